@@ -1,0 +1,55 @@
+# `make test` and `make demo` are all a newcomer needs; both set up what they use.
+# Needs Python 3.11+ and make. `uv` is used where it is installed, else venv and pip.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
+
+.PHONY: help setup test check lint types layers format schema lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(READY) ## Create .venv with everything the project needs
+
+# Runs again only when what is installed would change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Lineshaft needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV) (once, or after a change of dependencies)"
+	@if command -v uv >/dev/null; then \
+	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
+	  uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'; \
+	else \
+	  [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
+	  PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; \
+	fi
+	@touch $@
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: lint types layers test ## Everything that CI runs
+
+lint: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: $(READY)
+	$(BIN)/mypy
+
+layers: $(READY)
+	$(BIN)/lint-imports
+
+format: $(READY) ## Format the code and fix what can be fixed by itself
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lock: ## Choose new versions of all dependencies (needs uv)
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,85 @@
+"""Every error Lineshaft raises on purpose.
+
+A message says what was asked, what was found and what to do. `code` is the stable name that the HTTP API
+answers with; `retryable` tells a program whether the same call may succeed later without a change.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class LineshaftError(Exception):
+    """Something went wrong in Lineshaft."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class InvalidInputError(LineshaftError):
+    """The input breaks a rule; nothing was changed."""
+
+    code = "invalid_input"
+
+    def __init__(self, message: str | None = None, *, errors: Sequence[tuple[str, str]] = ()) -> None:
+        """`errors` are (place, what is wrong there) pairs, one for each fault found."""
+        self.errors = tuple(errors)
+        super().__init__(message or "; ".join(f"{place}: {fault}" for place, fault in self.errors) or None)
+
+
+class CycleError(LineshaftError):
+    """The dependencies form a cycle; nothing was changed."""
+
+    code = "cycle_detected"
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        """`cycle` starts and ends with the same task; each one depends on the next."""
+        self.cycle = tuple(cycle)
+        super().__init__(
+            f"The dependencies form a cycle: {' → '.join(self.cycle)} (each depends on the next). "
+            "Remove one of these dependencies; nothing was changed."
+        )
+
+
+class NotFoundError(LineshaftError):
+    """There is no such thing."""
+
+    code = "not_found"
+
+
+class InvalidTransitionError(LineshaftError):
+    """The task's state doesn't allow this."""
+
+    code = "invalid_transition"
+
+
+class BudgetExceededError(LineshaftError):
+    """There is not enough money left for this."""
+
+    code = "budget_exceeded"
+
+
+class SettingsError(LineshaftError):
+    """The configuration breaks a rule."""
+
+    code = "settings"
+
+
+class DatabaseError(LineshaftError):
+    """The database can't be used as it is."""
+
+    code = "database"
+
+
+class EmbeddedServerError(DatabaseError):
+    """The embedded PostgreSQL can't be started."""
+
+    code = "embedded_server"
+
+
+class MigrationError(DatabaseError):
+    """The schema can't be brought to this version."""
+
+    code = "migration"
