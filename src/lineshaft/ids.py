@@ -1,0 +1,71 @@
+"""Prefixed ULIDs: readable in psql, sortable by creation time, safe as a file name.
+
+A ULID is 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32. Within a
+process they only ever grow: in the same millisecond (or when the clock steps back) the last value is raised
+by a random amount. Written here because the libraries cost 10 µs an id, a tenth of a bulk submission, or
+keep their random state across a fork.
+"""
+
+import os
+import re
+import threading
+import time
+from base64 import b32encode
+from collections.abc import Callable
+
+from lineshaft.errors import InvalidInputError
+
+_CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ")
+_RANDOM_BITS = 80
+#: Leaves room for billions of ids within one millisecond and keeps the next one unguessable.
+_STEP_BYTES = 4
+
+#: What a caller's own id may look like: a file name on any system, and nothing to quote in a URL.
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class IdFactory:
+    def __init__(
+        self,
+        milliseconds: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._milliseconds = milliseconds
+        self._random_bytes = random_bytes
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def __call__(self, prefix: str) -> str:
+        """A new id such as `task_01J8K2M3N4P5Q6R7S8T9V0W1X2`."""
+        with self._lock:
+            milliseconds = self._milliseconds()
+            if milliseconds > self._last >> _RANDOM_BITS:
+                random = int.from_bytes(self._random_bytes(_RANDOM_BITS // 8))
+                value = milliseconds << _RANDOM_BITS | random
+            else:
+                value = self._last + 1 + int.from_bytes(self._random_bytes(_STEP_BYTES))
+            self._last = value
+        # 20 bytes are 32 characters; the 128 bits of a ULID are the last 26 of them.
+        return f"{prefix}_{b32encode(value.to_bytes(20)).translate(_CROCKFORD)[6:].decode('ascii')}"
+
+
+new_id = IdFactory()
+
+
+def _forget_after_fork() -> None:
+    # Two processes that go on from one value would raise it in the same millisecond, and might meet; the
+    # lock may have been held by a thread that doesn't exist in the child.
+    new_id._lock = threading.Lock()  # noqa: SLF001 - the module's own instance
+    new_id._last = 0  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def check_own_id(text: str, *, name: str = "id") -> str:
+    """Refuse a caller's id that isn't safe as a file name (R-001)."""
+    if not _SAFE_ID.fullmatch(text):
+        rule = "must be 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise InvalidInputError(errors=[(name, f"{rule}; got {text[:80]!r}")])
+    return text

@@ -1,0 +1,104 @@
+"""Dependencies between tasks: cycles, roots and leaves, the critical path, children in order.
+
+A graph is a mapping from each task to those it depends on. Names that appear only as a dependency are tasks
+outside the graph (of another DAG, or submitted earlier): they count as upstream, never as members.
+Everything is iterative, so that a chain of 100,000 tasks is as good as one of ten.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError as _GraphlibCycleError
+from graphlib import TopologicalSorter
+from itertools import pairwise
+
+from lineshaft.errors import CycleError
+
+Graph = Mapping[str, Iterable[str]]
+
+
+def order(graph: Graph) -> list[str]:
+    """All names, each after everything that it depends on; refuses a cycle and names it."""
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except _GraphlibCycleError as error:
+        # graphlib lists a cycle from upstream to downstream; people read "a depends on b".
+        raise CycleError(error.args[1][::-1]) from None
+
+
+def closes_cycle(graph: Graph, task: str, depends_on: Iterable[str]) -> list[str] | None:
+    """The cycle that these new dependencies of a task would close, or None.
+
+    `graph` need hold only what is upstream of `depends_on`.
+    """
+    came_from: dict[str, str] = {}
+    to_visit = []
+    for upstream in depends_on:
+        if upstream not in came_from:
+            came_from[upstream] = task
+            to_visit.append(upstream)
+    while to_visit:
+        current = to_visit.pop()
+        if current == task:
+            path = [current]
+            while path[-1] != task or len(path) == 1:
+                path.append(came_from[path[-1]])
+            return path[::-1]
+        for upstream in graph.get(current, ()):
+            if upstream not in came_from:
+                came_from[upstream] = current
+                to_visit.append(upstream)
+    return None
+
+
+def roots(graph: Graph) -> list[str]:
+    """Members that depend on no other member: where work starts."""
+    return [task for task, upstream in graph.items() if not any(name in graph for name in upstream)]
+
+
+def leaves(graph: Graph) -> list[str]:
+    """Members that no other member depends on: where work ends."""
+    needed = {name for upstream in graph.values() for name in upstream}
+    return [task for task in graph if task not in needed]
+
+
+def downstream_lengths(graph: Graph, *, finished: Iterable[str] = ()) -> dict[str, int]:
+    """How many unfinished tasks the longest chain below each member has, itself not counted (R-163)."""
+    done = set(finished)
+    lengths = dict.fromkeys(graph, 0)
+    for task in reversed(order(graph)):
+        if task not in graph:
+            continue
+        below = lengths[task] + (task not in done)
+        for upstream in graph[task]:
+            if upstream in lengths and lengths[upstream] < below:
+                lengths[upstream] = below
+    return lengths
+
+
+def critical_path(graph: Graph, *, finished: Iterable[str] = ()) -> list[str]:
+    """The longest chain of unfinished tasks, from root to leaf; the first in graph order if several tie."""
+    done = set(finished)
+    lengths = downstream_lengths(graph, finished=done)
+    dependents: dict[str, list[str]] = {task: [] for task in graph}
+    for task, upstream in graph.items():
+        for name in upstream:
+            if name in dependents:
+                dependents[name].append(task)
+
+    def chain_length(task: str) -> int:
+        return lengths[task] + (task not in done)
+
+    path: list[str] = []
+    step = max(graph, key=chain_length, default=None)
+    while step is not None and chain_length(step):
+        if step not in done:
+            path.append(step)
+        step = max(dependents[step], key=chain_length, default=None)
+    return path
+
+
+def chain(children: Sequence[str]) -> dict[str, list[str]]:
+    """Dependencies that make children run in the order they are listed (R-191)."""
+    links: dict[str, list[str]] = {child: [] for child in children}
+    for before, after in pairwise(children):
+        links[after].append(before)
+    return links

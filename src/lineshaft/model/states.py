@@ -1,0 +1,219 @@
+"""The state machine of a task, written once.
+
+Every SQL statement that moves a task carries out one row of `TRANSITIONS`, or several of them in one
+transaction (a completion without gates is `HAND_IN` and `ACCEPT`). A test runs every state against every
+operation on a real PostgreSQL and compares the outcome with this table.
+
+            ┌────── block ──────┐   ┌──────── release ────────┐
+            │                   ▼   ▼                         │
+    CREATED ─► PENDING ─────► READY ─────► CLAIMED ─────► RUNNING ─────► VALIDATING ─────► COMPLETED
+               ▲  ▲                           │              │               │
+               │  └── snooze, wait_children ──┴──────────────┤               │
+               │                                             ▼               ▼
+               │                        READY ◄── RETRYING ◄── FAILED ◄── fail, expire, reject
+               │                                               │
+               └────────── revive ────────── DEAD_LETTERED ◄───┘
+
+Anything that has not ended can also be CANCELLED. FAILED is passed through, never rested in: the same
+transaction goes on to RETRYING or DEAD_LETTERED, and history shows that it failed.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from lineshaft.errors import InvalidInputError, InvalidTransitionError
+
+
+class Status(StrEnum):
+    """Where a task stands. Stored as it is spelled here."""
+
+    #: Accepted, membership of a DAG not resolved. Lasts within the submitting transaction only.
+    CREATED = "CREATED"
+    #: Waits for dependencies, for spawned children, or for its time (`run_at`, a snooze).
+    PENDING = "PENDING"
+    #: Can be claimed by any agent that is able and can afford it.
+    READY = "READY"
+    #: An agent holds it and must start it before the claim's lease ends.
+    CLAIMED = "CLAIMED"
+    #: The agent works on it and must heartbeat.
+    RUNNING = "RUNNING"
+    #: The output is stored and is being checked, by the agent, elsewhere, or by a person.
+    VALIDATING = "VALIDATING"
+    #: Ended well: the output is recorded and dependents were unblocked.
+    COMPLETED = "COMPLETED"
+    #: An attempt failed. Passed through on the way to RETRYING or DEAD_LETTERED.
+    FAILED = "FAILED"
+    #: Waits for `retry_at`, after a failure or a rate limit.
+    RETRYING = "RETRYING"
+    #: Out of attempts, or not worth another. Waits for a person, for ever if need be.
+    DEAD_LETTERED = "DEAD_LETTERED"
+    #: Will not be done. A person may revive it.
+    CANCELLED = "CANCELLED"
+
+    @classmethod
+    def parse(cls, text: str) -> "Status":
+        """Read a state in any case, as callers may write it."""
+        try:
+            return cls(text.upper())
+        except ValueError:
+            raise InvalidInputError(
+                f"There is no task state {text!r}; it is one of {', '.join(cls)}."
+            ) from None
+
+    @property
+    def ended(self) -> bool:
+        return self in ENDED
+
+
+#: A task here has a row in `task_end`; one anywhere else has a row in `task_live`.
+ENDED = frozenset({Status.COMPLETED, Status.CANCELLED, Status.DEAD_LETTERED})
+#: States a committed task can be seen in while it is not ended.
+LIVE = frozenset(
+    {Status.PENDING, Status.READY, Status.CLAIMED, Status.RUNNING, Status.VALIDATING, Status.RETRYING}
+)
+#: Passed through inside one transaction, visible in history only.
+TRANSIENT = frozenset({Status.CREATED, Status.FAILED})
+
+
+class Operation(StrEnum):
+    """What can be done to a task. Each moves a task from one state to exactly one other."""
+
+    JOIN_DAG = "join_dag"
+    UNBLOCK = "unblock"
+    BLOCK = "block"
+    CLAIM = "claim"
+    START = "start"
+    RELEASE = "release"
+    SNOOZE = "snooze"
+    WAIT_CHILDREN = "wait_children"
+    RATE_LIMIT = "rate_limit"
+    HAND_IN = "hand_in"
+    ACCEPT = "accept"
+    REJECT = "reject"
+    FAIL = "fail"
+    EXPIRE = "expire"
+    SCHEDULE_RETRY = "schedule_retry"
+    DEAD_LETTER = "dead_letter"
+    PROMOTE = "promote"
+    CANCEL = "cancel"
+    REVIVE = "revive"
+    FINISH_BATCH = "finish_batch"
+    FAIL_BATCH = "fail_batch"
+
+
+class Transition(NamedTuple):
+    source: Status
+    operation: Operation
+    target: Status
+    #: The event written with it; None where another row of the same transaction tells it all.
+    event: str | None
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    # Becoming claimable. A new task joins its DAG and, with nothing to wait for, is unblocked at once.
+    Transition(Status.CREATED, Operation.JOIN_DAG, Status.PENDING, "task.created"),
+    Transition(Status.PENDING, Operation.UNBLOCK, Status.READY, "task.ready"),
+    # A dependency added later holds back what nobody has claimed yet.
+    Transition(Status.READY, Operation.BLOCK, Status.PENDING, "task.waiting"),
+    # In an agent's hands.
+    Transition(Status.READY, Operation.CLAIM, Status.CLAIMED, "task.claimed"),
+    Transition(Status.CLAIMED, Operation.START, Status.RUNNING, "task.started"),
+    # Handed back without using an attempt: at once, after a while, or when spawned children have ended.
+    Transition(Status.CLAIMED, Operation.RELEASE, Status.READY, "task.released"),
+    Transition(Status.RUNNING, Operation.RELEASE, Status.READY, "task.released"),
+    Transition(Status.CLAIMED, Operation.SNOOZE, Status.PENDING, "task.released"),
+    Transition(Status.RUNNING, Operation.SNOOZE, Status.PENDING, "task.released"),
+    Transition(Status.RUNNING, Operation.WAIT_CHILDREN, Status.PENDING, "task.waiting"),
+    Transition(Status.CLAIMED, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    Transition(Status.RUNNING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    # Output.
+    Transition(Status.RUNNING, Operation.HAND_IN, Status.VALIDATING, "task.validating"),
+    Transition(Status.VALIDATING, Operation.ACCEPT, Status.COMPLETED, "task.completed"),
+    Transition(Status.VALIDATING, Operation.REJECT, Status.FAILED, "task.failed"),
+    # A failed attempt: the agent says so, or its lease or time limit has run out.
+    Transition(Status.CLAIMED, Operation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.RUNNING, Operation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.VALIDATING, Operation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.CLAIMED, Operation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.RUNNING, Operation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.VALIDATING, Operation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.FAILED, Operation.SCHEDULE_RETRY, Status.RETRYING, "task.retry_scheduled"),
+    Transition(Status.FAILED, Operation.DEAD_LETTER, Status.DEAD_LETTERED, "task.dead_lettered"),
+    Transition(Status.RETRYING, Operation.PROMOTE, Status.READY, "task.ready"),
+    # A batch parent has no work of its own: it ends with its children.
+    Transition(Status.PENDING, Operation.FINISH_BATCH, Status.COMPLETED, "task.completed"),
+    Transition(Status.PENDING, Operation.FAIL_BATCH, Status.DEAD_LETTERED, "task.dead_lettered"),
+    # People decide. A revived task waits again for whatever it still depends on.
+    Transition(Status.DEAD_LETTERED, Operation.REVIVE, Status.PENDING, "task.resolved"),
+    Transition(Status.CANCELLED, Operation.REVIVE, Status.PENDING, "task.resolved"),
+    Transition(Status.DEAD_LETTERED, Operation.CANCEL, Status.CANCELLED, "task.cancelled"),
+    *(
+        Transition(source, Operation.CANCEL, Status.CANCELLED, "task.cancelled")
+        for source in Status
+        if source in LIVE
+    ),
+)
+
+_BY_SOURCE = {(t.source, t.operation): t for t in TRANSITIONS}
+
+
+def transition(source: Status, operation: Operation) -> Transition:
+    """Look up a move, or refuse it."""
+    found = _BY_SOURCE.get((source, operation))
+    if found is None:
+        allowed = sorted(t.operation for t in TRANSITIONS if t.source is source)
+        raise InvalidTransitionError(
+            f"Can't {operation} a task that is {source}; possible there: {', '.join(allowed) or 'nothing'}."
+        )
+    return found
+
+
+def loki_queue(status: Status) -> str:
+    """The queue file of document 000 that shows a task in this state (U4)."""
+    return _LOKI_QUEUES[status]
+
+
+_LOKI_QUEUES = {
+    Status.CREATED: "pending",
+    Status.PENDING: "pending",
+    Status.READY: "pending",
+    Status.RETRYING: "pending",
+    Status.CLAIMED: "in-progress",
+    Status.RUNNING: "in-progress",
+    Status.VALIDATING: "in-progress",
+    # Never rested in; if it were, the task would be on its way to one of these two.
+    Status.FAILED: "in-progress",
+    Status.COMPLETED: "completed",
+    Status.DEAD_LETTERED: "dead-letter",
+    Status.CANCELLED: "cancelled",
+}
+
+
+def officeplane_state(
+    status: Status, *, last_category: str | None = None, batch_started: bool = False
+) -> str:
+    """The state of document 003 that stands for this one (U4).
+
+    `last_category` tells a task that timed out for good from one that failed; `batch_started` is true
+    for a PENDING batch parent once one of its children has started (R-192).
+    """
+    if status is Status.PENDING and batch_started:
+        return "RUNNING"
+    if status is Status.DEAD_LETTERED and last_category == "timeout":
+        return "TIMEOUT"
+    return _OFFICEPLANE_STATES[status]
+
+
+_OFFICEPLANE_STATES = {
+    Status.CREATED: "QUEUED",
+    Status.PENDING: "QUEUED",
+    Status.READY: "QUEUED",
+    Status.CLAIMED: "RUNNING",
+    Status.RUNNING: "RUNNING",
+    Status.VALIDATING: "RUNNING",
+    Status.FAILED: "RUNNING",
+    Status.RETRYING: "RETRYING",
+    Status.COMPLETED: "COMPLETED",
+    Status.CANCELLED: "CANCELLED",
+    Status.DEAD_LETTERED: "FAILED",
+}

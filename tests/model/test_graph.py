@@ -1,0 +1,172 @@
+"""Cycles, roots, leaves, critical path, ordered children."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lineshaft.errors import CycleError
+from lineshaft.model import graph as g
+
+#: The landing page of 004 §8.3.
+LANDING_PAGE = {
+    "research": [],
+    "design": [],
+    "synthesize": ["research", "design"],
+    "implement": ["synthesize"],
+    "deploy": ["implement"],
+}
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> dict[str, list[str]]:
+    """Any graph without a cycle: each task depends only on earlier ones, listed in any order."""
+    size = draw(st.integers(1, 12))
+    names = draw(st.permutations([f"t{i}" for i in range(size)]))
+    built = {
+        f"t{i}": draw(st.lists(st.sampled_from([f"t{j}" for j in range(i)]), unique=True)) if i else []
+        for i in range(size)
+    }
+    return {name: built[name] for name in names}
+
+
+def longest_below(graph: dict[str, list[str]], task: str, finished: set[str]) -> int:
+    """The definition of R-163, by plain recursion."""
+    dependents = [other for other, upstream in graph.items() if task in upstream]
+    return max((longest_below(graph, d, finished) + (d not in finished) for d in dependents), default=0)
+
+
+def assert_is_cycle(graph: dict[str, list[str]], cycle: tuple[str, ...]) -> None:
+    assert cycle[0] == cycle[-1]
+    assert len(cycle) > 1
+    assert all(after in graph[before] for before, after in pairwise(cycle))
+
+
+@given(dags())
+def test_order_puts_each_task_after_its_dependencies(graph: dict[str, list[str]]) -> None:
+    place = {task: i for i, task in enumerate(g.order(graph))}
+
+    assert all(place[upstream] < place[task] for task, ups in graph.items() for upstream in ups)
+
+
+@given(dags(), st.data())
+def test_a_cycle_is_found_and_named_by_a_path_that_exists(
+    graph: dict[str, list[str]], data: st.DataObject
+) -> None:
+    """R-143."""
+    ordered = g.order(graph)
+    upstream = data.draw(st.sampled_from(ordered))
+    reachable = {upstream}
+    for task in reversed(ordered):
+        if task in reachable:
+            reachable |= set(graph[task])
+    closing = data.draw(st.sampled_from(sorted(reachable)))
+    cyclic = {task: [*ups, upstream] if task == closing else ups for task, ups in graph.items()}
+
+    with pytest.raises(CycleError) as caught:
+        g.order(cyclic)
+    assert_is_cycle(cyclic, caught.value.cycle)
+    late = g.closes_cycle(graph, closing, [upstream])
+    assert late is not None
+    assert late[0] == late[-1] == closing
+    assert_is_cycle(cyclic, tuple(late))
+
+
+@given(dags(), st.data())
+def test_a_new_dependency_closes_a_cycle_only_if_the_whole_graph_has_one(
+    graph: dict[str, list[str]], data: st.DataObject
+) -> None:
+    """R-143, F-40: the check of one edge agrees with a check of everything."""
+    task, upstream = data.draw(st.tuples(st.sampled_from(sorted(graph)), st.sampled_from(sorted(graph))))
+    changed = {**graph, task: [*graph[task], upstream]}
+
+    try:
+        g.order(changed)
+    except CycleError:
+        assert g.closes_cycle(graph, task, [upstream]) is not None
+    else:
+        assert g.closes_cycle(graph, task, [upstream]) is None
+
+
+def test_a_task_that_depends_on_itself_is_a_cycle() -> None:
+    """R-010."""
+    with pytest.raises(CycleError, match="a → a"):
+        g.order({"a": ["a"]})
+    assert g.closes_cycle({}, "a", ["a"]) == ["a", "a"]
+
+
+def test_the_message_reads_as_depends_on() -> None:
+    with pytest.raises(CycleError) as caught:
+        g.order({"a": ["b"], "b": ["c"], "c": ["a"]})
+
+    rotated = "a → b → c → a → b → c"
+    assert " → ".join(caught.value.cycle) in rotated
+    assert "depends on the next" in str(caught.value)
+
+
+def test_a_long_chain_and_a_hundred_thousand_edges_need_no_recursion() -> None:
+    """R-146: also where the cycle is 100,000 tasks long."""
+    n = 100_000
+    chain = g.chain([str(i) for i in range(n)])
+    assert g.order(chain)[-1] == str(n - 1)
+    assert g.downstream_lengths(chain)["0"] == n - 1
+    assert g.closes_cycle(chain, "0", [str(n - 1)]) is not None
+
+    chain["0"] = [str(n - 1)]
+    with pytest.raises(CycleError) as caught:
+        g.order(chain)
+    assert len(caught.value.cycle) == n + 1
+
+
+def test_roots_and_leaves_of_the_landing_page() -> None:
+    """R-140."""
+    assert g.roots(LANDING_PAGE) == ["research", "design"]
+    assert g.leaves(LANDING_PAGE) == ["deploy"]
+
+
+def test_a_dependency_outside_the_graph_is_no_member() -> None:
+    """F-39: a task of another DAG."""
+    graph = {"a": ["elsewhere"], "b": ["a"]}
+
+    assert g.roots(graph) == ["a"]
+    assert g.leaves(graph) == ["b"]
+    assert g.downstream_lengths(graph) == {"a": 1, "b": 0}
+
+
+@given(dags(), st.data())
+def test_downstream_lengths_count_unfinished_tasks_below(
+    graph: dict[str, list[str]], data: st.DataObject
+) -> None:
+    """R-163, with a set of finished tasks that is closed upstream, as in reality."""
+    ordered = g.order(graph)
+    finished = set(ordered[: data.draw(st.integers(0, len(ordered)))])
+
+    found = g.downstream_lengths(graph, finished=finished)
+
+    assert found == {task: longest_below(graph, task, finished) for task in graph}
+
+
+@given(dags())
+def test_the_critical_path_is_a_real_chain_of_greatest_length(graph: dict[str, list[str]]) -> None:
+    path = g.critical_path(graph)
+
+    assert all(before in graph[after] for before, after in pairwise(path))
+    assert len(path) == 1 + max(g.downstream_lengths(graph).values())
+
+
+def test_the_critical_path_of_the_landing_page_shrinks_as_it_is_done() -> None:
+    """R-148."""
+    assert g.critical_path(LANDING_PAGE) == ["research", "synthesize", "implement", "deploy"]
+    assert g.critical_path(LANDING_PAGE, finished=["research", "design", "synthesize"]) == [
+        "implement",
+        "deploy",
+    ]
+    assert g.critical_path(LANDING_PAGE, finished=LANDING_PAGE) == []
+    assert g.critical_path({}) == []
+
+
+def test_children_run_in_the_order_they_are_listed() -> None:
+    """R-191."""
+    assert g.chain(["a", "b", "c"]) == {"a": [], "b": ["a"], "c": ["b"]}
+    assert g.chain([]) == {}

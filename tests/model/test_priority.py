@@ -1,0 +1,229 @@
+"""Effective priority, tiers, ranks, re-keying, and the scales of the other documents."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.priority import (
+    REKEY_STEP,
+    Lane,
+    PriorityInputs,
+    Tier,
+    check_priority,
+    critical_path_boost,
+    deadline_boost,
+    effective_from_rank,
+    effective_priority,
+    from_loki,
+    from_officeplane,
+    rank,
+    rekey_at,
+    tier,
+    to_loki,
+    to_officeplane,
+)
+
+NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
+instants = st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+
+
+@st.composite
+def tasks(draw: st.DrawFn, *, with_deadline: bool) -> PriorityInputs:
+    return PriorityInputs(
+        priority=draw(st.integers(0, 100)),
+        boost_per_minute=draw(st.sampled_from([0.0, 0.1, 0.5, 2.0])),
+        ready_at=NOW - timedelta(seconds=draw(st.integers(0, 500_000))),
+        deadline=NOW + timedelta(seconds=draw(st.integers(-10_000, 100_000))) if with_deadline else None,
+        downstream_length=draw(st.integers(0, 20)),
+    )
+
+
+def claim_order(mix: list[PriorityInputs], keyed_at: datetime, now: datetime) -> list[PriorityInputs]:
+    """What a claim does: lanes in order of rank, merged by the effective priority of their heads."""
+    lanes: dict[float, list[tuple[float, int]]] = {}
+    for i, task in enumerate(mix):
+        lanes.setdefault(task.boost_per_minute, []).append((rank(task, keyed_at), i))
+    for lane in lanes.values():
+        lane.sort(reverse=True)
+    taken = []
+    while any(lanes.values()):
+        heads = [
+            (effective_from_rank(lane[-1][0], boost, now), boost) for boost, lane in lanes.items() if lane
+        ]
+        taken.append(mix[lanes[min(heads)[1]].pop()[1]])
+    return taken
+
+
+@given(st.lists(tasks(with_deadline=False), max_size=30), st.integers(0, 100_000))
+def test_lanes_and_ranks_give_exactly_the_documents_order(mix: list[PriorityInputs], later: int) -> None:
+    """R-160: claims made long after the ranks were written still follow 004's formula."""
+    now = NOW + timedelta(seconds=later)
+
+    values = [effective_priority(task, now) for task in claim_order(mix, NOW, now)]
+
+    # Equal to nine decimals is equal: the two sides add the same numbers in another order.
+    assert all(a <= b + 1e-9 for a, b in pairwise(values))
+
+
+@given(st.lists(tasks(with_deadline=True), max_size=30))
+def test_with_deadlines_the_order_is_exact_to_half_a_point(mix: list[PriorityInputs]) -> None:
+    """design.md §4: each task keyed at a moment of its own, not yet due for re-keying."""
+    now = NOW + timedelta(seconds=50)
+    keyed = [task for task in mix if (rekey_at(task.deadline, NOW) or now) >= now]
+
+    values = [effective_priority(task, now) for task in claim_order(keyed, NOW, now)]
+
+    assert all(a <= b + REKEY_STEP + 1e-9 for a, b in pairwise(values))
+
+
+@given(tasks(with_deadline=True), instants)
+def test_between_rekeyings_the_boost_is_never_off_by_more_than_the_step(
+    task: PriorityInputs, now: datetime
+) -> None:
+    due = rekey_at(task.deadline, now)
+
+    if due is None:
+        assert task.deadline is not None
+        assert now >= task.deadline
+    else:
+        assert due > now
+        grown = deadline_boost(task.deadline, due) - deadline_boost(task.deadline, now)
+        assert 0 <= grown <= REKEY_STEP + 0.01
+
+
+def test_rekeying_a_deadline_ends() -> None:
+    """From three days ahead to the deadline in at most 81 steps: 40 points in halves, and the end."""
+    deadline = NOW + timedelta(days=3)
+    moments = [NOW]
+    while (due := rekey_at(deadline, moments[-1])) is not None:
+        moments.append(due)
+
+    assert moments[-1] == deadline
+    assert 75 <= len(moments) <= 82
+
+
+@pytest.mark.parametrize(
+    ("hours_left", "boost"), [(2, 10.0), (1, 20.0), (0.5, 28.284271), (0, 40.0), (-5, 40.0)]
+)
+def test_deadline_boost_doubles_every_hour_and_stops_at_the_deadline(hours_left: float, boost: float) -> None:
+    """R-162, F-34."""
+    assert deadline_boost(NOW + timedelta(hours=hours_left), NOW) == pytest.approx(boost)
+    assert deadline_boost(None, NOW) == 0
+
+
+def test_no_starvation() -> None:
+    """R-164, F-33: 90 at 0.1 a minute is 60.0 after 300 minutes, still low, and normal after that."""
+    task = PriorityInputs(priority=90, boost_per_minute=0.1, ready_at=NOW)
+
+    after_300 = effective_priority(task, NOW + timedelta(minutes=300))
+    assert after_300 == pytest.approx(60.0)
+    assert tier(round(after_300, 9)) is Tier.LOW
+    assert tier(effective_priority(task, NOW + timedelta(minutes=301))) is Tier.NORMAL
+
+
+@pytest.mark.parametrize(
+    ("effective", "name"),
+    [
+        (-3, "critical"),
+        (0, "critical"),
+        (9.99, "critical"),
+        (10, "high"),
+        (29.5, "high"),
+        (30, "normal"),
+        (59.5, "normal"),
+        (60, "low"),
+        (79.9, "low"),
+        (80, "background"),
+        (100, "background"),
+    ],
+)
+def test_tiers_are_half_open(effective: float, name: str) -> None:
+    """R-161."""
+    assert tier(effective) == name
+
+
+def test_critical_path_boost_is_capped_and_a_lone_task_has_none() -> None:
+    """R-163."""
+    assert [critical_path_boost(n) for n in (0, 1, 10, 11, 10_000)] == [0, 1, 10, 10, 10]
+
+
+@given(st.integers(1, 10))
+def test_loki_priorities_survive_the_round_trip(priority: int) -> None:
+    """U1."""
+    assert to_loki(from_loki(priority)) == priority
+
+
+@pytest.mark.parametrize(
+    ("loki", "stored", "name"),
+    [
+        (10, 5, "critical"),
+        (9, 15, "high"),
+        (8, 25, "high"),
+        (7, 35, "normal"),
+        (6, 45, "normal"),
+        (5, 55, "normal"),
+        (4, 65, "low"),
+        (3, 75, "low"),
+        (2, 85, "background"),
+        (1, 95, "background"),
+    ],
+)
+def test_loki_priorities_land_in_the_tier_of_the_same_meaning(loki: int, stored: int, name: str) -> None:
+    """U1, R-165."""
+    assert from_loki(loki) == stored
+    assert tier(stored) == name
+
+
+@given(st.floats(-50, 150))
+def test_any_effective_priority_has_a_loki_number(effective: float) -> None:
+    assert 1 <= to_loki(effective) <= 10
+
+
+@pytest.mark.parametrize(
+    ("word", "number", "stored"), [("CRITICAL", 4, 5), ("HIGH", 3, 20), ("NORMAL", 2, 50), ("LOW", 1, 70)]
+)
+def test_officeplane_priorities(word: str, number: int, stored: int) -> None:
+    """U1, R-166."""
+    assert from_officeplane(word.lower()) == from_officeplane(number) == stored
+    assert to_officeplane(stored) == word
+
+
+@given(st.integers(0, 100))
+def test_every_priority_has_an_officeplane_word_of_its_tier(priority: int) -> None:
+    """U1: back by tier, low and background being one."""
+    expected = {Tier.CRITICAL: "CRITICAL", Tier.HIGH: "HIGH", Tier.NORMAL: "NORMAL"}.get(
+        tier(priority), "LOW"
+    )
+
+    assert to_officeplane(priority) == expected
+
+
+@pytest.mark.parametrize("bad", [-1, 101, 49.5, True])
+def test_a_priority_out_of_range_is_refused(bad: float) -> None:
+    """U1."""
+    with pytest.raises(InvalidInputError, match=r"priority: must be a whole number from 0.*got"):
+        check_priority(bad)
+
+
+def test_a_priority_out_of_the_other_scales_is_refused() -> None:
+    """U1."""
+    for bad in (0, 11, True):
+        with pytest.raises(InvalidInputError, match="from 10"):
+            from_loki(bad)
+    for word in ("URGENT", 5, 0):
+        with pytest.raises(InvalidInputError, match="CRITICAL, HIGH, NORMAL or LOW"):
+            from_officeplane(word)
+
+
+def test_a_lane_doesnt_depend_on_how_capabilities_are_listed() -> None:
+    a = Lane(type="code", required_capabilities=("web", "git", "web"), max_cost_usd=Decimal("0.50"))
+    b = Lane(type="code", required_capabilities=("git", "web"), max_cost_usd=Decimal("0.5"))
+
+    assert a == b
+    assert hash(a) == hash(b)
+    assert Lane(type="code", models=("a", "b")) != Lane(type="code", models=("b", "a"))

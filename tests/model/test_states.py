@@ -1,0 +1,146 @@
+"""The state machine of 004 §3, and how 000 and 003 see it."""
+
+from collections import Counter
+
+import pytest
+
+from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.model.states import (
+    ENDED,
+    LIVE,
+    TRANSIENT,
+    TRANSITIONS,
+    Operation,
+    Status,
+    loki_queue,
+    officeplane_state,
+    transition,
+)
+
+
+def walk(start: Status, *operations: Operation) -> Status:
+    for operation in operations:
+        start = transition(start, operation).target
+    return start
+
+
+def test_there_are_exactly_the_eleven_states_of_the_document() -> None:
+    """R-030."""
+    assert {*LIVE, *ENDED, *TRANSIENT} == set(Status)
+    assert len(Status) == len(LIVE) + len(ENDED) + len(TRANSIENT) == 11
+
+
+def test_an_operation_leads_from_a_state_to_exactly_one_other() -> None:
+    counts = Counter((t.source, t.operation) for t in TRANSITIONS)
+
+    assert [pair for pair, n in counts.items() if n > 1] == []
+    assert {t.operation for t in TRANSITIONS} == set(Operation)
+
+
+def test_the_happy_path() -> None:
+    """R-031, R-032."""
+    end = walk(
+        Status.CREATED,
+        Operation.JOIN_DAG,
+        Operation.UNBLOCK,
+        Operation.CLAIM,
+        Operation.START,
+        Operation.HAND_IN,
+        Operation.ACCEPT,
+    )
+
+    assert end is Status.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("source", "operation"),
+    [
+        (Status.CLAIMED, Operation.EXPIRE),
+        (Status.RUNNING, Operation.EXPIRE),
+        (Status.VALIDATING, Operation.EXPIRE),
+        (Status.VALIDATING, Operation.REJECT),
+    ],
+)
+def test_every_failed_attempt_is_retried_or_dead_lettered(source: Status, operation: Operation) -> None:
+    """R-033, R-034, R-035, F-19."""
+    assert walk(source, operation, Operation.SCHEDULE_RETRY, Operation.PROMOTE) is Status.READY
+    assert walk(source, operation, Operation.DEAD_LETTER) is Status.DEAD_LETTERED
+
+
+@pytest.mark.parametrize("source", sorted(LIVE))
+def test_whatever_has_not_ended_can_be_cancelled(source: Status) -> None:
+    """R-036."""
+    assert transition(source, Operation.CANCEL).event == "task.cancelled"
+
+
+@pytest.mark.parametrize("source", sorted(Status))
+def test_only_people_move_what_has_ended(source: Status) -> None:
+    """R-040: COMPLETED is final; the other ends are left by a revival, or a dead letter by a cancellation."""
+    out = {t.operation for t in TRANSITIONS if t.source is source}
+
+    if source is Status.COMPLETED:
+        assert out == set()
+    elif source is Status.CANCELLED:
+        assert out == {Operation.REVIVE}
+    elif source is Status.DEAD_LETTERED:
+        assert out == {Operation.REVIVE, Operation.CANCEL}
+    else:
+        assert out
+
+
+def test_from_every_state_a_task_can_still_end() -> None:
+    """No state is a trap: some way leads to an end."""
+    for source in Status:
+        reached, todo = {source}, [source]
+        while todo:
+            here = todo.pop()
+            new = {t.target for t in TRANSITIONS if t.source is here} - reached
+            reached |= new
+            todo += new
+        assert reached & ENDED, source
+
+
+def test_an_illegal_move_says_what_is_possible_instead() -> None:
+    """R-039."""
+    with pytest.raises(InvalidTransitionError, match=r"Can't start a task that is READY.*claim"):
+        transition(Status.READY, Operation.START)
+
+
+def test_states_are_read_in_any_case_and_others_refused() -> None:
+    """U4, F-32."""
+    assert Status.parse("dead_lettered") is Status.DEAD_LETTERED
+    with pytest.raises(InvalidInputError, match=r"no task state 'DONE'.*COMPLETED"):
+        Status.parse("DONE")
+
+
+def test_the_views_of_the_other_documents_cover_every_state() -> None:
+    """U4."""
+    assert {loki_queue(s) for s in Status} == {
+        "pending",
+        "in-progress",
+        "completed",
+        "dead-letter",
+        "cancelled",
+    }
+    assert {officeplane_state(s) for s in Status} == {
+        "QUEUED",
+        "RUNNING",
+        "COMPLETED",
+        "RETRYING",
+        "CANCELLED",
+        "FAILED",
+    }
+
+
+def test_a_task_that_timed_out_for_good_is_003s_timeout() -> None:
+    """U4, F-46."""
+    assert officeplane_state(Status.DEAD_LETTERED, last_category="timeout") == "TIMEOUT"
+    assert officeplane_state(Status.DEAD_LETTERED, last_category="crash") == "FAILED"
+    assert officeplane_state(Status.RETRYING, last_category="timeout") == "RETRYING"
+
+
+def test_a_batch_parent_shows_as_running_once_a_child_started() -> None:
+    """R-192."""
+    assert officeplane_state(Status.PENDING) == "QUEUED"
+    assert officeplane_state(Status.PENDING, batch_started=True) == "RUNNING"
+    assert officeplane_state(Status.COMPLETED, batch_started=True) == "COMPLETED"
