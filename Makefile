@@ -48,6 +48,9 @@ format: $(READY) ## Format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+schema: $(READY) ## Write src/lineshaft/sql/schema.sql anew from the migrations
+	$(BIN)/python tests/write_schema.py
+
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
 

@@ -1,0 +1,217 @@
+"""All configuration, in one frozen object.
+
+A setting comes from the environment (`LINESHAFT_PORT`), else from `lineshaft.toml` in the working directory
+(`port = 8001`), else from its default. A name nobody knows and a value that breaks its rule are refused, so
+that a misspelt setting is never ignored in silence. Secrets are in no message and no repr.
+"""
+
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from lineshaft.errors import SettingsError
+
+PREFIX = "LINESHAFT_"
+#: An agent's command finds its task in variables of this name; they are no settings.
+TASK_PREFIX = "LINESHAFT_TASK_"
+CONFIG_VARIABLE = "LINESHAFT_CONFIG"
+CONFIG_FILE = "lineshaft.toml"
+MIN_DURATION_SEC = 0.05
+
+T = TypeVar("T")
+
+
+class Rule(NamedTuple, Generic[T]):
+    """How a value is read from text, and the rule in words."""
+
+    words: str
+    parse: Callable[[str], T]
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _one_of(*choices: str) -> Rule[str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError
+        return text.lower()
+
+    return Rule(f"one of {', '.join(choices)}", parse)
+
+
+def _whole(low: int, high: int) -> Rule[int]:
+    def parse(text: str) -> int:
+        if not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Rule(f"a whole number from {low} to {high}", parse)
+
+
+def _duration(text: str) -> float:
+    seconds = float(text)
+    if not MIN_DURATION_SEC <= seconds < math.inf:
+        raise ValueError
+    return seconds
+
+
+def _dollars(text: str) -> Decimal:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise ValueError from None
+    if not amount.is_finite() or amount < 0:
+        raise ValueError
+    return amount
+
+
+def _database_url(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")) and "=" not in text:
+        raise ValueError
+    return text
+
+
+def _http_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError
+    return text.rstrip("/")
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+_ANY_TEXT = Rule("a text", _text)
+_PATH = Rule("a path", _path)
+_DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
+_HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
+_DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
+_DOLLARS = Rule("an amount of dollars, 0 or more", _dollars)
+
+
+def _setting(rule: Rule[Any], default: Any, about: str, *, secret: bool = False) -> Any:
+    metadata = {"rule": rule, "about": about, "secret": secret}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    database_url: str | None = _setting(
+        _DATABASE_URL, None, "The PostgreSQL to use. None: an embedded one is started.", secret=True
+    )
+    home: Path = _setting(
+        _PATH, lambda: Path(".lineshaft").absolute(), "Where the embedded database and local files live."
+    )
+    host: str = _setting(_ANY_TEXT, "127.0.0.1", "The address the server listens on.")
+    port: int = _setting(_whole(1, 65535), 8001, "The port the server listens on.")
+    auth: str = _setting(
+        _one_of("auto", "required"), "auto", "Whether tokens are needed: auto = only beyond loopback."
+    )
+    max_body_bytes: int = _setting(
+        _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."
+    )
+    log_format: str = _setting(
+        _one_of("auto", "pretty", "json"), "auto", "How logs look: auto = pretty on a terminal, else JSON."
+    )
+    url: str | None = _setting(_HTTP_URL, None, "For clients: the server to talk to instead of a database.")
+    token: str | None = _setting(_ANY_TEXT, None, "For clients: the bearer token.", secret=True)
+    reaper_interval_sec: float = _setting(_DURATION, 5.0, "How often expired leases are looked for.")
+    promoter_interval_sec: float = _setting(
+        _DURATION, 5.0, "How often due retries and schedules are looked for."
+    )
+    daily_budget_usd: Decimal | None = _setting(
+        _DOLLARS, None, "What all tasks together may cost in a UTC day. None: no limit."
+    )
+    circuit_breakers: Path | None = _setting(
+        _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
+    )
+    validation_commands: Path | None = _setting(
+        _PATH,
+        None,
+        "A YAML file with the commands that test-pass gates may run. None: no command may be run.",
+    )
+    judge_url: str | None = _setting(
+        _HTTP_URL, None, "Base URL of the OpenAI-compatible API of llm-judge gates."
+    )
+    judge_model: str | None = _setting(_ANY_TEXT, None, "The model that judges.")
+    judge_api_key: str | None = _setting(_ANY_TEXT, None, "The key for the judge's API.", secret=True)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, *, directory: Path | None = None) -> "Settings":
+        """Read the environment and `lineshaft.toml`; raise SettingsError with every fault found."""
+        environ = os.environ if environ is None else environ
+        given, faults = _from_file(environ, directory or Path.cwd())
+        _add_environment(given, faults, environ)
+        values: dict[str, Any] = {}
+        for name, (text, source) in given.items():
+            try:
+                values[name] = _FIELDS[name].parse(text)
+            except ValueError:
+                shown = "a value that is not shown here" if _FIELDS[name].secret else repr(text)
+                faults.append(f"{source} must be {_FIELDS[name].words}, got {shown}")
+        if faults:
+            raise SettingsError(
+                "The configuration can't be used:\n" + "\n".join(f"  {fault}" for fault in faults)
+            )
+        return cls(**values)
+
+
+class _Field(NamedTuple):
+    parse: Callable[[str], Any]
+    words: str
+    secret: bool
+
+
+_FIELDS = {
+    f.name: _Field(f.metadata["rule"].parse, f.metadata["rule"].words, f.metadata["secret"])
+    for f in fields(Settings)
+}
+
+
+def _from_file(environ: Mapping[str, str], directory: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """What the file says, as name → (text, where it stands), and what is wrong with it."""
+    named = environ.get(CONFIG_VARIABLE)
+    path = Path(named) if named else directory / CONFIG_FILE
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, [f"{CONFIG_VARIABLE} names {str(path)!r}, which doesn't exist"] if named else []
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return {}, [f"{path} can't be read: {error}"]
+    given, faults = {}, []
+    for name, value in table.items():
+        if name not in _FIELDS:
+            faults.append(f"{path} has an unknown setting {name!r}{_suggestion(name, _FIELDS)}")
+        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            faults.append(f"{name} in {path} must be {_FIELDS[name].words}, got {type(value).__name__}")
+        else:
+            given[name] = (str(value), f"{name} in {path}")
+    return given, faults
+
+
+def _add_environment(
+    given: dict[str, tuple[str, str]], faults: list[str], environ: Mapping[str, str]
+) -> None:
+    known = {PREFIX + name.upper(): name for name in _FIELDS}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        if variable not in known:
+            faults.append(f"{variable} is no setting{_suggestion(variable, known)}")
+        elif text:  # set to nothing is not set
+            given[known[variable]] = (text, variable)
+
+
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,41 @@
+-- Bookkeeping of migrations. Used by migrate.py only.
+
+-- name: has_table
+SELECT to_regclass('lineshaft.migration') IS NOT NULL
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS lineshaft
+
+-- name: create_table
+-- applied_at is NULL while a migration that can't run in one transaction is under way, or was cut off.
+CREATE TABLE IF NOT EXISTS lineshaft.migration (
+    version integer PRIMARY KEY,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    applied_at timestamptz
+)
+
+-- name: list_recorded
+SELECT version, name, checksum, applied_at FROM lineshaft.migration ORDER BY version
+
+-- name: record_started
+INSERT INTO lineshaft.migration (version, name, checksum)
+VALUES (%(version)s::integer, %(name)s::text, %(checksum)s::text)
+ON CONFLICT (version) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, started_at = now()
+WHERE migration.applied_at IS NULL
+
+-- name: record_applied
+UPDATE lineshaft.migration SET applied_at = clock_timestamp() WHERE version = %(version)s::integer
+
+-- name: try_lock
+-- One migrating process at a time. Tried, not waited for: a waiting statement holds a snapshot, and a concurrent index
+-- build waits for all snapshots, so the two would wait for each other.
+SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.migration', 0))
+
+-- name: server_facts
+SELECT current_setting('server_version_num')::integer, current_setting('server_encoding')
+
+-- name: limit_lock_wait
+-- A migration that waits for a busy table makes everyone behind it wait as well: rather give up and say so.
+SELECT set_config('lock_timeout', '10s', true)

@@ -1,0 +1,562 @@
+-- The tables of Lineshaft. docs/architecture.md tells how a task moves through them.
+--
+-- A task is split in three so that what changes often stays small:
+--   task       what was asked: wide, written once
+--   task_live  where it stands: one narrow row while it has not ended, deleted when it ends
+--   task_end   how it ended
+-- The view `tasks` puts them together again for people.
+--
+-- There are no foreign keys between them: every statement that writes one of them writes the others in the same
+-- transaction, and a key check for each would double the index look-ups of the hot path.
+-- (migrate.py has made the schema `lineshaft` itself, to keep its records in.)
+
+-- The eleven states of the state machine (model/states.py). CREATED and FAILED are passed through inside a
+-- transaction and appear in history only.
+CREATE TYPE lineshaft.task_status AS ENUM (
+    'CREATED', 'PENDING', 'READY', 'CLAIMED', 'RUNNING', 'VALIDATING',
+    'COMPLETED', 'FAILED', 'RETRYING', 'DEAD_LETTERED', 'CANCELLED'
+);
+
+CREATE TYPE lineshaft.dag_status AS ENUM ('pending', 'running', 'completed', 'failed', 'cancelled');
+
+-- 'success': an ordinary dependency, satisfied only by COMPLETED. 'ended': a parent that waits for a spawned child, satisfied by
+-- any end; a cancellation doesn't cascade along it.
+CREATE TYPE lineshaft.edge_kind AS ENUM ('success', 'ended');
+
+CREATE TYPE lineshaft.breaker_state AS ENUM ('closed', 'open', 'half_open');
+
+CREATE TYPE lineshaft.agent_status AS ENUM ('active', 'draining', 'offline');
+
+-- First come, first served among equals: numbered as submitted, whatever the clocks of the submitters say.
+CREATE SEQUENCE lineshaft.submission_no AS bigint CACHE 1;
+
+-- A true fencing number: it grows with every grant of any lock and is never given twice.
+CREATE SEQUENCE lineshaft.lock_token AS bigint CACHE 1;
+
+
+CREATE TABLE lineshaft.task (
+    created_at timestamptz NOT NULL DEFAULT now(),
+    deadline timestamptz,
+    run_at timestamptz,
+    priority_boost_per_minute double precision NOT NULL DEFAULT 0.1 CHECK (priority_boost_per_minute >= 0),
+    max_duration_sec double precision CHECK (max_duration_sec > 0),
+    heartbeat_interval_sec double precision CHECK (heartbeat_interval_sec > 0),
+    priority smallint NOT NULL DEFAULT 50 CHECK (priority BETWEEN 0 AND 100),
+    max_attempts smallint NOT NULL DEFAULT 3 CHECK (max_attempts > 0),
+    require_decision_report boolean NOT NULL DEFAULT false,
+    -- A batch has no work of its own: it ends with its children (R-192).
+    is_batch boolean NOT NULL DEFAULT false,
+    id text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
+    parent_id text COLLATE "C",
+    idempotency_key text COLLATE "C",
+    type text NOT NULL CHECK (type <> ''),
+    title text NOT NULL,
+    -- Defaults for retry, boost, limits and reports: factory (004), loki (000) or officeplane (003).
+    preset text NOT NULL DEFAULT 'factory',
+    spec jsonb NOT NULL DEFAULT '{}',
+    required_capabilities text[] NOT NULL DEFAULT '{}',
+    model_preferences text[] NOT NULL DEFAULT '{}',
+    fallback_models text[] NOT NULL DEFAULT '{}',
+    max_cost_usd numeric(14, 6) CHECK (max_cost_usd >= 0),
+    max_total_cost_usd numeric(14, 6) CHECK (max_total_cost_usd >= 0),
+    lock_key text COLLATE "C",
+    -- NULL: the preset's policy.
+    retry jsonb,
+    output_type text,
+    -- The gates that the output must pass, in order; NULL: none.
+    gates jsonb,
+    tags text[] NOT NULL DEFAULT '{}',
+    created_by text,
+    -- What a compatible surface was sent and must echo (the priority as it was spelled, instanceId, metadata, …).
+    surface jsonb,
+    CONSTRAINT task_pkey PRIMARY KEY (id)
+);
+COMMENT ON TABLE lineshaft.task IS 'What was asked. Written once; where it stands is in task_live or task_end. People read the view tasks.';
+
+-- Members of a DAG, and of 004's (dag_id, status): the status is one primary key look-up away.
+CREATE INDEX task_of_dag ON lineshaft.task (dag_id, id);
+CREATE INDEX task_of_parent ON lineshaft.task (parent_id) WHERE parent_id IS NOT NULL;
+-- Lists, newest first.
+CREATE INDEX task_by_age ON lineshaft.task (created_at, id);
+CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE tags <> '{}';
+
+
+-- Interchangeable tasks: the same eligibility and the same rate of ageing (model/priority.py). Few, never updated.
+CREATE TABLE lineshaft.lane (
+    id integer GENERATED ALWAYS AS IDENTITY,
+    type text NOT NULL,
+    required_capabilities text[] NOT NULL,
+    models text[] NOT NULL,
+    boost_per_minute double precision NOT NULL,
+    max_cost_usd numeric(14, 6),
+    CONSTRAINT lane_pkey PRIMARY KEY (id)
+);
+COMMENT ON TABLE lineshaft.lane IS 'Sets of tasks that any agent either may or may not take, and that age at the same rate.';
+-- NULL is a value here; NULLS NOT DISTINCT is not in PostgreSQL 14. -1 is no cost.
+CREATE UNIQUE INDEX lane_identity ON lineshaft.lane
+    (type, required_capabilities, models, boost_per_minute, (coalesce(max_cost_usd, -1)));
+
+
+CREATE TABLE lineshaft.task_live (
+    submission_no bigint NOT NULL DEFAULT nextval('lineshaft.submission_no'),
+    -- What claims are sorted by inside a lane; holds until rekey_at.
+    rank double precision NOT NULL,
+    rekey_at timestamptz,
+    -- When it first became READY: its age counts from here.
+    ready_at timestamptz,
+    -- When the promoter makes it READY: the end of a back-off, of a snooze, or the time it was scheduled for.
+    due_at timestamptz,
+    claimed_at timestamptz,
+    started_at timestamptz,
+    first_started_at timestamptz,
+    heartbeat_at timestamptz,
+    -- Past this the reaper takes it back. NULL: nobody holds it.
+    lease_until timestamptz,
+    -- The end of the execution limit; lease_until never passes it.
+    limit_at timestamptz,
+    tokens_input bigint NOT NULL DEFAULT 0,
+    tokens_output bigint NOT NULL DEFAULT 0,
+    lane_id integer NOT NULL,
+    generation integer NOT NULL DEFAULT 0,
+    -- Grows with every claim, for ever: what an agent writes with an older one is refused.
+    epoch integer NOT NULL DEFAULT 0,
+    -- Dependencies that are still open.
+    blocked integer NOT NULL DEFAULT 0 CHECK (blocked >= 0),
+    attempts smallint NOT NULL DEFAULT 0,
+    -- Waits for rate limits in a row; they use no attempts (U13).
+    rate_limits smallint NOT NULL DEFAULT 0,
+    -- How often it was revived by hand.
+    revivals smallint NOT NULL DEFAULT 0,
+    -- Unfinished tasks on the longest chain below, for the critical-path boost.
+    downstream smallint NOT NULL DEFAULT 0,
+    status lineshaft.task_status NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    -- NULL while the DAG is virtual: a standalone task's, which has no row of its own.
+    dag_id text COLLATE "C",
+    agent_id text COLLATE "C",
+    model text,
+    -- Set: READY, but out of the claims' sight until what it waits for is there.
+    parked text CHECK (parked IN ('lock', 'dag_budget')),
+    lock_key text COLLATE "C",
+    -- Who holds the lock on its behalf: the batch it belongs to. NULL: itself.
+    lock_owner text COLLATE "C",
+    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (reserved_usd >= 0),
+    -- Of earlier attempts, and of this one so far.
+    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    attempt_cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (attempt_cost_usd >= 0),
+    last_category text,
+    progress jsonb,
+    CONSTRAINT task_live_pkey PRIMARY KEY (id),
+    CONSTRAINT live_status CHECK (
+        status IN ('PENDING', 'READY', 'CLAIMED', 'RUNNING', 'VALIDATING', 'RETRYING')
+    ),
+    CONSTRAINT ready_has_nothing_to_wait_for CHECK (
+        status <> 'READY' OR (blocked = 0 AND ready_at IS NOT NULL)
+    ),
+    CONSTRAINT pending_waits_for_something CHECK (status <> 'PENDING' OR blocked > 0 OR due_at IS NOT NULL),
+    CONSTRAINT retrying_is_due_some_time CHECK (status <> 'RETRYING' OR due_at IS NOT NULL),
+    CONSTRAINT held_by_an_agent_with_a_lease CHECK (
+        (agent_id IS NULL) = (lease_until IS NULL)
+        AND CASE
+            WHEN status IN ('CLAIMED', 'RUNNING') THEN agent_id IS NOT NULL AND claimed_at IS NOT NULL
+            -- The agent may run the gate itself; one that runs elsewhere holds nothing.
+            WHEN status = 'VALIDATING' THEN true
+            ELSE agent_id IS NULL AND reserved_usd = 0
+        END
+    ),
+    CONSTRAINT running_was_started CHECK (status NOT IN ('RUNNING', 'VALIDATING') OR started_at IS NOT NULL),
+    CONSTRAINT only_ready_is_parked CHECK (parked IS NULL OR status = 'READY'),
+    CONSTRAINT claimed_has_an_epoch CHECK (status NOT IN ('CLAIMED', 'RUNNING', 'VALIDATING') OR epoch > 0)
+) WITH (
+    -- Every row is updated a few times and deleted within minutes: clean up by number of rows, not by share of the table.
+    autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON TABLE lineshaft.task_live IS 'Where each task stands that has not ended. One narrow row, deleted at the end.';
+
+-- Claims: the head of each lane, best first.
+CREATE INDEX task_live_claimable ON lineshaft.task_live (generation, lane_id, rank, submission_no)
+    WHERE status = 'READY' AND parked IS NULL;
+-- The reaper: leases that have run out.
+CREATE INDEX task_live_leased ON lineshaft.task_live (lease_until) WHERE lease_until IS NOT NULL;
+-- The promoter: back-offs and schedules that are due.
+CREATE INDEX task_live_due ON lineshaft.task_live (due_at) WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL;
+-- The promoter: deadline boosts that have moved.
+CREATE INDEX task_live_rekey ON lineshaft.task_live (rekey_at) WHERE rekey_at IS NOT NULL;
+-- What an agent holds: its slots, and all of it when it is superseded.
+CREATE INDEX task_live_held ON lineshaft.task_live (agent_id) WHERE agent_id IS NOT NULL;
+-- Waiters for a document lock, and for a DAG's money, best first.
+CREATE INDEX task_live_lock_waiters ON lineshaft.task_live (lock_key, rank, submission_no) WHERE parked = 'lock';
+CREATE INDEX task_live_budget_waiters ON lineshaft.task_live (dag_id, rank, submission_no) WHERE parked = 'dag_budget';
+
+
+CREATE TABLE lineshaft.task_end (
+    ended_at timestamptz NOT NULL,
+    ready_at timestamptz,
+    claimed_at timestamptz,
+    started_at timestamptz,
+    first_started_at timestamptz,
+    tokens_input bigint NOT NULL DEFAULT 0,
+    tokens_output bigint NOT NULL DEFAULT 0,
+    -- A revived task goes on from here, so that no zombie ever matches.
+    epoch integer NOT NULL,
+    attempts smallint NOT NULL DEFAULT 0,
+    revivals smallint NOT NULL DEFAULT 0,
+    status lineshaft.task_status NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    model text,
+    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    -- Why it failed for good, or was cancelled.
+    reason text,
+    category text,
+    output jsonb,
+    artifacts jsonb,
+    decision_report jsonb,
+    CONSTRAINT task_end_pkey PRIMARY KEY (id),
+    CONSTRAINT end_status CHECK (status IN ('COMPLETED', 'CANCELLED', 'DEAD_LETTERED')),
+    CONSTRAINT dead_letter_has_a_cause CHECK (status <> 'DEAD_LETTERED' OR (reason IS NOT NULL AND category IS NOT NULL)),
+    CONSTRAINT only_completed_has_an_output CHECK (
+        status = 'COMPLETED' OR (output IS NULL AND artifacts IS NULL AND decision_report IS NULL)
+    )
+);
+COMMENT ON TABLE lineshaft.task_end IS 'How each task ended: its recorded outcome.';
+-- Retention, throughput, and what ended last.
+CREATE INDEX task_end_by_age ON lineshaft.task_end (ended_at);
+-- What ended badly; and it answers at once that no task of a live status is here, so that the view never scans the history for one.
+CREATE INDEX task_end_not_completed ON lineshaft.task_end (status, ended_at) WHERE status <> 'COMPLETED';
+
+
+-- Idempotency: a key in force names its task. Deleted when the task is cancelled or dead-lettered (U8).
+CREATE TABLE lineshaft.task_key (
+    key text COLLATE "C" NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    -- Of what was asked: the same key with other content is answered with a flag.
+    content_hash bytea NOT NULL,
+    -- NULL: in force for good.
+    expires_at timestamptz,
+    CONSTRAINT task_key_pkey PRIMARY KEY (key)
+);
+COMMENT ON TABLE lineshaft.task_key IS 'Idempotency keys in force.';
+
+
+CREATE TABLE lineshaft.edge (
+    task_id text COLLATE "C" NOT NULL,
+    depends_on text COLLATE "C" NOT NULL,
+    kind lineshaft.edge_kind NOT NULL DEFAULT 'success',
+    -- Counted down once, however often the upstream is revived.
+    satisfied boolean NOT NULL DEFAULT false,
+    CONSTRAINT edge_pkey PRIMARY KEY (task_id, depends_on),
+    CONSTRAINT edge_is_no_loop CHECK (task_id <> depends_on)
+);
+COMMENT ON TABLE lineshaft.edge IS 'Dependencies: task_id waits for depends_on.';
+-- A task ends: who waited for it?
+CREATE INDEX edge_dependents ON lineshaft.edge (depends_on, task_id);
+
+
+-- A DAG of more than one task, or one with a ceiling. A standalone task's DAG is virtual: an id without a row.
+CREATE TABLE lineshaft.dag (
+    created_at timestamptz NOT NULL DEFAULT now(),
+    ended_at timestamptz,
+    -- Counters, moved with every end: all tasks, and those that have ended in each way.
+    total integer NOT NULL DEFAULT 0,
+    completed integer NOT NULL DEFAULT 0,
+    cancelled integer NOT NULL DEFAULT 0,
+    dead_lettered integer NOT NULL DEFAULT 0,
+    -- Live tasks that wait for open dependencies; when all live ones do and a dead letter is among the rest, the DAG has failed.
+    blocked integer NOT NULL DEFAULT 0,
+    status lineshaft.dag_status NOT NULL DEFAULT 'pending',
+    id text COLLATE "C" NOT NULL,
+    title text NOT NULL,
+    created_by text,
+    budget_ceiling_usd numeric(14, 6) CHECK (budget_ceiling_usd >= 0),
+    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (reserved_usd >= 0),
+    spent_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (spent_usd >= 0),
+    CONSTRAINT dag_pkey PRIMARY KEY (id),
+    CONSTRAINT counters_fit CHECK (
+        completed >= 0 AND cancelled >= 0 AND dead_lettered >= 0 AND blocked >= 0
+        AND completed + cancelled + dead_lettered + blocked <= total
+    ),
+    CONSTRAINT ended_when_over CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled')))
+) WITH (fillfactor = 70);
+COMMENT ON TABLE lineshaft.dag IS 'DAGs of more than one task, or with a budget.';
+CREATE INDEX dag_by_age ON lineshaft.dag (created_at, id);
+
+
+-- What happened to each claim that ended without success, and the output of one that is being validated. The attempt that
+-- succeeded is told by task_end.
+CREATE TABLE lineshaft.attempt (
+    claimed_at timestamptz NOT NULL,
+    started_at timestamptz,
+    ended_at timestamptz,
+    tokens_input bigint NOT NULL DEFAULT 0,
+    tokens_output bigint NOT NULL DEFAULT 0,
+    epoch integer NOT NULL,
+    -- Counts from 1 after every revival.
+    number smallint NOT NULL,
+    revival smallint NOT NULL DEFAULT 0,
+    task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    model text,
+    outcome text NOT NULL CHECK (
+        outcome IN ('validating', 'completed', 'failed', 'rate_limited', 'released', 'waiting', 'cancelled')
+    ),
+    category text,
+    error text,
+    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    -- {data, artifacts, decision_report}, from the moment it is handed in.
+    output jsonb,
+    CONSTRAINT attempt_pkey PRIMARY KEY (task_id, epoch),
+    CONSTRAINT over_unless_validating CHECK ((ended_at IS NULL) = (outcome = 'validating')),
+    CONSTRAINT failure_has_a_cause CHECK (outcome <> 'failed' OR (category IS NOT NULL AND error IS NOT NULL))
+);
+COMMENT ON TABLE lineshaft.attempt IS 'Attempts that failed, were handed back, or are being validated.';
+
+
+-- Results of durable steps, and the last checkpoint, handed to whoever claims the task next.
+CREATE TABLE lineshaft.step (
+    recorded_at timestamptz NOT NULL,
+    epoch integer NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    data jsonb,
+    CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
+);
+COMMENT ON TABLE lineshaft.step IS 'Results of durable steps: what ran once is not run again.';
+
+CREATE TABLE lineshaft.checkpoint (
+    recorded_at timestamptz NOT NULL,
+    epoch integer NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    data jsonb,
+    CONSTRAINT checkpoint_pkey PRIMARY KEY (task_id)
+);
+COMMENT ON TABLE lineshaft.checkpoint IS 'The last checkpoint of each task.';
+
+
+CREATE TABLE lineshaft.agent (
+    registered_at timestamptz NOT NULL,
+    last_heartbeat timestamptz NOT NULL,
+    poll_interval_sec double precision NOT NULL DEFAULT 5,
+    claim_ttl_sec double precision NOT NULL DEFAULT 60,
+    heartbeat_interval_sec double precision NOT NULL DEFAULT 30,
+    -- Registering again makes a new one; leases belong to it, money belongs to the id.
+    incarnation bigint NOT NULL,
+    max_concurrent_tasks integer NOT NULL CHECK (max_concurrent_tasks > 0),
+    status lineshaft.agent_status NOT NULL DEFAULT 'active',
+    id text COLLATE "C" NOT NULL,
+    type text,
+    capabilities text[] NOT NULL DEFAULT '{}',
+    -- NULL: any type that it is capable of.
+    types text[],
+    models_available text[] NOT NULL DEFAULT '{}',
+    -- NULL: unlimited.
+    budget_usd numeric(14, 6) CHECK (budget_usd >= 0),
+    spent_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (spent_usd >= 0),
+    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (reserved_usd >= 0),
+    CONSTRAINT agent_pkey PRIMARY KEY (id)
+) WITH (
+    -- Updated with every claim and heartbeat, on no indexed column: leave room for that on the page.
+    fillfactor = 50
+);
+COMMENT ON TABLE lineshaft.agent IS 'Who may claim work, and what each has left to spend.';
+
+
+CREATE TABLE lineshaft.lock (
+    token bigint NOT NULL DEFAULT nextval('lineshaft.lock_token'),
+    acquired_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    -- A task, or the batch whose children share it.
+    holder_task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    CONSTRAINT lock_pkey PRIMARY KEY (key)
+);
+COMMENT ON TABLE lineshaft.lock IS 'Document locks that are held.';
+
+
+CREATE TABLE lineshaft.breaker (
+    last_failure timestamptz,
+    opened_at timestamptz,
+    half_open_at timestamptz,
+    failures integer NOT NULL DEFAULT 0,
+    state lineshaft.breaker_state NOT NULL DEFAULT 'closed',
+    forced boolean NOT NULL DEFAULT false,
+    -- A task type, or any other key such as model:x.
+    key text COLLATE "C" NOT NULL,
+    probe_task_id text COLLATE "C",
+    CONSTRAINT breaker_pkey PRIMARY KEY (key),
+    CONSTRAINT open_since CHECK (state = 'closed' OR opened_at IS NOT NULL),
+    CONSTRAINT half_open_since CHECK (state <> 'half_open' OR half_open_at IS NOT NULL),
+    CONSTRAINT probe_only_half_open CHECK (probe_task_id IS NULL OR state = 'half_open'),
+    CONSTRAINT forced_is_open CHECK (NOT forced OR state = 'open')
+);
+COMMENT ON TABLE lineshaft.breaker IS 'Circuit breakers; no row means closed with no failures.';
+
+
+CREATE TABLE lineshaft.slowdown (
+    signalled_at timestamptz NOT NULL,
+    until timestamptz NOT NULL,
+    -- model:NAME, or * for all.
+    key text COLLATE "C" NOT NULL,
+    reason text,
+    CONSTRAINT slowdown_pkey PRIMARY KEY (key)
+);
+COMMENT ON TABLE lineshaft.slowdown IS 'Models that claims leave alone for a while, after a rate limit.';
+
+
+-- The review desk. The history of failures is in attempt.
+CREATE TABLE lineshaft.dead_letter (
+    dead_lettered_at timestamptz NOT NULL,
+    reviewed_at timestamptz,
+    epoch integer NOT NULL,
+    poison_pill boolean NOT NULL DEFAULT false,
+    reviewed boolean NOT NULL DEFAULT false,
+    hidden boolean NOT NULL DEFAULT false,
+    task_id text COLLATE "C" NOT NULL,
+    total_cost_usd numeric(14, 6) NOT NULL,
+    resolution text CHECK (resolution IN ('retry', 'modify_and_retry', 'cancel', 'delete', 'escalate')),
+    reviewer text,
+    note text,
+    -- What a person changed in the spec.
+    spec_change jsonb,
+    CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, epoch),
+    CONSTRAINT reviewed_with_a_resolution CHECK (
+        reviewed = (resolution IS NOT NULL) AND reviewed = (reviewed_at IS NOT NULL)
+    )
+);
+COMMENT ON TABLE lineshaft.dead_letter IS 'Tasks that need a person, and what was decided. Never deleted by itself.';
+CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter (dead_lettered_at) WHERE NOT reviewed;
+
+
+CREATE TABLE lineshaft.token (
+    created_at timestamptz NOT NULL DEFAULT now(),
+    revoked_at timestamptz,
+    id text COLLATE "C" NOT NULL,
+    name text NOT NULL,
+    scope text NOT NULL CHECK (scope IN ('read', 'submit', 'agent', 'operate', 'admin')),
+    -- sha256 of the token, which itself is shown once and kept nowhere.
+    hash bytea NOT NULL,
+    CONSTRAINT token_pkey PRIMARY KEY (id),
+    CONSTRAINT token_hash UNIQUE (hash)
+);
+COMMENT ON TABLE lineshaft.token IS 'Bearer tokens of the HTTP API, hashed.';
+
+
+-- The audit trail, the live feed and the outbox. Sequence numbers commit out of order, so a reader's cursor is a window of
+-- transaction snapshots (design: store/events): it needs the transaction id of each row.
+CREATE TABLE lineshaft.event (
+    seq bigint GENERATED ALWAYS AS IDENTITY,
+    xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    at timestamptz NOT NULL DEFAULT now(),
+    kind text NOT NULL,
+    task_id text COLLATE "C",
+    dag_id text COLLATE "C",
+    agent_id text COLLATE "C",
+    data jsonb
+) PARTITION BY RANGE (at);
+COMMENT ON TABLE lineshaft.event IS 'Everything that happened, append-only. Partitioned by time.';
+CREATE INDEX event_feed ON lineshaft.event (xid, seq);
+CREATE INDEX event_of_task ON lineshaft.event (task_id, seq) WHERE task_id IS NOT NULL;
+-- Takes what no other partition takes, so that no transition ever fails for want of one.
+CREATE TABLE lineshaft.event_default PARTITION OF lineshaft.event DEFAULT;
+
+
+-- What people query. One row a task, whichever table it lives in.
+CREATE VIEW lineshaft.tasks AS
+SELECT
+    task.id,
+    live.status,
+    task.type,
+    task.title,
+    task.priority,
+    -- model/priority.py: rank − boost · minutes since 2026.
+    live.rank - lane.boost_per_minute * extract(epoch FROM now() - timestamptz '2026-01-01 00:00:00+00')::double precision / 60
+        AS effective_priority,
+    task.dag_id,
+    task.parent_id,
+    task.idempotency_key,
+    live.agent_id,
+    live.model,
+    live.epoch,
+    live.attempts,
+    task.max_attempts,
+    live.blocked,
+    live.parked,
+    ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id ORDER BY edge.depends_on) AS depends_on,
+    ARRAY(
+        SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied ORDER BY edge.depends_on
+    ) AS blocked_by,
+    task.lock_key,
+    (live.cost_usd + live.attempt_cost_usd)::numeric(14, 6) AS cost_usd,
+    task.max_cost_usd,
+    live.reserved_usd,
+    live.tokens_input,
+    live.tokens_output,
+    task.deadline,
+    CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
+    CASE WHEN live.status = 'RETRYING' THEN live.due_at END AS retry_at,
+    task.created_at,
+    live.ready_at,
+    live.claimed_at,
+    live.started_at,
+    live.heartbeat_at,
+    live.lease_until,
+    NULL::timestamptz AS ended_at,
+    live.last_category AS category,
+    NULL::text AS reason,
+    live.progress,
+    task.spec,
+    NULL::jsonb AS output,
+    task.tags,
+    task.created_by
+FROM lineshaft.task_live AS live
+JOIN lineshaft.task ON task.id = live.id
+JOIN lineshaft.lane ON lane.id = live.lane_id
+UNION ALL
+SELECT
+    task.id,
+    ended.status,
+    task.type,
+    task.title,
+    task.priority,
+    NULL::double precision,
+    task.dag_id,
+    task.parent_id,
+    task.idempotency_key,
+    ended.agent_id,
+    ended.model,
+    ended.epoch,
+    ended.attempts,
+    task.max_attempts,
+    0,
+    NULL::text,
+    ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id ORDER BY edge.depends_on),
+    '{}'::text[] COLLATE "C",
+    task.lock_key,
+    ended.cost_usd,
+    task.max_cost_usd,
+    0::numeric(14, 6),
+    ended.tokens_input,
+    ended.tokens_output,
+    task.deadline,
+    task.run_at,
+    NULL::timestamptz,
+    task.created_at,
+    ended.ready_at,
+    ended.claimed_at,
+    ended.started_at,
+    NULL::timestamptz,
+    NULL::timestamptz,
+    ended.ended_at,
+    ended.category,
+    ended.reason,
+    NULL::jsonb,
+    task.spec,
+    ended.output,
+    task.tags,
+    task.created_by
+FROM lineshaft.task_end AS ended
+JOIN lineshaft.task ON task.id = ended.id;
+COMMENT ON VIEW lineshaft.tasks IS 'Every task: SELECT * FROM lineshaft.tasks WHERE status = ''RUNNING''';

@@ -1,0 +1,104 @@
+"""A real PostgreSQL for every test that touches data: a database of its own, cloned from a migrated template.
+
+Each such test runs once for every major version found: the system's, and the one that Lineshaft brings.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from lineshaft.clock import MovableClock
+from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
+from lineshaft.sql import migrate
+from tests.factory import Factory
+
+TEMPLATE = "lineshaft_template"
+#: Tests need no data after a power cut; everything else is as in production.
+FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
+
+_database_numbers = count(1)
+
+
+def one_of_each_major() -> list[Binaries]:
+    majors: dict[int, Binaries] = {}
+    for binaries in find_binaries():
+        majors.setdefault(binaries.major, binaries)
+    return [majors[major] for major in sorted(majors)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--postgres", type=int, metavar="MAJOR", help="run only on this version of PostgreSQL")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres" in metafunc.fixturenames:
+        wanted = metafunc.config.getoption("postgres")
+        found = [b for b in one_of_each_major() if wanted in (None, b.major)]
+        metafunc.parametrize("postgres", found, ids=lambda b: f"pg{b.major}", indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedServer]:
+    """One server for each version; the processes of a parallel run share it."""
+    binaries: Binaries = request.param
+    shared = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        shared = shared.parent
+    with EmbeddedServer.start(shared / f"pg{binaries.major}", binaries=binaries, options=FAST) as server:
+        _make_template(server, shared / f"pg{binaries.major}.template.lock")
+        yield server
+
+
+def _make_template(server: EmbeddedServer, lock: Path) -> None:
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with psycopg.connect(server.dsn, autocommit=True) as admin:
+            if admin.execute("SELECT FROM pg_database WHERE datname = %s", [TEMPLATE]).fetchone() is None:
+                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
+                migrate.up(make_conninfo(server.dsn, dbname=TEMPLATE))
+
+
+def clone(server: EmbeddedServer, worker: str, template: str) -> Iterator[str]:
+    name = f"test_{worker}_{next(_database_numbers)}"
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+        yield make_conninfo(server.dsn, dbname=name)
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def dsn(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A migrated database of the test's own."""
+    yield from clone(postgres, getattr(request.config, "workerinput", {}).get("workerid", "gw"), TEMPLATE)
+
+
+@pytest.fixture
+def empty_dsn(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database of the test's own."""
+    yield from clone(postgres, getattr(request.config, "workerinput", {}).get("workerid", "gw"), "template0")
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+@pytest.fixture
+def factory(connection: psycopg.Connection, clock: MovableClock) -> Factory:
+    return Factory(connection, clock)

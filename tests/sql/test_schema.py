@@ -1,0 +1,168 @@
+"""The schema itself: states and timestamps are tied together, and the view answers for every state."""
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.model.priority import PriorityInputs, effective_priority
+from lineshaft.model.states import ENDED, LIVE, Status
+from tests.factory import Factory
+
+
+@pytest.mark.parametrize("status", sorted(LIVE | ENDED))
+def test_the_view_shows_a_task_in_every_state(
+    connection: psycopg.Connection, factory: Factory, status: Status
+) -> None:
+    """R-240: one SELECT answers where a task is, whichever table it lives in."""
+    others = [factory.task(other) for other in (LIVE | ENDED) - {status}]
+    task = factory.task(status)
+
+    found = connection.execute("SELECT id FROM lineshaft.tasks WHERE status = %s", [status]).fetchall()
+
+    assert found == [(task,)]
+    assert connection.execute("SELECT count(*) FROM lineshaft.tasks").fetchone() == (len(others) + 1,)
+
+
+def test_the_states_are_those_of_the_model(connection: psycopg.Connection) -> None:
+    labels = connection.execute("SELECT unnest(enum_range(NULL::lineshaft.task_status))::text").fetchall()
+
+    assert [label for (label,) in labels] == list(Status)
+
+
+def test_looking_for_live_tasks_doesnt_scan_the_history(
+    connection: psycopg.Connection, factory: Factory
+) -> None:
+    factory.task(Status.COMPLETED)
+    plan = "\n".join(
+        line
+        for (line,) in connection.execute(
+            "EXPLAIN SELECT * FROM lineshaft.tasks WHERE status = 'RUNNING'"
+        ).fetchall()
+    )
+
+    assert "task_end_not_completed" in plan
+    assert "Seq Scan on task_end" not in plan
+
+
+def test_effective_priority_in_the_view_is_the_models(
+    connection: psycopg.Connection, factory: Factory, clock: MovableClock
+) -> None:
+    """R-160: the same formula in SQL and in Python, to a thousandth (the view reads the real clock)."""
+    task = factory.task(task={"priority": 90, "priority_boost_per_minute": 0.25})
+
+    row = connection.execute(
+        "SELECT effective_priority, now() FROM lineshaft.tasks WHERE id = %s", [task]
+    ).fetchone()
+
+    assert row is not None
+    inputs = PriorityInputs(priority=90, boost_per_minute=0.25, ready_at=clock.now() - timedelta(minutes=5))
+    assert row[0] == pytest.approx(effective_priority(inputs, row[1]), abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "status", "columns"),
+    [
+        ("live_status", "READY", {"status": "COMPLETED"}),
+        ("live_status", "READY", {"status": "CREATED"}),
+        ("live_status", "READY", {"status": "FAILED"}),
+        ("ready_has_nothing_to_wait_for", "READY", {"blocked": 1}),
+        ("ready_has_nothing_to_wait_for", "READY", {"ready_at": None}),
+        ("pending_waits_for_something", "PENDING", {"due_at": None}),
+        ("retrying_is_due_some_time", "RETRYING", {"due_at": None}),
+        ("held_by_an_agent_with_a_lease", "RUNNING", {"lease_until": None}),
+        ("held_by_an_agent_with_a_lease", "CLAIMED", {"agent_id": None, "lease_until": None}),
+        ("held_by_an_agent_with_a_lease", "READY", {"agent_id": "a"}),
+        ("held_by_an_agent_with_a_lease", "READY", {"reserved_usd": 1}),
+        ("running_was_started", "RUNNING", {"started_at": None}),
+        ("only_ready_is_parked", "RUNNING", {"parked": "lock"}),
+        ("claimed_has_an_epoch", "CLAIMED", {"epoch": 0}),
+        ("task_live_blocked_check", "PENDING", {"blocked": -1}),
+        ("task_live_parked_check", "READY", {"parked": "elsewhere"}),
+        ("task_live_reserved_usd_check", "RUNNING", {"reserved_usd": -1}),
+        ("end_status", "COMPLETED", {"status": "RUNNING"}),
+        ("dead_letter_has_a_cause", "DEAD_LETTERED", {"category": None}),
+        ("only_completed_has_an_output", "CANCELLED", {"output": {"x": 1}}),
+    ],
+)
+def test_an_impossible_state_is_refused_by_the_database(
+    factory: Factory, constraint: str, status: str, columns: dict[str, Any]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        factory.task(Status(status), state=columns)
+
+    assert caught.value.diag.constraint_name == constraint
+
+
+@pytest.mark.parametrize(
+    ("constraint", "columns"),
+    [
+        ("task_priority_check", {"priority": 101}),
+        ("task_priority_boost_per_minute_check", {"priority_boost_per_minute": -0.1}),
+        ("task_type_check", {"type": ""}),
+        ("task_max_attempts_check", {"max_attempts": 0}),
+        ("task_max_cost_usd_check", {"max_cost_usd": -1}),
+    ],
+)
+def test_an_impossible_task_is_refused_by_the_database(
+    factory: Factory, constraint: str, columns: dict[str, Any]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        factory.task(task=columns)
+
+    assert caught.value.diag.constraint_name == constraint
+
+
+@pytest.mark.parametrize(
+    ("constraint", "table", "columns"),
+    [
+        ("edge_is_no_loop", "edge", {"task_id": "a", "depends_on": "a"}),
+        ("counters_fit", "dag", {"id": "d", "title": "", "total": 1, "completed": 1, "cancelled": 1}),
+        ("ended_when_over", "dag", {"id": "d", "title": "", "status": "completed"}),
+        ("open_since", "breaker", {"key": "code", "state": "open"}),
+        ("probe_only_half_open", "breaker", {"key": "code", "probe_task_id": "t"}),
+        ("forced_is_open", "breaker", {"key": "code", "forced": True}),
+    ],
+)
+def test_impossible_rows_of_other_tables_are_refused(
+    factory: Factory, constraint: str, table: str, columns: dict[str, Any]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        factory.insert(table, columns)
+
+    assert caught.value.diag.constraint_name == constraint
+
+
+def test_an_idempotency_key_is_in_force_once(factory: Factory) -> None:
+    """U8: by a unique index, not by looking first."""
+    key = {"key": "pr-123-lint", "content_hash": b"x"}
+    factory.insert("task_key", {**key, "task_id": "a"})
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        factory.insert("task_key", {**key, "task_id": "b"})
+
+
+def test_a_lane_exists_once_also_where_no_cost_is_given(
+    connection: psycopg.Connection, factory: Factory
+) -> None:
+    assert factory.lane("code", 0.1) == factory.lane("code", 0.1)
+    assert factory.lane("code", 0.1) != factory.lane("code", 0.2)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        connection.execute(
+            "INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute)"
+            " VALUES ('code', '{}', '{}', 0.1)"
+        )
+
+
+def test_an_event_always_finds_a_partition(connection: psycopg.Connection) -> None:
+    """No transition may fail because a partition was not made in time."""
+    row = connection.execute(
+        "INSERT INTO lineshaft.event (kind, at) VALUES ('task.created', '2999-01-01')"
+        " RETURNING seq, xid::text::bigint"
+    ).fetchone()
+
+    assert row is not None
+    assert row[0] == 1
+    assert row[1] > 0
