@@ -101,6 +101,15 @@ def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[Stat
         return _compare(connection, bundled() if migrations is None else migrations)
 
 
+def check_server(dsn: str) -> str:
+    """Refuse a server that Lineshaft can't use, and tell who answered; changes nothing."""
+    with _connect(dsn) as connection:
+        _check_server(connection)
+        info = connection.info
+        version = info.server_version // 10_000
+        return f"PostgreSQL {version}, database {info.dbname} as {info.user} at {info.host}"
+
+
 def up(
     dsn: str,
     migrations: Sequence[Migration] | None = None,

@@ -1,0 +1,52 @@
+"""The command `lineshaft`.
+
+Each command is a module with `add_to(commands)`, which declares its arguments, and a function that runs it
+and gives the exit code: 0 done, 1 it failed or found a problem, 2 it was called wrongly. argparse, because
+the libraries made for this take longer to import than most commands take to run; whatever is heavy is imported
+by the command that needs it.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lineshaft import __version__
+from lineshaft.errors import LineshaftError
+from lineshaft.interfaces.cli import doctor, migrate
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="lineshaft",
+        description="A durable task queue for fleets of AI agents, on PostgreSQL.",
+        epilog="'lineshaft COMMAND --help' tells more about each. Exit codes: 0 done, 1 failed or found a "
+        "problem, 2 called wrongly.",
+    )
+    top.add_argument("--version", action="version", version=f"lineshaft {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for command in (doctor, migrate):
+        command.add_to(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    top = parser()
+    args = top.parse_args(arguments)
+    if not hasattr(args, "run"):
+        top.print_help(sys.stderr)
+        return 2
+    try:
+        return int(args.run(args))
+    except LineshaftError as error:
+        print(f"lineshaft: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone (`lineshaft … | head`). Nothing more can be told, not even on exit.
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
