@@ -1,0 +1,156 @@
+"""Making the data directory, whole or not at all."""
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lineshaft.embedded.account import Account, has_name
+from lineshaft.embedded.binaries import Binaries
+from lineshaft.embedded.faults import remedy_for
+from lineshaft.embedded.layout import Layout, write_private
+from lineshaft.errors import EmbeddedServerError
+
+DATABASE = "lineshaft"
+ROLE = "lineshaft"
+_DRAFT_PREFIX = "postgres.new-"
+_ORPHAN_PATIENCE_S = 5.0
+_NEEDED_BYTES = 150 * 1024 * 1024
+
+
+def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: bool) -> None:
+    """Make the data beside its place and move it there when it is complete; only under the start lock."""
+    remove_drafts(layout)
+    _check_place(layout)
+    if not has_name(account.uid):
+        raise EmbeddedServerError(
+            f"This process runs as uid {account.uid}, which has no name in /etc/passwd; PostgreSQL's initdb "
+            "needs one. Add an entry, run as an account that has one, or give a DSN."
+        )
+    password = secrets.token_hex(24)
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT_PREFIX, dir=layout.home))
+    try:
+        data, pwfile = draft / "data", draft / "password"
+        data.mkdir(mode=0o700)
+        write_private(pwfile, password + "\n")
+        account.give(data, pwfile, draft)
+        _run_initdb(data, binaries, account, sync=sync)
+        _run_alone(data, binaries, account, f"CREATE DATABASE {DATABASE};", database="postgres", sync=sync)
+        # The password has to be there first: data whose password nobody knows would be the worse half.
+        _write_passfile(layout, password)
+        data.rename(layout.data)
+        _sync_directory(layout.home)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_drafts(layout: Layout) -> None:
+    """What a start that was killed left; only while holding the start lock."""
+    deadline = time.monotonic() + _ORPHAN_PATIENCE_S
+    while leftovers := list(layout.home.glob(f"{_DRAFT_PREFIX}*")):
+        for leftover in leftovers:
+            shutil.rmtree(leftover, ignore_errors=True)
+        # An initdb that outlived its killed starter may still write there; it fails once its files are gone.
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def replace_lost_password(layout: Layout, binaries: Binaries, account: Account) -> None:
+    """Give the role a new password; the server must not be running."""
+    password = secrets.token_hex(24)
+    statement = f"ALTER ROLE {ROLE} PASSWORD '{password}';"
+    _run_alone(layout.data, binaries, account, statement, database=DATABASE, sync=True, secret=password)
+    _write_passfile(layout, password)
+
+
+def _check_place(layout: Layout) -> None:
+    if layout.data.is_symlink() or (layout.data.exists() and any(layout.data.iterdir())):
+        raise EmbeddedServerError(
+            f"{layout.data} exists but holds no PostgreSQL data. Move it away, or use another home "
+            "(LINESHAFT_HOME)."
+        )
+    free = shutil.disk_usage(layout.home).free
+    if free < _NEEDED_BYTES:
+        raise EmbeddedServerError(
+            f"The embedded PostgreSQL needs about {_NEEDED_BYTES >> 20} MiB to begin with, but only "
+            f"{free >> 20} MiB are free at {layout.home}. Free some space, or use another home "
+            "(LINESHAFT_HOME)."
+        )
+
+
+def _run_initdb(data: Path, binaries: Binaries, account: Account, *, sync: bool) -> None:
+    with _opened(data) as handle:
+        place = account.data_argument(data, handle)
+        command = [
+            str(binaries.program("initdb")),
+            f"--pgdata={place}",
+            f"--username={ROLE}",
+            f"--pwfile={place}/../password",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",  # The only one that is the same on every machine.
+            "--data-checksums",
+            "--no-instructions",
+            *([] if sync else ["--no-sync"]),
+        ]
+        answer = account.run(command, keep=[handle])
+    if answer.returncode:
+        raise EmbeddedServerError(
+            f"{binaries} could not make a database for {account.name} in {data.parent.parent}:\n"
+            f"{_told(answer.stderr)}"
+        )
+
+
+def _run_alone(
+    data: Path,
+    binaries: Binaries,
+    account: Account,
+    statement: str,
+    *,
+    database: str,
+    sync: bool,
+    secret: str = "",
+) -> None:
+    """Run a statement with no server: PostgreSQL's single-user mode, with neither socket nor password."""
+    with _opened(data) as handle:
+        command = [
+            str(binaries.program("postgres")),
+            "--single",
+            "-D",
+            account.data_argument(data, handle),
+            *([] if sync else ["-c", "fsync=off"]),
+            database,
+        ]
+        answer = account.run(command, keep=[handle], text_in=statement + "\n")
+    # It ends well even when the statement failed.
+    if answer.returncode or any(word in answer.stderr for word in ("ERROR:", "FATAL:", "PANIC:")):
+        told = answer.stderr.replace(secret, "***") if secret else answer.stderr
+        raise EmbeddedServerError(f"{binaries} could not prepare the data in {data}:\n{_told(told)}")
+
+
+def _told(output: str) -> str:
+    remedy = remedy_for(output) or "Mend that and start again, or give the DSN of another PostgreSQL."
+    return f"{output.strip()[-2000:]}\n{remedy}"
+
+
+def _write_passfile(layout: Layout, password: str) -> None:
+    write_private(layout.passfile, f"*:*:*:{ROLE}:{password}\n")
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _sync_directory(directory: Path) -> None:
+    with _opened(directory) as handle:
+        os.fsync(handle)

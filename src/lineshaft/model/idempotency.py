@@ -1,0 +1,59 @@
+"""Keys from content: the same work has the same key, in every process and on every day.
+
+The key is the SHA-256 of canonical JSON of the type and the payload together: keys sorted, no spaces, UTF-8.
+Python's own `hash` is salted per process, and a payload alone would merge tasks of different types.
+
+What JSON can't say the same way everywhere is refused instead of guessed at: NaN and the infinities, keys
+that are no text (1 and "1" would fall together), types that JSON doesn't have, lone surrogates, and nesting
+so deep that the encoder's recursion limit would decide. Numbers are taken as written: 1 and 1.0 are
+different content.
+"""
+
+import hashlib
+import json
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import shown
+
+MAX_DEPTH = 200
+
+
+def content_key(task_type: str, payload: object) -> str:
+    """The idempotency key of a task whose caller gave none."""
+    return content_hash(task_type, payload).hex()
+
+
+def content_hash(task_type: str, payload: object) -> bytes:
+    """32 bytes that tell whether a known key came with other content than before."""
+    return hashlib.sha256(canonical_json({"type": task_type, "payload": payload})).digest()
+
+
+def canonical_json(value: object) -> bytes:
+    _refuse_what_is_not_json(value)
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError("The content has text that isn't valid Unicode (a lone surrogate).") from None
+    except ValueError as error:
+        # What is left: NaN, an infinity, or a whole number of thousands of digits.
+        raise InvalidInputError(f"The content has a number that JSON can't hold: {error}") from None
+
+
+def _refuse_what_is_not_json(value: object) -> None:
+    waiting: list[tuple[str, int, object]] = [("content", 0, value)]
+    while waiting:
+        place, depth, item = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidInputError(f"The content is nested deeper than {MAX_DEPTH} levels; flatten it.")
+        if isinstance(item, dict):
+            for key, inner in item.items():
+                if not isinstance(key, str):
+                    fault = f"keys must be text, got {shown(key)}"
+                    raise InvalidInputError(errors=[(place, fault)])
+                waiting.append((f"{place}.{key[:40]}", depth + 1, inner))
+        elif isinstance(item, list | tuple):
+            waiting.extend((f"{place}[{index}]", depth + 1, inner) for index, inner in enumerate(item))
+        elif not isinstance(item, str | int | float | None):
+            fault = f"must be a JSON value, got {type(item).__name__}: {shown(item)}"
+            raise InvalidInputError(errors=[(place, fault)])

@@ -1,0 +1,330 @@
+"""What follows a failed attempt: another one later, or the dead letters.
+
+One policy object serves all three sources of work; a preset only fills in what a caller left out. Attempts
+are counted, not retries: `max_attempts` 3 means that a task runs three times at most, and n, the number of
+failures so far, is what the delay grows with.
+
+- Delays come from the policy, which never changes, and from n. Nothing computed is ever used as the next
+  base, so the series is 60, 120, 240, 480 and not 60, 120, 480, 3840.
+- The delay is capped, then spread by ±50 %, then capped again: jitter never goes beyond what was allowed.
+  A policy without a cap still ends at a year, which keeps every instant inside what a database can store.
+- A failure has a category. Some are never worth a second attempt: input that is wrong stays wrong, money
+  that is spent stays spent, and what was cancelled isn't wanted any more. `no_retry_on` adds to them and
+  wins over `retry_on`; a category in neither list is retried like a crash, unless the caller wrote
+  `retry_on` himself: then the list is meant to be complete.
+- A poison pill is a task that failed three times with at least two agents: it is the task, not the agent.
+  The flag is worked out first, so that it is right for whichever reason the task ends. Failures of nobody
+  in particular (a claim that expired without a known agent) don't make one.
+- From the second failure on the fallback models are the ones to use. They are derived each time and replace
+  nothing: a task that is revived starts with its own preferences again.
+
+Being cancelled is not decided here (whoever cancels has decided), nor is waiting for a rate limit, which is
+no failure until the waits are used up: see `ratelimit`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from types import MappingProxyType
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import shown, total_limit_reached
+
+Uniform = Callable[[], float]
+"""Gives numbers spread evenly over [0, 1), as `random.Random().random` does."""
+
+LONGEST_DELAY_SEC = 365 * 86_400.0
+_LARGEST_MULTIPLIER = 1_000.0
+_MOST_RETRIES = 10_000
+_FALLBACK_FROM_ATTEMPT = 2
+_POISON_AGENTS = 2
+_POISON_ATTEMPTS = 3
+
+
+class Strategy(StrEnum):
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+    IMMEDIATE = "immediate"
+
+
+class FailureCategory(StrEnum):
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    RATE_LIMIT = "rate_limit"
+    INVALID_OUTPUT = "invalid_output"
+    INVALID_INPUT = "invalid_input"
+    AUTH_FAILURE = "auth_failure"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    CANCELLED = "cancelled"
+    DEPENDENCY = "dependency"
+
+
+class SystemReason(StrEnum):
+    """Why Lineshaft itself, not an agent, ended an attempt."""
+
+    HEARTBEAT_TIMEOUT = "heartbeat_timeout"
+    CLAIM_EXPIRED = "claim_expired"
+    AGENT_RESTARTED = "agent_restarted"
+    EXECUTION_LIMIT = "execution_limit"
+    VALIDATION = "validation"
+    INCOMPLETE_DECISION_REPORT = "incomplete_decision_report"
+
+
+_CATEGORIES: Mapping[str, FailureCategory] = MappingProxyType(
+    {
+        **{category.value: category for category in FailureCategory},
+        SystemReason.HEARTBEAT_TIMEOUT: FailureCategory.CRASH,
+        SystemReason.CLAIM_EXPIRED: FailureCategory.CRASH,
+        SystemReason.AGENT_RESTARTED: FailureCategory.CRASH,
+        SystemReason.EXECUTION_LIMIT: FailureCategory.TIMEOUT,
+        SystemReason.VALIDATION: FailureCategory.INVALID_OUTPUT,
+        SystemReason.INCOMPLETE_DECISION_REPORT: FailureCategory.INVALID_OUTPUT,
+    }
+)
+
+DEFAULT_RETRY_ON: tuple[str, ...] = (
+    FailureCategory.TIMEOUT,
+    FailureCategory.CRASH,
+    FailureCategory.RATE_LIMIT,
+    FailureCategory.INVALID_OUTPUT,
+)
+DEFAULT_NO_RETRY_ON: tuple[str, ...] = (
+    FailureCategory.AUTH_FAILURE,
+    FailureCategory.BUDGET_EXCEEDED,
+    FailureCategory.CANCELLED,
+)
+NEVER_RETRIED = frozenset(
+    {FailureCategory.INVALID_INPUT, FailureCategory.BUDGET_EXCEEDED, FailureCategory.CANCELLED}
+)
+
+
+def category_of(reason: str) -> str:
+    """The category of a reason or of a category's name; what may follow a colon is detail.
+
+    Text that names none is an agent's own category and is kept as it is; no text at all is a crash.
+    """
+    text = reason.strip()
+    name = "_".join(text.partition(":")[0].replace("-", " ").lower().split())
+    return _CATEGORIES.get(name) or text or FailureCategory.CRASH
+
+
+def fault_in(value: object, rule: str, *, ok: bool) -> str | None:
+    return None if ok else f"{rule}, got {shown(value)}"
+
+
+def number_fault(value: object, least: float, most: float, *, whole: bool = False) -> str | None:
+    """What is wrong with a number that must lie between two bounds, in words for a message."""
+    kind, kinds = ("whole number", int) if whole else ("number", int | float)
+    ok = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
+    return fault_in(value, f"must be a {kind} from {least:.15g} to {most:.15g}", ok=ok)
+
+
+def raise_faults(faults: Mapping[str, str | None]) -> None:
+    """Report every fault at once, each with the name of its field."""
+    found = [(name, fault) for name, fault in faults.items() if fault is not None]
+    if found:
+        raise InvalidInputError(errors=found)
+
+
+def _categories_fault(value: object) -> str | None:
+    names = isinstance(value, list | tuple) and all(isinstance(item, str) and item.strip() for item in value)
+    return fault_in(value, "must be a list of category names", ok=value is None or names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How a task is retried. The defaults are those of the factory preset.
+
+    A list left out is None, so that it is still known whether the caller wrote it: take a preset's policy and
+    `dataclasses.replace` what was given.
+    """
+
+    strategy: Strategy = Strategy.EXPONENTIAL
+    initial_delay_sec: float = 10.0
+    backoff_multiplier: float = 2.0
+    max_delay_sec: float | None = 300.0
+    jitter: bool = True
+    retry_on: tuple[str, ...] | None = None
+    no_retry_on: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        longest = 0 if self.max_delay_sec is None else self.max_delay_sec
+        choice = f"must be one of {', '.join(Strategy)}"
+        raise_faults(
+            {
+                "strategy": fault_in(self.strategy, choice, ok=self.strategy in tuple(Strategy)),
+                "initial_delay_sec": number_fault(self.initial_delay_sec, 0, LONGEST_DELAY_SEC),
+                "backoff_multiplier": number_fault(self.backoff_multiplier, 1, _LARGEST_MULTIPLIER),
+                "max_delay_sec": number_fault(longest, 0, LONGEST_DELAY_SEC),
+                "jitter": fault_in(self.jitter, "must be true or false", ok=isinstance(self.jitter, bool)),
+                "retry_on": _categories_fault(self.retry_on),
+                "no_retry_on": _categories_fault(self.no_retry_on),
+            }
+        )
+        object.__setattr__(self, "strategy", Strategy(self.strategy))
+        for name in ("retry_on", "no_retry_on"):
+            given: tuple[str, ...] | None = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, tuple(dict.fromkeys(category_of(item) for item in given)))
+
+    @property
+    def retried(self) -> tuple[str, ...]:
+        """`retry_on` as it is in force."""
+        return DEFAULT_RETRY_ON if self.retry_on is None else self.retry_on
+
+    @property
+    def not_retried(self) -> tuple[str, ...]:
+        """`no_retry_on` as it is in force: a default gives way to what the caller wants retried."""
+        if self.no_retry_on is not None:
+            return self.no_retry_on
+        return tuple(category for category in DEFAULT_NO_RETRY_ON if category not in (self.retry_on or ()))
+
+    def refuses(self, category: str) -> bool:
+        """Whether another attempt is out of the question, even a free one after a rate limit."""
+        return category in NEVER_RETRIED or category in self.not_retried
+
+    def retries(self, category: str) -> bool:
+        if self.refuses(category):
+            return False
+        if category in self.retried:
+            return True
+        return self.retry_on is None and not self.refuses(FailureCategory.CRASH)
+
+
+class Preset(StrEnum):
+    FACTORY = "factory"
+    LOKI = "loki"
+    OFFICEPLANE = "officeplane"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetDefaults:
+    retry: RetryPolicy
+    max_attempts: int
+    boost_per_minute: float
+    max_duration_sec: float
+    require_decision_report: bool = False
+
+
+_LOKI_RETRY = RetryPolicy(initial_delay_sec=60.0, max_delay_sec=3_600.0, jitter=False)
+_OFFICEPLANE_RETRY = RetryPolicy(
+    initial_delay_sec=5.0, backoff_multiplier=5.0, max_delay_sec=None, jitter=False
+)
+PRESETS: Mapping[Preset, PresetDefaults] = MappingProxyType(
+    {
+        Preset.FACTORY: PresetDefaults(
+            retry=RetryPolicy(), max_attempts=3, boost_per_minute=0.1, max_duration_sec=300.0
+        ),
+        Preset.LOKI: PresetDefaults(
+            retry=_LOKI_RETRY,
+            max_attempts=3,
+            boost_per_minute=0.0,
+            max_duration_sec=3_600.0,
+            require_decision_report=True,
+        ),
+        Preset.OFFICEPLANE: PresetDefaults(
+            retry=_OFFICEPLANE_RETRY, max_attempts=4, boost_per_minute=0.0, max_duration_sec=300.0
+        ),
+    }
+)
+
+
+def attempts_of_max_retries(max_retries: int, preset: Preset, *, first_is_extra: bool = True) -> int:
+    """How many attempts a caller's `maxRetries` stands for.
+
+    OfficePlane's page counts the first attempt extra, its program doesn't: `first_is_extra` chooses. For loki
+    the number is that of the attempts. Zero is one attempt everywhere.
+    """
+    raise_faults({"maxRetries": number_fault(max_retries, 0, _MOST_RETRIES, whole=True)})
+    if preset is Preset.OFFICEPLANE and first_is_extra:
+        return max_retries + 1
+    return max(max_retries, 1)
+
+
+def retry_delay(policy: RetryPolicy, failures: int, uniform: Uniform) -> float:
+    """Seconds to wait after the n-th failure, n counted from 1."""
+    if failures < 1:
+        raise ValueError(f"A delay follows a failure: failures must be at least 1, got {failures}.")
+    if policy.strategy is Strategy.IMMEDIATE or not policy.initial_delay_sec:
+        return 0.0
+    delay = float(policy.initial_delay_sec)
+    if policy.strategy is Strategy.EXPONENTIAL:
+        try:
+            delay *= float(policy.backoff_multiplier) ** (failures - 1)
+        except OverflowError:
+            delay = math.inf
+    longest = LONGEST_DELAY_SEC if policy.max_delay_sec is None else policy.max_delay_sec
+    delay = min(delay, longest)
+    if policy.jitter:
+        delay = min(delay * (0.5 + uniform()), longest)
+    return delay
+
+
+def models_for_next(
+    failures: int, model_preferences: Sequence[str], fallback_models: Sequence[str]
+) -> tuple[str, ...]:
+    """The models of the next attempt after so many failed ones."""
+    fall_back = failures >= _FALLBACK_FROM_ATTEMPT and len(fallback_models) > 0
+    return tuple(fallback_models if fall_back else model_preferences)
+
+
+def is_poison_pill(failures: int, failed_agents: Iterable[str | None]) -> bool:
+    agents = {agent for agent in failed_agents if agent is not None}
+    return len(agents) >= _POISON_AGENTS and failures >= _POISON_ATTEMPTS
+
+
+class DeadLetterReason(StrEnum):
+    NOT_RETRYABLE = "not_retryable"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    POISON_PILL = "poison_pill"
+    MAX_ATTEMPTS = "max_attempts"
+    QUOTA_SPENT = "quota_spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again after `delay_sec`, with `models` as the effective ones (none: any will do)."""
+
+    delay_sec: float
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    reason: DeadLetterReason
+    poison_pill: bool
+
+
+def decide_failure(
+    *,
+    category: str,
+    attempts: int,
+    max_attempts: int,
+    policy: RetryPolicy,
+    failed_agents: Iterable[str | None],
+    uniform: Uniform,
+    total_cost_usd: Decimal = Decimal(0),
+    max_total_cost_usd: Decimal | None = None,
+    model_preferences: Sequence[str] = (),
+    fallback_models: Sequence[str] = (),
+) -> Retry | DeadLetter:
+    """Decide what becomes of a task after a failed attempt.
+
+    `attempts` and `failed_agents` include the attempt that has just failed, and so does `total_cost_usd`.
+    """
+    category = category_of(category)
+    poison_pill = is_poison_pill(attempts, failed_agents)
+    if category == FailureCategory.BUDGET_EXCEEDED or total_limit_reached(total_cost_usd, max_total_cost_usd):
+        return DeadLetter(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
+    if not policy.retries(category):
+        return DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill)
+    if poison_pill:
+        return DeadLetter(DeadLetterReason.POISON_PILL, poison_pill)
+    if attempts >= max_attempts:
+        return DeadLetter(DeadLetterReason.MAX_ATTEMPTS, poison_pill)
+    return Retry(
+        delay_sec=retry_delay(policy, attempts, uniform),
+        models=models_for_next(attempts, model_preferences, fallback_models),
+    )

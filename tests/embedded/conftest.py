@@ -1,0 +1,96 @@
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
+from tests.embedded.helpers import FAST, stop_server, wait_until_idle
+
+
+@cache
+def binaries_of(source: str) -> Binaries | None:
+    return next((found for found in find_binaries() if found.source == source), None)
+
+
+@cache
+def fast_disk() -> Path | None:
+    """Memory where there is plenty of it: the tests copy a lot. None: the usual temporary directory."""
+    memory = Path("/dev/shm")  # noqa: S108 - only private directories are made in it
+    usable = memory.is_dir() and os.access(memory, os.W_OK)
+    return memory if usable and shutil.disk_usage(memory).free > 2 << 30 else None
+
+
+def _binaries_or_skip(source: str) -> Binaries:
+    found = binaries_of(source)
+    if found is None:
+        pytest.skip(f"no PostgreSQL from this source here: {source}")
+    return found
+
+
+@pytest.fixture
+def system_binaries() -> Binaries:
+    return _binaries_or_skip("system")
+
+
+@pytest.fixture
+def wheel_binaries() -> Binaries:
+    return _binaries_or_skip("wheel")
+
+
+@pytest.fixture(params=["system", "wheel"])
+def binaries(request: pytest.FixtureRequest) -> Binaries:
+    """Each kind of binaries in turn."""
+    return _binaries_or_skip(request.param)
+
+
+@pytest.fixture
+def some_binaries() -> Binaries:
+    return find_binaries()[0]
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """Unlike tmp_path short enough for a socket."""
+    directory = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk())).resolve()
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def new_home(short_directory: Path) -> Iterator[Path]:
+    """A home that doesn't exist yet."""
+    home = short_directory / "home"
+    yield home
+    stop_server(home)
+
+
+@pytest.fixture(scope="session")
+def copy_of_made_home() -> Iterator[Callable[[Binaries, Path], None]]:
+    """Copies of a home with data, for the tests that aren't about making it: initdb takes its time."""
+    templates: dict[Binaries, Path] = {}
+    top = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk()))
+
+    def copy(binaries: Binaries, home: Path) -> None:
+        if binaries not in templates:
+            template = top / binaries.source
+            EmbeddedServer.start(template, binaries=binaries, options=FAST).close()
+            wait_until_idle(template)
+            templates[binaries] = template
+        subprocess.run(["/bin/cp", "-a", str(templates[binaries]), str(home)], check=True)
+
+    yield copy
+    shutil.rmtree(top)
+
+
+@pytest.fixture
+def home(
+    new_home: Path, some_binaries: Binaries, copy_of_made_home: Callable[[Binaries, Path], None]
+) -> Path:
+    """A home with data and no server."""
+    copy_of_made_home(some_binaries, new_home)
+    return new_home

@@ -1,0 +1,455 @@
+"""The circuit breaker's state machine and its configuration."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.model.breaker import (
+    Breaker,
+    BreakerConfig,
+    BreakerEvent,
+    BreakerPolicy,
+    BreakerState,
+    Change,
+    Verdict,
+    counts_against,
+    force_open,
+    hand_out_probe,
+    on_failure,
+    on_probe_gone,
+    on_success,
+    policy_from_document,
+    reset,
+    verdict,
+)
+
+NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
+CONFIG = BreakerConfig()
+KEY = "eng-backend"
+OPEN = Breaker(state=BreakerState.OPEN, failures=5, last_failure=NOW, opened_at=NOW)
+PROBED_AT = NOW + timedelta(seconds=61)
+PROBED = hand_out_probe(OPEN, CONFIG, task_id="probe", now=PROBED_AT).breaker
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def fail(breaker: Breaker, seconds: float, *, task_id: str = "t", counts: bool = True) -> Change:
+    return on_failure(breaker, CONFIG, key=KEY, task_id=task_id, now=at(seconds), counts=counts)
+
+
+def failed(times: int, every: float = 1) -> Breaker:
+    breaker = Breaker()
+    for n in range(times):
+        breaker = fail(breaker, n * every).breaker
+    return breaker
+
+
+class TestConfig:
+    def test_defaults(self) -> None:
+        """R-182."""
+        assert BreakerConfig(failure_threshold=5, cooldown_sec=300, half_open_after_sec=60) == CONFIG
+
+    @pytest.mark.parametrize(
+        ("field", "value", "rule"),
+        [
+            ("failure_threshold", 0, "must be a whole number from 1 to 1000000, got 0"),
+            ("failure_threshold", 2.5, "must be a whole number from 1 to 1000000, got 2.5"),
+            ("failure_threshold", True, "must be a whole number from 1 to 1000000, got True"),
+            ("cooldown_sec", 0, "must be a number from 0.05 to 31536000, got 0"),
+            ("half_open_after_sec", -1, "must be a number from 0 to 31536000, got -1"),
+            ("half_open_after_sec", 1e300, "must be a number from 0 to 31536000, got 1e+300"),
+        ],
+    )
+    def test_a_fault_is_told_with_name_rule_and_value(self, field: str, value: object, rule: str) -> None:
+        fields: dict[str, Any] = {field: value}
+        with pytest.raises(InvalidInputError) as caught:
+            BreakerConfig(**fields)
+
+        assert str(caught.value) == f"{field}: {rule}"
+
+    def test_the_file_of_the_document(self) -> None:
+        """R-182: overrides are merged over the defaults."""
+        policy, warnings = policy_from_document(
+            {
+                "defaults": {"failureThreshold": 6, "cooldownSeconds": 200, "halfOpenAfter": 30},
+                "overrides": {
+                    "ops-security": {"failureThreshold": 3},
+                    "biz-marketing": {"failureThreshold": 10, "halfOpenAfter": 1.5},
+                },
+            }
+        )
+
+        assert warnings == ()
+        assert policy.config_for("eng-backend") == BreakerConfig(
+            failure_threshold=6, cooldown_sec=200, half_open_after_sec=30
+        )
+        assert policy.config_for("ops-security") == BreakerConfig(
+            failure_threshold=3, cooldown_sec=200, half_open_after_sec=30
+        )
+        assert policy.config_for("biz-marketing") == BreakerConfig(
+            failure_threshold=10, cooldown_sec=200, half_open_after_sec=1.5
+        )
+
+    @pytest.mark.parametrize("document", [None, {}, {"defaults": None, "overrides": None}])
+    def test_an_empty_file_means_the_defaults(self, document: object) -> None:
+        """R-182."""
+        policy, warnings = policy_from_document(document)
+
+        assert (policy.config_for("any"), warnings) == (CONFIG, ())
+
+    @pytest.mark.parametrize(
+        ("document", "warning"),
+        [
+            ([1, 2], "the file: must be a mapping, got [1, 2]; using the defaults"),
+            ("text", "the file: must be a mapping, got 'text'; using the defaults"),
+            ({"defaults": 5}, "defaults: must be a mapping, got 5; using the defaults"),
+            ({"overrides": ["x"]}, "overrides: must be a mapping, got ['x']; using the defaults"),
+            ({"overrides": {"x": 3}}, "overrides.x: must be a mapping, got 3; using the defaults"),
+            ({"overrides": {7: {}}}, "overrides: names must be text, got 7; ignored"),
+            ({"default": {}}, "default: unknown section, ignored; expected defaults and overrides"),
+            (
+                {"defaults": {"failureTreshold": 3}},
+                (
+                    "defaults.failureTreshold: unknown setting, ignored; "
+                    "expected one of failureThreshold, cooldownSeconds, halfOpenAfter"
+                ),
+            ),
+            (
+                {"defaults": {"failureThreshold": "many"}},
+                "defaults.failureThreshold: must be a whole number from 1 to 1000000, got 'many'; using 5",
+            ),
+        ],
+    )
+    def test_what_is_malformed_is_told_and_replaced_by_the_defaults(
+        self, document: object, warning: str
+    ) -> None:
+        """R-182: a broken file stops nothing."""
+        policy, warnings = policy_from_document(document)
+
+        assert warnings == (warning,)
+        assert policy.config_for("x") == CONFIG
+
+    def test_one_bad_value_spoils_no_other(self) -> None:
+        """R-182: it takes the value it would have overridden."""
+        policy, warnings = policy_from_document(
+            {
+                "defaults": {"failureThreshold": 7},
+                "overrides": {"x": {"failureThreshold": -1, "halfOpenAfter": 5}},
+            }
+        )
+
+        assert policy.config_for("x") == BreakerConfig(failure_threshold=7, half_open_after_sec=5)
+        assert len(warnings) == 1
+
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["defaults", "overrides", "failureThreshold", "halfOpenAfter", "x"])
+                | st.integers(),
+                inner,
+                max_size=4,
+            )
+        ),
+    )
+
+    @given(json_values)
+    def test_no_file_breaks_it(self, document: object) -> None:
+        """R-182: whatever the YAML holds."""
+        policy, warnings = policy_from_document(document)
+
+        assert isinstance(policy, BreakerPolicy)
+        assert warnings or isinstance(document, dict) or document is None
+
+
+class TestClosed:
+    def test_the_threshold_opens_it_with_an_alert(self) -> None:
+        """R-185, F-6: at 5, not after."""
+        change = fail(failed(4), 4)
+
+        assert change == Change(
+            Breaker(state=BreakerState.OPEN, failures=5, last_failure=at(4), opened_at=at(4)),
+            BreakerEvent.OPENED,
+            "Circuit breaker OPEN for eng-backend",
+        )
+
+    def test_below_the_threshold_tasks_flow(self) -> None:
+        """R-181."""
+        breaker = failed(4)
+
+        assert (breaker.state, breaker.failures) == (BreakerState.CLOSED, 4)
+        assert verdict(breaker, CONFIG, at(4)) is Verdict.FLOW
+
+    def test_a_success_starts_the_count_again(self) -> None:
+        """F-3, R-091: only failures in a row count."""
+        breaker = on_success(failed(4), task_id="t").breaker
+
+        assert breaker.failures == 0
+        assert fail(breaker, 5).event is None
+
+    def test_a_success_with_nothing_to_reset_changes_nothing(self) -> None:
+        """R-091: so nothing is written."""
+        breaker = Breaker()
+
+        assert on_success(breaker, task_id="t").breaker is breaker
+
+    @pytest.mark.parametrize(("pause", "failures"), [(300, 5), (300.001, 1)])
+    def test_old_failures_are_forgotten(self, pause: float, failures: int) -> None:
+        """R-186: once more than cooldownSeconds have passed since the last one."""
+        assert fail(failed(4), 3 + pause).breaker.failures == failures
+
+    def test_slow_failures_count_as_long_as_each_is_in_time(self) -> None:
+        """R-186: the time since the last one matters, not since the first."""
+        assert failed(5, every=299).state is BreakerState.OPEN
+
+    def test_a_clock_that_lags_does_not_move_the_last_failure_back(self) -> None:
+        breaker = fail(fail(Breaker(), 10).breaker, 5).breaker
+
+        assert (breaker.failures, breaker.last_failure) == (2, at(10))
+
+    @pytest.mark.parametrize(
+        ("category", "counted"),
+        [
+            ("cancelled", False),
+            ("rate_limit", False),
+            ("budget_exceeded", False),
+            ("dependency", False),
+            ("crash", True),
+            ("heartbeat_timeout", True),
+            ("timeout", True),
+            ("invalid_output", True),
+            ("auth_failure", True),
+            ("invalid_input", True),
+            ("my_own", True),
+        ],
+    )
+    def test_which_failures_count(self, category: str, counted: bool) -> None:
+        """F-4, R-176, U13: each failed attempt but cancel, rate limit, budget and dependency."""
+        assert counts_against(category) == counted
+
+    def test_what_does_not_count_changes_nothing(self) -> None:
+        """F-4."""
+        breaker = failed(4)
+
+        assert fail(breaker, 5, counts=False).breaker is breaker
+
+
+class TestOpen:
+    @pytest.mark.parametrize(
+        ("seconds", "expected"), [(0, Verdict.BLOCK), (60, Verdict.BLOCK), (60.001, Verdict.PROBE)]
+    )
+    def test_it_blocks_until_the_pause_is_over(self, seconds: float, expected: Verdict) -> None:
+        """R-181, R-183: strictly after openedAt + halfOpenAfter."""
+        assert verdict(OPEN, CONFIG, at(seconds)) is expected
+
+    def test_looking_does_not_use_up_the_probe(self) -> None:
+        """F-1: inspected any number of times, it can still hand one out."""
+        assert {verdict(OPEN, CONFIG, at(61)) for _ in range(3)} == {Verdict.PROBE}
+        assert hand_out_probe(OPEN, CONFIG, task_id="t", now=at(61)).breaker.probe_task_id == "t"
+
+    def test_the_claim_of_a_probe_makes_it_half_open(self) -> None:
+        """R-180, F-1, F-6: half_open_at and the probe are on record."""
+        assert hand_out_probe(OPEN, CONFIG, task_id="probe", now=PROBED_AT) == Change(
+            replace(OPEN, state=BreakerState.HALF_OPEN, half_open_at=PROBED_AT, probe_task_id="probe"),
+            BreakerEvent.HALF_OPEN,
+        )
+
+    @pytest.mark.parametrize(
+        ("breaker", "message"),
+        [(OPEN, "breaker is open"), (Breaker(), "closed"), (PROBED, "its probe is probe")],
+    )
+    def test_no_probe_where_none_is_due(self, breaker: Breaker, message: str) -> None:
+        """R-181: exactly one."""
+        with pytest.raises(InvalidTransitionError, match=message):
+            hand_out_probe(breaker, CONFIG, task_id="t", now=at(1))
+
+    def test_a_failure_of_a_task_under_way_does_not_prolong_the_pause(self) -> None:
+        """F-5."""
+        change = fail(OPEN, 30)
+
+        assert change == Change(replace(OPEN, failures=6, last_failure=at(30)))
+        assert verdict(change.breaker, CONFIG, at(61)) is Verdict.PROBE
+
+    def test_a_record_without_its_time_is_not_stuck(self) -> None:
+        """F-1: whatever wrote it, the next claim probes."""
+        assert verdict(Breaker(state=BreakerState.OPEN), CONFIG, NOW) is Verdict.PROBE
+
+    def test_a_success_of_a_task_under_way_does_not_close_it(self) -> None:
+        """R-184: only the probe's does."""
+        assert on_success(OPEN, task_id="t") == Change(OPEN)
+
+
+class TestHalfOpen:
+    def test_one_probe_and_no_more(self) -> None:
+        """R-181: however long it takes."""
+        assert verdict(PROBED, CONFIG, at(100_000)) is Verdict.BLOCK
+
+    def test_the_probes_success_closes_it(self) -> None:
+        """R-184."""
+        assert on_success(PROBED, task_id="probe") == Change(Breaker(last_failure=NOW), BreakerEvent.CLOSED)
+
+    def test_the_probes_failure_opens_it_for_another_pause(self) -> None:
+        """R-184, F-2: with openedAt anew, and an alert."""
+        change = fail(PROBED, 70, task_id="probe")
+
+        assert change == Change(
+            Breaker(state=BreakerState.OPEN, failures=6, last_failure=at(70), opened_at=at(70)),
+            BreakerEvent.OPENED,
+            "Circuit breaker OPEN for eng-backend",
+        )
+        assert verdict(change.breaker, CONFIG, at(130)) is Verdict.BLOCK
+
+    def test_a_probe_that_told_nothing_frees_its_place(self) -> None:
+        """F-2: cancelled, released, rate-limited: still half-open, the next claim probes."""
+        gone = on_probe_gone(PROBED, key=KEY, task_id="probe", now=at(70), failed=False)
+        assert gone == Change(replace(PROBED, probe_task_id=None))
+        assert fail(PROBED, 70, task_id="probe", counts=False) == gone
+        assert verdict(gone.breaker, CONFIG, at(70)) is Verdict.PROBE
+
+        again = hand_out_probe(gone.breaker, CONFIG, task_id="second", now=at(71))
+        assert again == Change(replace(PROBED, probe_task_id="second"))
+
+    def test_a_probe_that_died_failed(self) -> None:
+        """F-2: a crash or a time-out opens it again."""
+        gone = on_probe_gone(PROBED, key=KEY, task_id="probe", now=at(70), failed=True)
+
+        assert gone == fail(PROBED, 70, task_id="probe")
+
+    def test_others_decide_nothing(self) -> None:
+        """R-181, F-5: tasks from before the breaker opened, and a probe of before that was superseded."""
+        assert on_success(PROBED, task_id="t") == Change(PROBED)
+        assert fail(PROBED, 70) == Change(replace(PROBED, failures=6, last_failure=at(70)))
+        for how in (True, False):
+            assert on_probe_gone(PROBED, key=KEY, task_id="t", now=at(70), failed=how) == Change(PROBED)
+
+
+class TestByHand:
+    def test_opened_by_hand_it_stays_open(self) -> None:
+        """R-187: until reset, whatever time passes and whatever ends."""
+        change = force_open(PROBED, key=KEY, now=at(70))
+        assert (change.event, change.alert) == (BreakerEvent.OPENED, "Circuit breaker OPEN for eng-backend")
+
+        breaker = on_success(change.breaker, task_id="probe").breaker
+        breaker = fail(breaker, 80, task_id="probe").breaker
+        assert (breaker.state, breaker.forced, breaker.opened_at) == (BreakerState.OPEN, True, at(70))
+        assert verdict(breaker, CONFIG, at(10**6)) is Verdict.BLOCK
+
+        assert reset(breaker) == Change(Breaker(last_failure=at(80)), BreakerEvent.CLOSED)
+
+    def test_an_open_one_is_only_held_open(self) -> None:
+        """R-187: no second event for the same state."""
+        held = force_open(OPEN, key=KEY, now=at(70))
+
+        assert held == Change(replace(OPEN, forced=True))
+        assert force_open(held.breaker, key=KEY, now=at(80)).breaker is held.breaker
+
+    def test_reset_clears_the_count(self) -> None:
+        """R-187."""
+        assert reset(failed(4)) == Change(Breaker(last_failure=at(3)))
+        breaker = Breaker(last_failure=NOW)
+        assert reset(breaker).breaker is breaker
+
+
+class BreakerMachine(RuleBasedStateMachine):
+    """Any fleet against one breaker: claims, ends of any kind, the clock, and an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = Breaker()
+        self.now = NOW
+        self.submitted = 0
+        self.running: set[str] = set()
+        self.probes: set[str] = set()
+
+    def move(self, change: Change) -> None:
+        before, self.breaker = self.breaker, change.breaker
+        expected = {
+            BreakerState.OPEN: BreakerEvent.OPENED,
+            BreakerState.HALF_OPEN: BreakerEvent.HALF_OPEN,
+            BreakerState.CLOSED: BreakerEvent.CLOSED,
+        }[change.breaker.state]
+        assert change.event == (None if before.state is change.breaker.state else expected)
+        assert (change.alert is not None) == (change.event is BreakerEvent.OPENED)
+
+    def end(self, pick: int) -> str:
+        task_id = sorted(self.running)[pick % len(self.running)]
+        self.running.remove(task_id)
+        self.probes.discard(task_id)
+        return task_id
+
+    @rule(seconds=st.integers(0, 400))
+    def wait(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule()
+    def claim(self) -> None:
+        allowed = verdict(self.breaker, CONFIG, self.now)
+        if allowed is Verdict.BLOCK:
+            return
+        self.submitted += 1
+        task_id = f"t{self.submitted}"
+        self.running.add(task_id)
+        if allowed is Verdict.PROBE:
+            self.probes.add(task_id)
+            self.move(hand_out_probe(self.breaker, CONFIG, task_id=task_id, now=self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 1000))
+    def succeed(self, pick: int) -> None:
+        self.move(on_success(self.breaker, task_id=self.end(pick)))
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 1000), counts=st.booleans())
+    def fail(self, pick: int, counts: bool) -> None:
+        self.move(
+            on_failure(self.breaker, CONFIG, key=KEY, task_id=self.end(pick), now=self.now, counts=counts)
+        )
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 1000))
+    def cancel(self, pick: int) -> None:
+        self.move(on_probe_gone(self.breaker, key=KEY, task_id=self.end(pick), now=self.now, failed=False))
+
+    @rule()
+    def open_by_hand(self) -> None:
+        self.move(force_open(self.breaker, key=KEY, now=self.now))
+        self.probes.clear()
+
+    @rule()
+    def reset_by_hand(self) -> None:
+        self.move(reset(self.breaker))
+        self.probes.clear()
+
+    @invariant()
+    def exactly_one_probe(self) -> None:
+        """R-181: what the breaker holds as its probe is the one that is out."""
+        held = {self.breaker.probe_task_id} - {None}
+        assert held == self.probes
+        assert self.breaker.probe_task_id is None or self.breaker.state is BreakerState.HALF_OPEN
+
+    @invariant()
+    def never_stuck(self) -> None:
+        """F-1, F-2: without a probe out and unless held by hand, time alone lets a task through."""
+        if not self.probes and not self.breaker.forced:
+            assert verdict(self.breaker, CONFIG, self.now + timedelta(days=1)) is not Verdict.BLOCK
+
+    @invariant()
+    def times_fit_the_state(self) -> None:
+        """R-180: the record is complete for its state, and forced only while open."""
+        breaker = self.breaker
+        assert (breaker.opened_at is None) == (breaker.state is BreakerState.CLOSED)
+        assert (breaker.half_open_at is not None) == (breaker.state is BreakerState.HALF_OPEN)
+        assert not breaker.forced or breaker.state is BreakerState.OPEN
+        assert breaker.state is not BreakerState.CLOSED or breaker.failures < CONFIG.failure_threshold
+
+
+TestAnyFleet = BreakerMachine.TestCase

@@ -1,0 +1,133 @@
+"""Keys from content are the same everywhere, and what has no stable form is refused."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.idempotency import MAX_DEPTH, canonical_json, content_hash, content_key
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+documents = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
+
+
+def shuffled(value: Any) -> Any:
+    """The same content with every dictionary in the opposite order."""
+    if isinstance(value, dict):
+        return {key: shuffled(value[key]) for key in reversed(value)}
+    if isinstance(value, list):
+        return [shuffled(item) for item in value]
+    return value
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def test_the_key_is_the_sha256_of_canonical_json() -> None:
+    """R-171, U8: sorted keys, compact, UTF-8, over type and payload together."""
+    expected = hashlib.sha256('{"payload":{"a":[1,null],"ü":"é"},"type":"eng-backend"}'.encode()).hexdigest()
+
+    assert content_key("eng-backend", {"ü": "é", "a": [1, None]}) == expected
+
+
+def test_the_hash_is_the_key_as_bytes() -> None:
+    """U8: what a mismatch is found by."""
+    assert content_hash("t", {"a": 1}).hex() == content_key("t", {"a": 1})
+    assert len(content_hash("t", {"a": 1})) == 32
+
+
+def test_type_and_payload_both_count() -> None:
+    """F-14: the payload alone merges tasks of different types."""
+    assert len({content_key(t, p) for t in ("a", "b") for p in ({}, {"x": 1}, {"x": "1"}, None)}) == 8
+
+
+@given(documents)
+def test_order_of_keys_does_not_matter(document: Any) -> None:
+    """R-171."""
+    assert content_key("t", shuffled(document)) == content_key("t", document)
+
+
+@given(documents)
+def test_it_survives_a_round_trip_through_json(document: Any) -> None:
+    """U8: the same task, sent again over HTTP, has the same key."""
+    assert content_key("t", json.loads(json.dumps(document))) == content_key("t", document)
+
+
+@given(documents, documents)
+def test_different_content_has_different_keys(one: Any, other: Any) -> None:
+    """U8: equal keys only for equal JSON."""
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+    assert (content_key("t", one) == content_key("t", other)) == same
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_it_is_the_same_in_every_process(seed: str) -> None:
+    """F-14: Python's own hash is salted per process."""
+    program = (
+        "from lineshaft.model.idempotency import content_key;"
+        "print(content_key('t', {k: {k: 1} for k in sorted({'a', 'b', 'ü'}, key=hash)}))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.strip()
+
+    assert found == content_key("t", {key: {key: 1} for key in ("a", "b", "ü")})
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"a": float("nan")}, "number that JSON can't hold"),
+        ([float("inf")], "number that JSON can't hold"),
+        (-float("inf"), "number that JSON can't hold"),
+        pytest.param({"a": 10**5000}, "number that JSON can't hold", id="huge"),
+        ({"a": {1: "x"}}, r"content\.payload\.a: keys must be text, got 1"),
+        ({"a": [{None: "x"}]}, r"content\.payload\.a\[0\]: keys must be text, got None"),
+        ({"a": {True: 1, "b": 2}}, "keys must be text, got True"),
+        ({"a": b"x"}, r"content\.payload\.a: must be a JSON value, got bytes"),
+        ({"a": {1, 2}}, "must be a JSON value, got set"),
+        ("\ud800", "lone surrogate"),
+        ({"\udfff": 1}, "lone surrogate"),
+        pytest.param({10**5000: 1}, "keys must be text, got a number of thousands", id="huge key"),
+    ],
+)
+def test_what_has_no_stable_form_is_refused(payload: object, message: str) -> None:
+    """R-171: refused with the place, not guessed at."""
+    with pytest.raises(InvalidInputError, match=message):
+        content_key("t", payload)
+
+
+def test_nesting_has_a_limit_and_a_clear_error() -> None:
+    """General: hostile depth ends in InvalidInputError, never in RecursionError."""
+    assert canonical_json(nested(MAX_DEPTH + 1)) == b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
+    for depth in (MAX_DEPTH + 2, 100_000):
+        with pytest.raises(InvalidInputError, match=f"nested deeper than {MAX_DEPTH} levels"):
+            canonical_json(nested(depth))
+
+
+def test_content_that_holds_itself_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["self"] = [endless, endless]
+
+    with pytest.raises(InvalidInputError, match="nested deeper"):
+        canonical_json(endless)

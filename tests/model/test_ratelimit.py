@@ -1,0 +1,334 @@
+"""Recognising a rate limit, how long to wait for it, and who else shall slow down."""
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lineshaft.model.ratelimit import (
+    CountsAsFailure,
+    QuotaSpent,
+    Slowdown,
+    WaitForLimit,
+    backoff_wait,
+    decide_rate_limit,
+    is_rate_limit,
+    is_spent_quota,
+    later_slowdown,
+    parse_retry_after,
+    signal_slowdown,
+    slowdown_key,
+)
+from lineshaft.model.retry import FailureCategory
+
+NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
+units = st.floats(0, 1, exclude_max=True)
+slowdowns = st.builds(
+    lambda at, wait: signal_slowdown("*", wait, NOW + timedelta(seconds=at)),
+    st.integers(0, 5),
+    st.integers(0, 9),
+)
+
+
+def nothing() -> float:
+    return 0.0
+
+
+class TestDetection:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Rate limit reached for gpt-4o",
+            "you are being RATE LIMITED",
+            "HTTP 429",
+            "429",
+            "status_code=429: slow down",
+            '{"status":429}',
+            "(429) please wait",
+            "failed with 429.",
+            "Too Many Requests",
+            "Quota exceeded for this project",
+            "Retry-After: 30",
+            "openai.RateLimitError",
+            "AnthropicRateLimitError: slow down",
+            "error code rate_limit_exceeded",
+            '{"retry_after": 0.5}',
+            "insufficient balance",
+            "You exceeded your current quota",
+        ],
+    )
+    def test_indicators_are_seen_in_any_case(self, text: str) -> None:
+        """R-210."""
+        assert is_rate_limit(text)
+        assert is_rate_limit(text.upper()) or "RateLimit" in text
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "connection reset",
+            "task_429 failed",
+            "4290 tokens",
+            "1429",
+            "0.429 s",
+            "429.5 tokens",
+            "429ms",
+            "1,429 rows",
+            "429,000 rows",
+            "see issue #429",
+            "cost $429",
+            'File "app.py", line 429, in run',
+            "app.py:429: error",
+            "run-429-b",
+            "https://example.com/issues/429",
+            "a separate limit applies",
+            "we retry after fixing the tests",
+        ],
+    )
+    def test_other_texts_are_not(self, text: str) -> None:
+        """F-17: 429 as a whole number only, not in ids, amounts or line numbers."""
+        assert not is_rate_limit(text)
+
+    @given(st.integers(0, 10**6), st.text("0123456789abcdef_", min_size=1, max_size=4))
+    def test_a_longer_word_with_429_in_it_is_no_status(self, number: int, tail: str) -> None:
+        """F-17."""
+        assert not is_rate_limit(f"id {number}429")
+        assert not is_rate_limit(f"id 429{tail}")
+
+    def test_the_category_decides_before_the_text(self) -> None:
+        """R-210: an agent that says what it was is believed; crash is what it says when it doesn't know."""
+        assert is_rate_limit("try later", "rate_limit")
+        assert is_rate_limit("HTTP 429", "crash")
+        assert is_rate_limit("HTTP 429", "api_error")
+        for category in set(FailureCategory) - {FailureCategory.CRASH, FailureCategory.RATE_LIMIT}:
+            assert not is_rate_limit("expected status 429, got 200", category)
+
+    @pytest.mark.parametrize(
+        ("text", "lasting"),
+        [
+            ("Quota exceeded", True),
+            ("QuotaExceeded", True),
+            ("Insufficient Balance", True),
+            ("insufficient_quota", True),
+            ("You exceeded your current quota, check your plan", True),
+            ("429 Too Many Requests", False),
+            ("rate limit", False),
+        ],
+    )
+    def test_a_spent_quota_is_told_from_a_passing_limit(self, text: str, lasting: bool) -> None:
+        """R-217."""
+        assert is_spent_quota(text) == lasting
+        assert is_rate_limit(text)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        ("value", "seconds"),
+        [
+            (30, 30),
+            (1.5, 1.5),
+            ("120", 120),
+            (" 1.5 ", 1.5),
+            ("0", 0),
+            ("30s", 30),
+            ("2 minutes", 120),
+            ("Sun, 08 Feb 2026 09:02:00 GMT", 120),
+            ("Sunday, 08-Feb-26 09:02:00 GMT", 120),
+            ("Sun Feb  8 09:02:00 2026", 120),
+            ("Sun, 08 Feb 2026 08:00:00 GMT", 0),
+            ("429 Too Many Requests. Retry-After: 120", 120),
+            ("rate limit, retry after 30s", 30),
+            ('{"error": "slow down", "retry_after": 0.25}', 0.25),
+            ("retry-after-ms: 1500", 1.5),
+            ("Please try again in 6m0s.", 360),
+            ("Please try again in 1.242s. Visit the console", 1.242),
+            ("try again in 28ms", 0.028),
+            ("Retrying in 1 hour", 3600),
+            ("'Retry-After': 'Sun, 08 Feb 2026 09:00:10 GMT', 'Server': 'x'", 10),
+        ],
+    )
+    def test_what_a_provider_says(self, value: Any, seconds: float) -> None:
+        """R-212: seconds, fractions, HTTP's three forms of a date, and either of them in an error text."""
+        assert parse_retry_after(value, NOW) == pytest.approx(seconds)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            "",
+            "soon",
+            True,
+            float("nan"),
+            "HTTP 429",
+            "retry after 2026-02-08T09:02:00Z",
+            "retry after the weekend",
+            "Sun, 99 Feb 2026 09:02:00 GMT",
+            "no entry in 5 tables",
+        ],
+    )
+    def test_what_says_nothing(self, value: Any) -> None:
+        """R-212: then the wait is our own."""
+        assert parse_retry_after(value, NOW) is None
+
+    @pytest.mark.parametrize(
+        ("value", "seconds"),
+        [
+            (-5, 0),
+            ("-5", 0),
+            ("Retry-After: -5", 0),
+            (7200, 3600),
+            (float("inf"), 3600),
+            pytest.param(10**400, 3600, id="huge"),
+            pytest.param("9" * 400, 3600, id="huge text"),
+            ("2 hours", 3600),
+            ("Mon, 09 Feb 2026 09:00:00 GMT", 3600),
+        ],
+    )
+    def test_it_is_clamped(self, value: Any, seconds: float) -> None:
+        """R-216: from 0 to an hour."""
+        assert parse_retry_after(value, NOW) == seconds
+
+    def test_the_bound_is_a_setting(self) -> None:
+        """R-216: longer waits are allowed where the operator says so."""
+        assert parse_retry_after(7200, NOW, longest_sec=86_400) == 7200
+
+    @given(st.integers(-10_000, 10_000))
+    def test_a_date_is_the_same_as_its_seconds(self, seconds: int) -> None:
+        """R-212."""
+        date = format_datetime(NOW + timedelta(seconds=seconds), usegmt=True)
+
+        assert parse_retry_after(date, NOW) == parse_retry_after(seconds, NOW)
+
+    @given(st.text() | st.floats() | st.integers())
+    def test_nothing_breaks_it(self, value: str | float) -> None:
+        """R-216: whatever comes, it is None or in bounds."""
+        wait = parse_retry_after(value, NOW)
+
+        assert wait is None or 0 <= wait <= 3600
+
+    @pytest.mark.timeout(5)
+    @pytest.mark.parametrize(
+        "text", ["retry after " + "1" * 50_000 + "x", "retry after" + " " * 50_000, ".a" * 50_000]
+    )
+    def test_hostile_texts_take_no_time(self, text: str) -> None:
+        """General: an agent's error text can't stall the server."""
+        assert parse_retry_after(text, NOW) is None
+        assert not is_rate_limit(text)
+
+
+class TestBackoff:
+    def test_it_doubles_from_60_to_an_hour(self) -> None:
+        """R-212, F-17: the number of waits is really used."""
+        assert [backoff_wait(n, nothing) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+    def test_up_to_a_tenth_is_added(self) -> None:
+        """R-212."""
+        assert backoff_wait(0, lambda: 0.5) == pytest.approx(63)
+
+    @given(st.integers(0, 10_000), units)
+    def test_it_never_exceeds_the_cap(self, waits: int, unit: float) -> None:
+        """F-17: the document's own text gives 3960 s."""
+        wait = backoff_wait(waits, lambda: unit)
+
+        assert backoff_wait(waits, nothing) <= wait <= min(backoff_wait(waits, nothing) * 1.1, 3600)
+
+
+class TestDecision:
+    def test_waits_use_no_attempt_and_slow_others_for_half(self) -> None:
+        """U13, R-212, R-214."""
+        assert decide_rate_limit(
+            waits_so_far=0, retry_after_sec=30, spent_quota=False, uniform=nothing
+        ) == WaitForLimit(wait_sec=30, slowdown_sec=15, waits=1)
+        assert decide_rate_limit(
+            waits_so_far=2, retry_after_sec=None, spent_quota=True, uniform=nothing
+        ) == WaitForLimit(wait_sec=240, slowdown_sec=120, waits=3)
+
+    def test_being_told_to_come_at_once_is_not_being_told_nothing(self) -> None:
+        """R-212, R-216: 0 is an answer."""
+        assert decide_rate_limit(
+            waits_so_far=0, retry_after_sec=0, spent_quota=False, uniform=nothing
+        ) == WaitForLimit(wait_sec=0, slowdown_sec=0, waits=1)
+
+    @pytest.mark.parametrize(("spent_quota", "end"), [(False, CountsAsFailure()), (True, QuotaSpent())])
+    def test_after_ten_waits_it_is_enough(self, spent_quota: bool, end: object) -> None:
+        """U13, R-217: then a failed attempt, or for a spent quota the dead letters at once."""
+        waits = 0
+        for _ in range(10):
+            decision = decide_rate_limit(
+                waits_so_far=waits, retry_after_sec=1, spent_quota=spent_quota, uniform=nothing
+            )
+            assert isinstance(decision, WaitForLimit)
+            waits = decision.waits
+
+        assert end == decide_rate_limit(
+            waits_so_far=waits, retry_after_sec=1, spent_quota=spent_quota, uniform=nothing
+        )
+
+    def test_a_policy_can_refuse_to_wait(self) -> None:
+        """R-118: rate_limit in no_retry_on."""
+        assert (
+            decide_rate_limit(
+                waits_so_far=0, retry_after_sec=1, spent_quota=True, uniform=nothing, refused=True
+            )
+            == CountsAsFailure()
+        )
+
+
+class TestSlowdown:
+    @pytest.mark.parametrize(
+        ("claimed", "models", "key"),
+        [
+            ("sonnet", ["haiku"], "model:sonnet"),
+            (None, ["haiku", "sonnet"], "model:haiku"),
+            (None, [], "*"),
+            ("", [], "*"),
+        ],
+    )
+    def test_whom_it_slows(self, claimed: str | None, models: list[str], key: str) -> None:
+        """R-218: the claimed model, else the agent's first, else everyone."""
+        assert slowdown_key(claimed, models) == key
+
+    def test_it_ends(self) -> None:
+        """R-218: for `wait` seconds."""
+        slowdown = signal_slowdown("*", 15, NOW)
+
+        assert slowdown.active(NOW + timedelta(seconds=14.9))
+        assert not slowdown.active(NOW + timedelta(seconds=15))
+
+    def test_the_latest_signal_decides_even_if_it_is_shorter(self) -> None:
+        """R-218: never extends beyond the latest signal."""
+        long = signal_slowdown("*", 1800, NOW)
+        later = signal_slowdown("*", 5, NOW + timedelta(seconds=60))
+
+        assert later_slowdown(None, long) == long
+        assert later_slowdown(long, later) == later
+
+    def test_an_older_signal_that_arrives_late_changes_nothing(self) -> None:
+        """R-218."""
+        older = signal_slowdown("*", 1800, NOW)
+        newer = signal_slowdown("*", 5, NOW + timedelta(seconds=60))
+
+        assert later_slowdown(newer, older) == newer
+
+    @given(st.lists(slowdowns, min_size=1, max_size=4))
+    def test_the_order_of_arrival_does_not_matter(self, signals: list[Slowdown]) -> None:
+        """R-218: any order of arrival, and any repetition, ends with the same one in force."""
+        results = set()
+        for order in permutations([*signals, signals[0]]):
+            current: Slowdown | None = None
+            for signal in order:
+                current = later_slowdown(current, signal)
+            results.add(current)
+
+        assert len(results) == 1
+        assert {max(signal.signalled_at for signal in signals)} == {
+            end.signalled_at for end in results if end
+        }
+
+    def test_different_models_are_not_mixed(self) -> None:
+        with pytest.raises(ValueError, match=r"'model:a' and '\*'"):
+            later_slowdown(signal_slowdown("model:a", 1, NOW), signal_slowdown("*", 1, NOW))

@@ -1,0 +1,414 @@
+"""Policies, presets, delays, and the decision between another attempt and the dead letters."""
+
+import random
+from dataclasses import FrozenInstanceError, replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.retry import (
+    DEFAULT_NO_RETRY_ON,
+    DEFAULT_RETRY_ON,
+    LONGEST_DELAY_SEC,
+    PRESETS,
+    DeadLetter,
+    DeadLetterReason,
+    FailureCategory,
+    Preset,
+    Retry,
+    RetryPolicy,
+    Strategy,
+    attempts_of_max_retries,
+    category_of,
+    decide_failure,
+    is_poison_pill,
+    models_for_next,
+    retry_delay,
+)
+
+units = st.floats(0, 1, exclude_max=True)
+policies = st.builds(
+    RetryPolicy,
+    strategy=st.sampled_from(Strategy),
+    initial_delay_sec=st.floats(0, 10_000),
+    backoff_multiplier=st.floats(1, 100),
+    max_delay_sec=st.none() | st.floats(0, 100_000),
+    jitter=st.booleans(),
+)
+categories = st.sampled_from([*FailureCategory, "flaky_network", "heartbeat_timeout"])
+
+
+def middle() -> float:
+    return 0.5
+
+
+def decide(**changes: Any) -> Retry | DeadLetter:
+    """A first failure, a crash, of an ordinary task, but for the changes."""
+    facts: dict[str, Any] = {
+        "category": "crash",
+        "attempts": 1,
+        "max_attempts": 3,
+        "policy": RetryPolicy(),
+        "failed_agents": ["a"],
+        "uniform": middle,
+    }
+    return decide_failure(**(facts | changes))
+
+
+class TestCategories:
+    @pytest.mark.parametrize(
+        ("reason", "category"),
+        [
+            ("heartbeat_timeout", "crash"),
+            ("claim_expired", "crash"),
+            ("agent_restarted", "crash"),
+            ("execution_limit", "timeout"),
+            ("validation", "invalid_output"),
+            ("incomplete_decision_report", "invalid_output"),
+            ("incomplete_decision_report: no tradeoffs", "invalid_output"),
+            ("rate_limit", "rate_limit"),
+            (" Rate-Limit ", "rate_limit"),
+            ("", "crash"),
+        ],
+    )
+    def test_reasons_of_the_system_have_a_category(self, reason: str, category: str) -> None:
+        """F-25: the reaper's and the gates' reasons are mapped to the categories that policies name."""
+        assert category == category_of(reason)
+
+    def test_a_category_of_an_agents_own_is_kept_as_text(self) -> None:
+        assert category_of(" Flaky network: eu-1 ") == "Flaky network: eu-1"
+
+    @given(st.text())
+    def test_asking_twice_changes_nothing(self, text: str) -> None:
+        assert category_of(category_of(text)) == category_of(text)
+
+
+class TestPolicy:
+    def test_defaults_are_those_of_004(self) -> None:
+        """R-019: exponential, 10, 2.0, 300, true, and the two lists."""
+        policy = RetryPolicy()
+
+        assert (policy.strategy, policy.initial_delay_sec, policy.backoff_multiplier) == (
+            "exponential",
+            10,
+            2,
+        )
+        assert (policy.max_delay_sec, policy.jitter) == (300, True)
+        assert policy.retried == ("timeout", "crash", "rate_limit", "invalid_output")
+        assert policy.not_retried == ("auth_failure", "budget_exceeded", "cancelled")
+
+    @pytest.mark.parametrize(
+        ("field", "value", "rule"),
+        [
+            ("strategy", "linear", "must be one of exponential, fixed, immediate, got 'linear'"),
+            ("initial_delay_sec", -1, "must be a number from 0 to 31536000, got -1"),
+            ("initial_delay_sec", True, "must be a number from 0 to 31536000, got True"),
+            ("initial_delay_sec", float("nan"), "must be a number from 0 to 31536000, got nan"),
+            ("initial_delay_sec", "10", "must be a number from 0 to 31536000, got '10'"),
+            ("backoff_multiplier", 0.5, "must be a number from 1 to 1000, got 0.5"),
+            ("backoff_multiplier", 10**400, "must be a number from 1 to 1000, got 1000"),
+            pytest.param(
+                "backoff_multiplier", 10**5000, "must be a number from 1 to 1000, got a number", id="huge"
+            ),
+            ("max_delay_sec", float("inf"), "must be a number from 0 to 31536000, got inf"),
+            ("jitter", 0.5, "must be true or false, got 0.5"),
+            ("retry_on", "timeout", "must be a list of category names, got 'timeout'"),
+            ("retry_on", [""], "must be a list of category names, got ['']"),
+            ("no_retry_on", [3], "must be a list of category names, got [3]"),
+        ],
+    )
+    def test_a_fault_is_told_with_name_rule_and_value(self, field: str, value: object, rule: str) -> None:
+        fields: dict[str, Any] = {field: value}
+        with pytest.raises(InvalidInputError) as caught:
+            RetryPolicy(**fields)
+
+        assert str(caught.value).startswith(f"{field}: {rule}")
+
+    def test_all_faults_are_told_at_once(self) -> None:
+        with pytest.raises(InvalidInputError) as caught:
+            RetryPolicy(initial_delay_sec=-1, max_delay_sec=-2)
+
+        assert [place for place, _ in caught.value.errors] == ["initial_delay_sec", "max_delay_sec"]
+
+    def test_text_from_json_is_normalised(self) -> None:
+        fields: dict[str, Any] = {"strategy": "fixed", "retry_on": ["Timeout", "timeout", "claim_expired"]}
+        policy = RetryPolicy(**fields)
+
+        assert policy.strategy is Strategy.FIXED
+        assert policy.retry_on == ("timeout", "crash")
+
+    def test_it_is_immutable(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            RetryPolicy().jitter = False  # type: ignore[misc]
+
+    def test_lists_as_written_decide(self) -> None:
+        """R-118: retry_on and no_retry_on are honoured; what is in neither is retried like a crash."""
+        policy = RetryPolicy()
+
+        assert all(policy.retries(category) for category in (*DEFAULT_RETRY_ON, "dependency", "my_own"))
+        assert not any(policy.retries(category) for category in DEFAULT_NO_RETRY_ON)
+
+    def test_a_written_retry_on_is_complete(self) -> None:
+        """R-118: once retry_on is given, a category in neither list is not retried, not even a crash."""
+        policy = RetryPolicy(retry_on=("timeout", "my_own"))
+
+        assert policy.retries("timeout")
+        assert policy.retries("my_own")
+        assert not policy.retries("crash")
+        assert not policy.retries("my_other")
+
+    def test_a_written_retry_on_equal_to_the_default_is_still_written(self) -> None:
+        """R-118: it is known whether the caller gave the list, not only what is in it."""
+        assert RetryPolicy().retries("dependency")
+        assert not RetryPolicy(retry_on=DEFAULT_RETRY_ON).retries("dependency")
+
+    def test_an_unlisted_category_is_refused_with_crash(self) -> None:
+        """R-118: retried as a crash means not at all where crashes are not."""
+        policy = RetryPolicy(no_retry_on=("crash",))
+
+        assert not policy.retries("my_own")
+        assert policy.retries("timeout")
+        assert policy.retries("auth_failure") is False
+
+    def test_a_written_retry_on_wins_over_a_default(self) -> None:
+        """U15: explicit fields always win; of two written lists, no_retry_on does."""
+        assert RetryPolicy(retry_on=("auth_failure",)).retries("auth_failure")
+        assert not RetryPolicy(retry_on=("auth_failure",), no_retry_on=("auth_failure",)).retries(
+            "auth_failure"
+        )
+
+    @pytest.mark.parametrize("category", ["invalid_input", "budget_exceeded", "cancelled"])
+    def test_some_are_never_retried(self, category: str) -> None:
+        """R-118, R-235, R-176: whatever a policy says."""
+        assert not RetryPolicy(retry_on=(category,), no_retry_on=()).retries(category)
+
+    @given(policies, categories)
+    def test_what_is_refused_is_not_retried(self, policy: RetryPolicy, category: str) -> None:
+        refusing = replace(policy, no_retry_on=(category,))
+
+        assert refusing.refuses(category_of(category))
+        assert not refusing.retries(category_of(category))
+
+
+class TestPresets:
+    @pytest.mark.parametrize(
+        ("preset", "attempts", "boost", "duration", "report"),
+        [
+            (Preset.FACTORY, 3, 0.1, 300, False),
+            (Preset.LOKI, 3, 0, 3600, True),
+            (Preset.OFFICEPLANE, 4, 0, 300, False),
+        ],
+    )
+    def test_each_has_its_documents_numbers(
+        self, preset: Preset, attempts: int, boost: float, duration: float, report: bool
+    ) -> None:
+        """U2, U11, R-016, R-093, R-119, R-165."""
+        found = PRESETS[preset]
+
+        assert (found.max_attempts, found.boost_per_minute) == (attempts, boost)
+        assert (found.max_duration_sec, found.require_decision_report) == (duration, report)
+
+    @pytest.mark.parametrize(
+        ("preset", "delays"),
+        [
+            (Preset.LOKI, [60, 120, 240, 480, 960, 1920, 3600, 3600]),
+            (Preset.OFFICEPLANE, [5, 25, 125, 625]),
+            (Preset.FACTORY, [10, 20, 40, 80, 160, 300, 300]),
+        ],
+    )
+    def test_delays_are_the_documents_series(self, preset: Preset, delays: list[float]) -> None:
+        """U3, R-112, R-113, R-114, F-7, F-50: from the base each time: after 240 comes 480, not 3840."""
+        policy = PRESETS[preset].retry
+
+        assert [retry_delay(policy, n, middle) for n in range(1, len(delays) + 1)] == delays
+
+    def test_only_factory_has_jitter(self) -> None:
+        """U3."""
+        assert [preset for preset in Preset if PRESETS[preset].retry.jitter] == [Preset.FACTORY]
+
+    @pytest.mark.parametrize(
+        ("max_retries", "preset", "first_is_extra", "attempts"),
+        [
+            (3, Preset.LOKI, True, 3),
+            (0, Preset.LOKI, True, 1),
+            (3, Preset.OFFICEPLANE, True, 4),
+            (0, Preset.OFFICEPLANE, True, 1),
+            (3, Preset.OFFICEPLANE, False, 3),
+            (0, Preset.OFFICEPLANE, False, 1),
+        ],
+    )
+    def test_max_retries_become_attempts(
+        self, max_retries: int, preset: Preset, first_is_extra: bool, attempts: int
+    ) -> None:
+        """U2, F-12: 000's number is that of the attempts; 003 counts the first one extra, by a setting."""
+        assert attempts_of_max_retries(max_retries, preset, first_is_extra=first_is_extra) == attempts
+
+    @pytest.mark.parametrize("value", [-1, 10_001, True, 2.5, "3", None])
+    def test_nonsense_max_retries_are_refused(self, value: Any) -> None:
+        with pytest.raises(
+            InvalidInputError, match="maxRetries: must be a whole number from 0 to 10000, got"
+        ):
+            attempts_of_max_retries(value, Preset.LOKI)
+
+
+class TestDelay:
+    def test_fixed_and_immediate(self) -> None:
+        """R-115, F-24: the documents' function returns None for these."""
+        fixed = RetryPolicy(strategy=Strategy.FIXED, initial_delay_sec=7)
+        immediate = RetryPolicy(strategy=Strategy.IMMEDIATE, initial_delay_sec=7)
+
+        assert [retry_delay(fixed, n, middle) for n in (1, 2, 9)] == [7, 7, 7]
+        assert [retry_delay(immediate, n, middle) for n in (1, 2, 9)] == [0, 0, 0]
+
+    def test_jitter_spreads_by_half(self) -> None:
+        """R-114: ×0.5 to ×1.5, for fixed delays too."""
+        for strategy in (Strategy.EXPONENTIAL, Strategy.FIXED):
+            policy = RetryPolicy(strategy=strategy)
+
+            assert retry_delay(policy, 1, lambda: 0.0) == 5
+            assert retry_delay(policy, 1, lambda: 0.999) == pytest.approx(14.99)
+
+    def test_jitter_never_exceeds_the_cap(self) -> None:
+        """F-24: 004's own text gives 450 s with a cap of 300; below the cap the spread stays."""
+        assert retry_delay(RetryPolicy(), 20, lambda: 0.999) == 300
+        assert retry_delay(RetryPolicy(), 20, lambda: 0.0) == 150
+
+    @given(policies, st.integers(1, 10_000), units)
+    def test_it_stays_within_its_bounds(self, policy: RetryPolicy, failures: int, unit: float) -> None:
+        """R-114: never negative, never above max_delay_sec, and without a cap never above a year."""
+        most = LONGEST_DELAY_SEC if policy.max_delay_sec is None else policy.max_delay_sec
+
+        assert 0 <= retry_delay(policy, failures, lambda: unit) <= most
+
+    @given(policies, st.integers(1, 9_999))
+    def test_it_never_shrinks(self, policy: RetryPolicy, failures: int) -> None:
+        """R-112: more failures, no shorter delay."""
+        assert retry_delay(policy, failures, middle) <= retry_delay(policy, failures + 1, middle)
+
+    def test_no_number_of_failures_overflows(self) -> None:
+        """U3: officeplane has no cap, and 5·5^9999 is no float."""
+        assert retry_delay(PRESETS[Preset.OFFICEPLANE].retry, 10_000, middle) == LONGEST_DELAY_SEC
+        assert retry_delay(RetryPolicy(initial_delay_sec=0, max_delay_sec=None), 10_000, middle) == 0
+
+    @given(policies, st.integers(1, 50), st.integers())
+    def test_a_seed_gives_the_same_delay_again(self, policy: RetryPolicy, failures: int, seed: int) -> None:
+        """R-114: the random numbers are the caller's."""
+        first, second = random.Random(seed), random.Random(seed)
+
+        assert retry_delay(policy, failures, first.random) == retry_delay(policy, failures, second.random)
+
+    def test_there_is_no_delay_without_a_failure(self) -> None:
+        with pytest.raises(ValueError, match="at least 1, got 0"):
+            retry_delay(RetryPolicy(), 0, middle)
+
+
+class TestDecision:
+    def test_a_first_crash_is_retried(self) -> None:
+        """R-110."""
+        assert decide() == Retry(10)
+
+    @pytest.mark.parametrize("reason", ["heartbeat_timeout", "claim_expired", "agent_restarted"])
+    def test_what_the_reaper_finds_is_retried_even_by_a_written_list(self, reason: str) -> None:
+        """F-25: it counts as a crash."""
+        assert decide(category=reason, policy=RetryPolicy(retry_on=("crash",))) == Retry(10)
+
+    def test_the_last_attempt_ends_in_the_dead_letters(self) -> None:
+        """R-111: at max_attempts, not after."""
+        assert isinstance(decide(attempts=2), Retry)
+        assert decide(attempts=3) == DeadLetter(DeadLetterReason.MAX_ATTEMPTS, poison_pill=False)
+        assert decide(attempts=1, max_attempts=1) == DeadLetter(
+            DeadLetterReason.MAX_ATTEMPTS, poison_pill=False
+        )
+
+    @pytest.mark.parametrize("category", ["auth_failure", "cancelled", "invalid_input"])
+    def test_some_categories_end_at_once(self, category: str) -> None:
+        """R-118."""
+        assert decide(category=category) == DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
+
+    def test_an_attempt_over_its_budget_ends_at_once(self) -> None:
+        """R-235: no retry."""
+        assert decide(category="budget_exceeded") == DeadLetter(
+            DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
+        )
+
+    def test_two_agents_and_three_failures_are_a_poison_pill(self) -> None:
+        """R-136: remaining attempts are skipped."""
+        assert decide(attempts=3, max_attempts=9, failed_agents=["a", "b", "b"]) == DeadLetter(
+            DeadLetterReason.POISON_PILL, poison_pill=True
+        )
+
+    @pytest.mark.parametrize("changes", [{"max_attempts": 3}, {"category": "auth_failure"}])
+    def test_the_flag_is_right_whatever_ends_it(self, changes: dict[str, Any]) -> None:
+        """R-136, F-26: with max_attempts 3 the documents' check is never reached."""
+        decision = decide(attempts=3, failed_agents=["a", "b", "a"], **changes)
+
+        assert isinstance(decision, DeadLetter)
+        assert decision.poison_pill
+
+    @pytest.mark.parametrize(
+        ("failures", "agents"),
+        [(3, ["a", "a", "a"]), (2, ["a", "b"]), (3, ["a", None, None]), (3, [None, None, None]), (3, [])],
+    )
+    def test_what_is_no_poison_pill(self, failures: int, agents: list[str | None]) -> None:
+        """F-26, F-37: the same agent three times, too few failures, failures of nobody known."""
+        assert not is_poison_pill(failures, agents)
+
+    def test_the_total_cost_can_end_it(self) -> None:
+        """R-238: once the limit over all attempts is reached, another one isn't tried."""
+        limit = Decimal("1.00")
+
+        assert isinstance(decide(total_cost_usd=Decimal("0.999999"), max_total_cost_usd=limit), Retry)
+        assert decide(total_cost_usd=Decimal(1), max_total_cost_usd=limit) == DeadLetter(
+            DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
+        )
+        assert isinstance(decide(total_cost_usd=Decimal(5000)), Retry)
+
+    def test_fallback_models_from_the_second_failure_on(self) -> None:
+        """R-117, F-28: derived, so that attempts starting again at 0 have the original ones again."""
+        models = {"model_preferences": ["sonnet", "gpt"], "fallback_models": ["haiku"]}
+
+        assert decide(attempts=1, **models) == Retry(10, ("sonnet", "gpt"))
+        assert decide(attempts=2, **models) == Retry(20, ("haiku",))
+        assert models_for_next(0, **models) == ("sonnet", "gpt")
+        assert models_for_next(2, ["sonnet"], []) == ("sonnet",)
+
+    @given(
+        categories,
+        st.integers(1, 12),
+        st.integers(1, 12),
+        policies,
+        st.lists(st.sampled_from(["a", "b", "c", None]), max_size=12),
+    )
+    def test_a_retry_is_always_allowed_by_every_rule(
+        self,
+        category: str,
+        attempts: int,
+        max_attempts: int,
+        policy: RetryPolicy,
+        agents: list[str | None],
+    ) -> None:
+        """R-111, R-118, R-136: retried exactly if attempts are left, the category allows it, and no pill."""
+        decision = decide(
+            category=category,
+            attempts=attempts,
+            max_attempts=max_attempts,
+            policy=policy,
+            failed_agents=agents,
+        )
+        poison = attempts >= 3 and len(set(agents) - {None}) >= 2
+        allowed = attempts < max_attempts and policy.retries(category_of(category)) and not poison
+
+        assert isinstance(decision, Retry) == allowed
+        if isinstance(decision, DeadLetter):
+            assert decision.poison_pill == poison
+
+    @given(st.text(min_size=1))
+    def test_an_unknown_category_is_treated_like_a_crash(self, category: str) -> None:
+        """R-118."""
+        assume(category_of(category) not in tuple(FailureCategory))
+
+        assert decide(category=category) == decide(category="crash")
