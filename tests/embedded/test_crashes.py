@@ -98,6 +98,7 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
         with EmbeddedServer.start(home, options=options) as again:
             started.set()
             assert not is_running(backend)
+            assert "still in use" in Layout(home).log.read_text()
             assert query(again.dsn, "SELECT 1") == 1
     server.close()
 

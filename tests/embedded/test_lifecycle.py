@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -215,3 +216,18 @@ def test_each_home_has_its_own_server(
 def test_the_start_lock_is_free_afterwards(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST):
         assert not locks.is_held(Layout(home).start_lock)
+
+
+def test_process_1_of_a_container_waits_for_the_shutdown(home: Path) -> None:
+    """All others are killed when it ends."""
+    unshare = shutil.which("unshare")
+    alone = [str(unshare), "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if unshare is None or subprocess.run([*alone, "/bin/true"], capture_output=True, check=False).returncode:
+        pytest.skip("can't make a process namespace here")
+    program = (
+        "import os, sys; from pathlib import Path; from lineshaft.embedded import EmbeddedServer; "
+        "assert os.getpid() == 1; EmbeddedServer.start(Path(sys.argv[1])).close()"
+    )
+    subprocess.run([*alone, sys.executable, "-c", program, str(home)], check=True)
+    assert "database system is shut down" in Layout(home).log.read_text().splitlines()[-1]
+    assert not Layout(home).pid_file.exists()

@@ -153,8 +153,8 @@ class _Starter:
 
     def _join(self, link: Path | None) -> _Running | None:
         """The running server, given a watcher if it has lost its own; None: there is neither."""
-        deadline = time.monotonic() + LOCK_PATIENCE_S
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while True:
             postmaster = processes.find_postmaster(self.layout)
             watched = locks.is_held(self.layout.watcher_lock)
             if postmaster is not None and postmaster.status != "stopping":
@@ -165,9 +165,13 @@ class _Starter:
                 return _Running(postmaster.pid, self._recorded_binaries(), size)
             if postmaster is None and not watched:
                 return None
+            # A server that stops may take its time; a watcher without a server ends at once.
+            patience = WATCHER_TIMEOUT_S if postmaster is None else LOCK_PATIENCE_S
+            if time.monotonic() > began + patience:
+                break
             time.sleep(_CHECK_EVERY_S)
         raise EmbeddedServerError(
-            f"Somebody holds {self.layout.watcher_lock}, but no server is to be seen on {self.layout.data}: "
+            f"Somebody holds {self.layout.watcher_lock}, but no server is at work on {self.layout.data}: "
             "it hangs, or it belongs to another container that has the same directory. A home can be used "
             "by one container at a time: use another home (LINESHAFT_HOME), or give a DSN."
         )
@@ -191,7 +195,7 @@ class _Starter:
         while True:
             log_from = layout.log.stat().st_size if layout.log.exists() else 0
             pid = self._run_watcher(link, command=self._command(binaries, account), account=account)
-            if _wait_for_pid_file(layout, pid):
+            if _wait_until_possessed(layout, pid):
                 return _Running(pid, binaries, log_from)
             in_use = "shared memory block" in log_tail(layout.log, log_from)
             if not in_use or time.monotonic() > deadline:
@@ -303,12 +307,15 @@ def _check_options(options: Mapping[str, str]) -> None:
             raise EmbeddedServerError(f"The server option {name} is Lineshaft's own; leave it out.")
 
 
-def _wait_for_pid_file(layout: Layout, pid: int) -> bool:
-    """Whether the server has taken possession of its data; False: it ended first."""
+def _wait_until_possessed(layout: Layout, pid: int) -> bool:
+    """Whether the server has taken possession of its data and memory; False: it ended first.
+
+    It writes its process id first and its status only when nothing of an earlier server is in its way.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while processes.is_running(pid):
         found = processes.read_pid_file(layout)
-        if found is not None and found.pid == pid:
+        if found is not None and found.pid == pid and found.status:
             return True
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
