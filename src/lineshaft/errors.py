@@ -49,6 +49,61 @@ class NotFoundError(LineshaftError):
     code = "not_found"
 
 
+class DependencyNotFoundError(LineshaftError):
+    """A task depends on one that doesn't exist; nothing was changed."""
+
+    code = "dependency_not_found"
+
+
+class AlreadyExistsError(LineshaftError):
+    """There is one with this id or key already; nothing was changed."""
+
+    code = "already_exists"
+
+
+class AlreadyClaimedError(LineshaftError):
+    """Another agent holds the task."""
+
+    code = "already_claimed"
+
+
+class NotClaimableError(LineshaftError):
+    """The task can't be claimed now."""
+
+    code = "not_claimable"
+    retryable = True
+
+    def __init__(self, message: str, *, reasons: Sequence[tuple[str, str]] = ()) -> None:
+        """`reasons` are (code, detail) pairs as `why` gives them."""
+        self.reasons = tuple(reasons)
+        super().__init__(message)
+
+
+class SupersededError(LineshaftError):
+    """The agent was registered again elsewhere; this incarnation must stop."""
+
+    code = "superseded"
+
+
+class StaleClaimError(LineshaftError):
+    """The claim is no longer held; nothing was changed."""
+
+    code = "stale_claim"
+
+
+class CapabilityMismatchError(LineshaftError):
+    """The agent lacks a capability that the task requires."""
+
+    code = "capability_mismatch"
+
+
+class UnavailableError(LineshaftError):
+    """The database is away."""
+
+    code = "unavailable"
+    retryable = True
+
+
 class InvalidTransitionError(LineshaftError):
     """The task's state doesn't allow this."""
 

@@ -120,6 +120,12 @@ def test_what_has_no_stable_form_is_refused(payload: object, message: str) -> No
 def test_nesting_has_a_limit_and_a_clear_error() -> None:
     """General: hostile depth ends in InvalidInputError, never in RecursionError."""
     assert canonical_json(nested(MAX_DEPTH + 1)) == b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
+    deep_objects: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH):
+        deep_objects = {"a": deep_objects}
+    assert canonical_json(deep_objects).count(b"{") == MAX_DEPTH + 1
+    with pytest.raises(InvalidInputError, match="nested deeper"):
+        canonical_json({"a": deep_objects})
     for depth in (MAX_DEPTH + 2, 100_000):
         with pytest.raises(InvalidInputError, match=f"nested deeper than {MAX_DEPTH} levels"):
             canonical_json(nested(depth))

@@ -1,7 +1,6 @@
 """Effective priority, tiers, ranks, re-keying, and the scales of the other documents."""
 
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.priority import (
     REKEY_STEP,
-    Lane,
     PriorityInputs,
     Tier,
     check_priority,
@@ -218,12 +216,3 @@ def test_a_priority_out_of_the_other_scales_is_refused() -> None:
     for word in ("URGENT", 5, 0):
         with pytest.raises(InvalidInputError, match="CRITICAL, HIGH, NORMAL or LOW"):
             from_officeplane(word)
-
-
-def test_a_lane_doesnt_depend_on_how_capabilities_are_listed() -> None:
-    a = Lane(type="code", required_capabilities=("web", "git", "web"), max_cost_usd=Decimal("0.50"))
-    b = Lane(type="code", required_capabilities=("git", "web"), max_cost_usd=Decimal("0.5"))
-
-    assert a == b
-    assert hash(a) == hash(b)
-    assert Lane(type="code", models=("a", "b")) != Lane(type="code", models=("b", "a"))

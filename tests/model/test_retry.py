@@ -247,6 +247,11 @@ class TestPresets:
         """U2, F-12: 000's number is that of the attempts; 003 counts the first one extra, by a setting."""
         assert attempts_of_max_retries(max_retries, preset, first_is_extra=first_is_extra) == attempts
 
+    def test_the_document_wins_over_its_program(self) -> None:
+        """U2: without the setting 003's table of four attempts holds; the largest number is allowed."""
+        assert attempts_of_max_retries(3, Preset.OFFICEPLANE) == 4
+        assert attempts_of_max_retries(10_000, Preset.LOKI) == 10_000
+
     @pytest.mark.parametrize("value", [-1, 10_001, True, 2.5, "3", None])
     def test_nonsense_max_retries_are_refused(self, value: Any) -> None:
         with pytest.raises(

@@ -19,29 +19,22 @@ CREATES = {("migrations", "create_schema"), ("migrations", "create_table")}
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_statement_fits_the_schema(connection: psycopg.Connection, stem: str) -> None:
-    """Each runs with every parameter NULL and is rolled back: names and types are checked."""
+    """Each runs with every parameter NULL and is rolled back: names and types are checked.
+
+    The search path is empty: statements also run in callers' transactions, whatever theirs is.
+    """
 
     class Null(dict[str, None]):
         def __missing__(self, key: str) -> None:
             return None
 
+    connection.execute("SET search_path = ''")
     for name, statement in catalog.load(stem).items():
         if (stem, name) in CREATES:
             continue
         # NULL may stand where none may be: then the statement itself was understood.
         with suppress(psycopg.errors.NotNullViolation), connection.transaction(force_rollback=True):
             connection.execute(statement, Null())
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_every_table_is_named_with_its_schema(stem: str) -> None:
-    """Statements also run in callers' transactions, whatever their search path is."""
-    for name, statement in catalog.load(stem).items():
-        for keyword in ("FROM", "JOIN", "INTO", "UPDATE"):
-            for part in statement.split(f"{keyword} ")[1:]:
-                target = part.split()[0].lower()
-                allowed = ("lineshaft.", "pg_catalog.", "(", "unnest(", "set", "now()", "only")
-                assert target.startswith(allowed), f"{stem}.{name}: {keyword} {target}"
 
 
 def test_comments_stay_here_and_the_name_goes_along() -> None:

@@ -159,7 +159,7 @@ def test_a_lane_exists_once_also_where_no_cost_is_given(
 def test_an_event_always_finds_a_partition(connection: psycopg.Connection) -> None:
     """No transition may fail because a partition was not made in time."""
     row = connection.execute(
-        "INSERT INTO lineshaft.event (kind, at) VALUES ('task.created', '2999-01-01')"
+        "INSERT INTO lineshaft.event (kinds, at) VALUES ('{task.created}', '2999-01-01')"
         " RETURNING seq, xid::text::bigint"
     ).fetchone()
 

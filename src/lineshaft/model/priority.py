@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from typing import NamedTuple
 
 from lineshaft.errors import InvalidInputError
 
@@ -118,12 +119,11 @@ def rekey_at(deadline: datetime | None, now: datetime) -> datetime | None:
     return max(due, now + timedelta(seconds=1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(NamedTuple):
     """What tasks have in common that are interchangeable for eligibility and ageing.
 
-    Capabilities are kept sorted: their order means nothing. Models keep theirs: the first that the agent
-    has is the one it uses.
+    Capabilities are sorted: their order means nothing. Models keep theirs: the first that the agent has is
+    the one it uses.
     """
 
     type: str
@@ -131,9 +131,6 @@ class Lane:
     models: tuple[str, ...] = ()
     boost_per_minute: float = 0.0
     max_cost_usd: Decimal | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "required_capabilities", tuple(sorted(set(self.required_capabilities))))
 
 
 def check_priority(value: float) -> int:

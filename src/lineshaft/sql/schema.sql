@@ -5,6 +5,7 @@ CREATE TYPE lineshaft.breaker_state AS ENUM ('closed', 'open', 'half_open');
 CREATE TYPE lineshaft.dag_status AS ENUM ('pending', 'running', 'completed', 'failed', 'cancelled');
 CREATE TYPE lineshaft.edge_kind AS ENUM ('success', 'ended');
 CREATE TYPE lineshaft.task_status AS ENUM ('CREATED', 'PENDING', 'READY', 'CLAIMED', 'RUNNING', 'VALIDATING', 'COMPLETED', 'FAILED', 'RETRYING', 'DEAD_LETTERED', 'CANCELLED');
+CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
@@ -17,6 +18,7 @@ CREATE TABLE lineshaft.agent (
     heartbeat_interval_sec double precision NOT NULL DEFAULT 30,
     incarnation bigint NOT NULL,
     max_concurrent_tasks integer NOT NULL,
+    held integer NOT NULL DEFAULT 0,
     status lineshaft.agent_status NOT NULL DEFAULT 'active'::lineshaft.agent_status,
     id text COLLATE "C" NOT NULL,
     type text,
@@ -27,6 +29,7 @@ CREATE TABLE lineshaft.agent (
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
     CONSTRAINT agent_budget_usd_check CHECK ((budget_usd >= (0)::numeric)),
+    CONSTRAINT agent_held_check CHECK ((held >= 0)),
     CONSTRAINT agent_max_concurrent_tasks_check CHECK ((max_concurrent_tasks > 0)),
     CONSTRAINT agent_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
     CONSTRAINT agent_spent_usd_check CHECK ((spent_usd >= (0)::numeric)),
@@ -92,7 +95,6 @@ CREATE TABLE lineshaft.dag (
     completed integer NOT NULL DEFAULT 0,
     cancelled integer NOT NULL DEFAULT 0,
     dead_lettered integer NOT NULL DEFAULT 0,
-    blocked integer NOT NULL DEFAULT 0,
     status lineshaft.dag_status NOT NULL DEFAULT 'pending'::lineshaft.dag_status,
     id text COLLATE "C" NOT NULL,
     title text NOT NULL,
@@ -100,7 +102,7 @@ CREATE TABLE lineshaft.dag (
     budget_ceiling_usd numeric(14,6),
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
-    CONSTRAINT counters_fit CHECK (((completed >= 0) AND (cancelled >= 0) AND (dead_lettered >= 0) AND (blocked >= 0) AND ((((completed + cancelled) + dead_lettered) + blocked) <= total))),
+    CONSTRAINT counters_fit CHECK (((completed >= 0) AND (cancelled >= 0) AND (dead_lettered >= 0) AND (((completed + cancelled) + dead_lettered) <= total))),
     CONSTRAINT dag_budget_ceiling_usd_check CHECK ((budget_ceiling_usd >= (0)::numeric)),
     CONSTRAINT dag_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
     CONSTRAINT dag_spent_usd_check CHECK ((spent_usd >= (0)::numeric)),
@@ -142,12 +144,27 @@ CREATE TABLE lineshaft.event (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
     at timestamp with time zone NOT NULL DEFAULT now(),
-    kind text NOT NULL,
+    epoch integer,
+    kinds text[] NOT NULL,
     task_id text COLLATE "C",
     dag_id text COLLATE "C",
     agent_id text COLLATE "C",
     data jsonb
 ) PARTITION BY RANGE (at);
+
+-- Up to where events were dropped by retention.
+CREATE TABLE lineshaft.event_horizon (
+    xid xid8 NOT NULL,
+    at timestamp with time zone NOT NULL
+);
+
+-- Parts of the READY index that claims look into.
+CREATE TABLE lineshaft.generation (
+    no integer NOT NULL,
+    opened_by xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    opened_at timestamp with time zone NOT NULL DEFAULT now(),
+    CONSTRAINT generation_pkey PRIMARY KEY (no)
+);
 
 -- Sets of tasks that any agent either may or may not take, and that age at the same rate.
 CREATE TABLE lineshaft.lane (
@@ -169,6 +186,13 @@ CREATE TABLE lineshaft.lock (
     holder_task_id text COLLATE "C" NOT NULL,
     agent_id text COLLATE "C",
     CONSTRAINT lock_pkey PRIMARY KEY (key)
+);
+
+-- Types that are paused by hand; * is all.
+CREATE TABLE lineshaft.pause (
+    since timestamp with time zone NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 
 -- Models that claims leave alone for a while, after a rate limit.
@@ -286,16 +310,21 @@ CREATE TABLE lineshaft.task_live (
     heartbeat_at timestamp with time zone,
     lease_until timestamp with time zone,
     limit_at timestamp with time zone,
+    deadline timestamp with time zone,
     tokens_input bigint NOT NULL DEFAULT 0,
     tokens_output bigint NOT NULL DEFAULT 0,
     lane_id integer NOT NULL,
     generation integer NOT NULL DEFAULT 0,
+    heartbeat_sec real,
+    limit_sec real NOT NULL DEFAULT 300,
     epoch integer NOT NULL DEFAULT 0,
     blocked integer NOT NULL DEFAULT 0,
     attempts smallint NOT NULL DEFAULT 0,
     rate_limits smallint NOT NULL DEFAULT 0,
     revivals smallint NOT NULL DEFAULT 0,
     downstream smallint NOT NULL DEFAULT 0,
+    priority smallint NOT NULL DEFAULT 50,
+    is_batch boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C",
@@ -326,6 +355,7 @@ END)),
     CONSTRAINT task_live_blocked_check CHECK ((blocked >= 0)),
     CONSTRAINT task_live_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT task_live_parked_check CHECK ((parked = ANY (ARRAY['lock'::text, 'dag_budget'::text]))),
+    CONSTRAINT task_live_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
     CONSTRAINT task_live_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
     CONSTRAINT task_live_pkey PRIMARY KEY (id)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.0, autovacuum_vacuum_threshold=5000);
@@ -358,10 +388,21 @@ CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, e
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));
-CREATE INDEX task_live_held ON lineshaft.task_live USING btree (agent_id) WHERE (agent_id IS NOT NULL);
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
-CREATE INDEX task_live_lock_waiters ON lineshaft.task_live USING btree (lock_key, rank, submission_no) WHERE (parked = 'lock'::text);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
+CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
+
+-- Everything that happened, one row an event: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
+-- CREATE VIEW lineshaft.events
+--   seq bigint
+--   n bigint
+--   kind text
+--   at timestamp with time zone
+--   task_id text
+--   dag_id text
+--   agent_id text
+--   epoch integer
+--   data jsonb
 
 -- Every task: SELECT * FROM lineshaft.tasks WHERE status = 'RUNNING'
 -- CREATE VIEW lineshaft.tasks
@@ -406,3 +447,6 @@ CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE
 --   output jsonb
 --   tags text[]
 --   created_by text
+FUNCTION lineshaft.minutes(timestamp with time zone)
+FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)

@@ -2,8 +2,8 @@
 
 Each command is a module with `add_to(commands)`, which declares its arguments, and a function that runs it
 and gives the exit code: 0 done, 1 it failed or found a problem, 2 it was called wrongly. argparse, because
-the libraries made for this take longer to import than most commands take to run; whatever is heavy is imported
-by the command that needs it.
+the libraries made for this take longer to import than most commands take to run; whatever is heavy is
+imported by the command that needs it.
 """
 
 import argparse

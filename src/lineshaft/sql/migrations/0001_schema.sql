@@ -30,8 +30,40 @@ CREATE TYPE lineshaft.agent_status AS ENUM ('active', 'draining', 'offline');
 -- First come, first served among equals: numbered as submitted, whatever the clocks of the submitters say.
 CREATE SEQUENCE lineshaft.submission_no AS bigint CACHE 1;
 
+-- The generation that tasks get when they become READY. Read as its last_value: a row that is updated would collect dead
+-- versions just where every claim looks, which is what generations are there to avoid.
+CREATE SEQUENCE lineshaft.generation_no AS integer MINVALUE 1;
+SELECT nextval('lineshaft.generation_no');
+
 -- A true fencing number: it grows with every grant of any lock and is never given twice.
 CREATE SEQUENCE lineshaft.lock_token AS bigint CACHE 1;
+
+
+-- Minutes since 2026, as ranks count time (model/priority.py).
+CREATE FUNCTION lineshaft.minutes(instant timestamptz) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN extract(epoch FROM instant - timestamptz '2026-01-01 00:00:00+00')::double precision / 60;
+
+-- What claims are sorted by inside a lane (model/priority.py: rank). One expression, inlined wherever a task becomes READY or
+-- is re-keyed; a test compares it with the model's.
+CREATE FUNCTION lineshaft.rank(
+    priority smallint, downstream smallint, boost_per_minute double precision,
+    ready_at timestamptz, deadline timestamptz, now timestamptz
+) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN priority - least(downstream, 10) + boost_per_minute * lineshaft.minutes(ready_at)
+    - CASE WHEN deadline IS NULL THEN 0
+      ELSE 40 * power(2, -least(greatest(extract(epoch FROM deadline - now)::double precision / 3600, 0), 1000)) END;
+
+-- When the deadline boost will have grown by half a point (model/priority.py: rekey_at).
+CREATE FUNCTION lineshaft.rekey_at(deadline timestamptz, now timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN deadline > now THEN greatest(
+    now + interval '1 second',
+    deadline - make_interval(secs => 3600 * greatest(log(2, (40 / (
+        40 * power(2, -least(extract(epoch FROM deadline - now)::double precision / 3600, 1000)) + 0.5
+    ))::numeric)::double precision, 0))
+) END;
 
 
 CREATE TABLE lineshaft.task (
@@ -82,6 +114,28 @@ CREATE INDEX task_by_age ON lineshaft.task (created_at, id);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE tags <> '{}';
 
 
+-- Generations that claims look into. Claimed tasks leave dead entries at the head of the READY index, exactly where the next claim
+-- looks, and while any old transaction is open nothing can clean them up. So the index is prefixed with a generation: once
+-- more tasks have left one than remain in it, the next is opened; when it is drained, it is removed here and never looked at again.
+CREATE TABLE lineshaft.generation (
+    no integer NOT NULL,
+    -- The transaction that opened it: its predecessor may be closed once no older transaction can still write into it.
+    opened_by xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    opened_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT generation_pkey PRIMARY KEY (no)
+);
+COMMENT ON TABLE lineshaft.generation IS 'Parts of the READY index that claims look into.';
+INSERT INTO lineshaft.generation (no) VALUES (1);
+
+-- Types whose tasks are not handed out; * is all.
+CREATE TABLE lineshaft.pause (
+    since timestamptz NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    CONSTRAINT pause_pkey PRIMARY KEY (type)
+);
+COMMENT ON TABLE lineshaft.pause IS 'Types that are paused by hand; * is all.';
+
+
 -- Interchangeable tasks: the same eligibility and the same rate of ageing (model/priority.py). Few, never updated.
 CREATE TABLE lineshaft.lane (
     id integer GENERATED ALWAYS AS IDENTITY,
@@ -115,10 +169,15 @@ CREATE TABLE lineshaft.task_live (
     lease_until timestamptz,
     -- The end of the execution limit; lease_until never passes it.
     limit_at timestamptz,
+    deadline timestamptz,
     tokens_input bigint NOT NULL DEFAULT 0,
     tokens_output bigint NOT NULL DEFAULT 0,
     lane_id integer NOT NULL,
     generation integer NOT NULL DEFAULT 0,
+    -- What it must be claimed again for after a miss: three of these. NULL until it is claimed.
+    heartbeat_sec real,
+    -- How long one attempt may take.
+    limit_sec real NOT NULL DEFAULT 300,
     -- Grows with every claim, for ever: what an agent writes with an older one is refused.
     epoch integer NOT NULL DEFAULT 0,
     -- Dependencies that are still open.
@@ -130,6 +189,8 @@ CREATE TABLE lineshaft.task_live (
     revivals smallint NOT NULL DEFAULT 0,
     -- Unfinished tasks on the longest chain below, for the critical-path boost.
     downstream smallint NOT NULL DEFAULT 0,
+    priority smallint NOT NULL DEFAULT 50 CHECK (priority BETWEEN 0 AND 100),
+    is_batch boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     -- NULL while the DAG is virtual: a standalone task's, which has no row of its own.
@@ -183,10 +244,10 @@ CREATE INDEX task_live_leased ON lineshaft.task_live (lease_until) WHERE lease_u
 CREATE INDEX task_live_due ON lineshaft.task_live (due_at) WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL;
 -- The promoter: deadline boosts that have moved.
 CREATE INDEX task_live_rekey ON lineshaft.task_live (rekey_at) WHERE rekey_at IS NOT NULL;
--- What an agent holds: its slots, and all of it when it is superseded.
-CREATE INDEX task_live_held ON lineshaft.task_live (agent_id) WHERE agent_id IS NOT NULL;
--- Waiters for a document lock, and for a DAG's money, best first.
-CREATE INDEX task_live_lock_waiters ON lineshaft.task_live (lock_key, rank, submission_no) WHERE parked = 'lock';
+-- Tasks that want a document lock, parked or not, best first in each lane.
+CREATE INDEX task_live_wants_lock ON lineshaft.task_live (lock_key, lane_id, rank, submission_no)
+    WHERE status = 'READY' AND lock_key IS NOT NULL;
+-- Waiters for a DAG's money, best first.
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live (dag_id, rank, submission_no) WHERE parked = 'dag_budget';
 
 
@@ -263,8 +324,6 @@ CREATE TABLE lineshaft.dag (
     completed integer NOT NULL DEFAULT 0,
     cancelled integer NOT NULL DEFAULT 0,
     dead_lettered integer NOT NULL DEFAULT 0,
-    -- Live tasks that wait for open dependencies; when all live ones do and a dead letter is among the rest, the DAG has failed.
-    blocked integer NOT NULL DEFAULT 0,
     status lineshaft.dag_status NOT NULL DEFAULT 'pending',
     id text COLLATE "C" NOT NULL,
     title text NOT NULL,
@@ -274,8 +333,8 @@ CREATE TABLE lineshaft.dag (
     spent_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (spent_usd >= 0),
     CONSTRAINT dag_pkey PRIMARY KEY (id),
     CONSTRAINT counters_fit CHECK (
-        completed >= 0 AND cancelled >= 0 AND dead_lettered >= 0 AND blocked >= 0
-        AND completed + cancelled + dead_lettered + blocked <= total
+        completed >= 0 AND cancelled >= 0 AND dead_lettered >= 0
+        AND completed + cancelled + dead_lettered <= total
     ),
     CONSTRAINT ended_when_over CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled')))
 ) WITH (fillfactor = 70);
@@ -344,6 +403,9 @@ CREATE TABLE lineshaft.agent (
     -- Registering again makes a new one; leases belong to it, money belongs to the id.
     incarnation bigint NOT NULL,
     max_concurrent_tasks integer NOT NULL CHECK (max_concurrent_tasks > 0),
+    -- Tasks in its hands: moved in the same transaction as they are. Counting rows instead would read every dead index entry
+    -- of the agent's past claims.
+    held integer NOT NULL DEFAULT 0 CHECK (held >= 0),
     status lineshaft.agent_status NOT NULL DEFAULT 'active',
     id text COLLATE "C" NOT NULL,
     type text,
@@ -450,7 +512,9 @@ CREATE TABLE lineshaft.event (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
     at timestamptz NOT NULL DEFAULT now(),
-    kind text NOT NULL,
+    epoch integer,
+    -- What one transaction did to one task is one row: {task.claimed,task.started}. The view events has a row each.
+    kinds text[] NOT NULL,
     task_id text COLLATE "C",
     dag_id text COLLATE "C",
     agent_id text COLLATE "C",
@@ -462,6 +526,21 @@ CREATE INDEX event_of_task ON lineshaft.event (task_id, seq) WHERE task_id IS NO
 -- Takes what no other partition takes, so that no transition ever fails for want of one.
 CREATE TABLE lineshaft.event_default PARTITION OF lineshaft.event DEFAULT;
 
+-- The highest transaction of any partition that was dropped: a reader that stopped before it has missed something for good. At most
+-- one row.
+CREATE TABLE lineshaft.event_horizon (
+    xid xid8 NOT NULL,
+    at timestamptz NOT NULL
+);
+COMMENT ON TABLE lineshaft.event_horizon IS 'Up to where events were dropped by retention.';
+
+-- What people query.
+CREATE VIEW lineshaft.events AS
+SELECT event.seq, kind.n, kind.kind, event.at, event.task_id, event.dag_id, event.agent_id, event.epoch, event.data
+FROM lineshaft.event
+CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n);
+COMMENT ON VIEW lineshaft.events IS 'Everything that happened, one row an event: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n';
+
 
 -- What people query. One row a task, whichever table it lives in.
 CREATE VIEW lineshaft.tasks AS
@@ -470,10 +549,8 @@ SELECT
     live.status,
     task.type,
     task.title,
-    task.priority,
-    -- model/priority.py: rank − boost · minutes since 2026.
-    live.rank - lane.boost_per_minute * extract(epoch FROM now() - timestamptz '2026-01-01 00:00:00+00')::double precision / 60
-        AS effective_priority,
+    live.priority,
+    live.rank - lane.boost_per_minute * lineshaft.minutes(now()) AS effective_priority,
     task.dag_id,
     task.parent_id,
     task.idempotency_key,

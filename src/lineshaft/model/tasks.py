@@ -1,0 +1,440 @@
+"""What a caller may ask for, and what it comes to once presets, constraints and defaults are filled in.
+
+`NewTask` is what people write and what the HTTP API reads. `resolve` checks all of it, reports every fault at
+once, and gives a `TaskRow`: the columns of a new task, with nothing left to decide. A limit may stand in the
+task or, as in document 004, in `spec.constraints`; given in both places it must be the same.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import money, shown
+from lineshaft.model.priority import DEFAULT_PRIORITY, Lane, check_priority
+from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
+
+MAX_TEXT = 1_000
+MAX_LIST = 1_000
+MAX_SPEC_BYTES = 4 << 20
+MAX_CHILD_DEPTH = 10
+MAX_ATTEMPTS = 1_000
+MIN_SECONDS = 0.05
+LONGEST_SECONDS = 365 * 86_400.0
+
+#: How an output can be checked; whoever registers a gate of their own adds its name.
+GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
+_CONSTRAINTS = (
+    "max_cost_usd",
+    "max_duration_sec",
+    "required_capabilities",
+    "model_preferences",
+    "fallback_models",
+)
+_SAFE_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+Faults = list[tuple[str, str]]
+
+
+class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out takes the preset's value."""
+
+    strategy: str | UnsetType = UNSET
+    initial_delay_sec: float | UnsetType = UNSET
+    backoff_multiplier: float | UnsetType = UNSET
+    max_delay_sec: float | UnsetType | None = UNSET
+    jitter: bool | UnsetType = UNSET
+    retry_on: tuple[str, ...] | UnsetType = UNSET
+    no_retry_on: tuple[str, ...] | UnsetType = UNSET
+
+
+class Gate(Struct, frozen=True, forbid_unknown_fields=True):
+    method: str
+    schema: Any = None
+
+
+class OutputContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str | None = None
+    #: One method, with its schema beside it, or several in order.
+    validation: str | tuple[Gate, ...] = "none"
+    validation_schema: Any = None
+    require_decision_report: bool | None = None
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        if isinstance(self.validation, str):
+            return () if self.validation == "none" else (Gate(self.validation, self.validation_schema),)
+        return tuple(gate for gate in self.validation if gate.method != "none")
+
+
+class _Typed(Struct, frozen=True):
+    type: str
+
+
+class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to submit. Only the type is required."""
+
+    #: A name within the same call, for `depends_on` of others. Not stored.
+    key: str | None = None
+    id: str | None = None
+    title: str | None = None
+    spec: Mapping[str, Any] = {}
+    priority: int | None = None
+    priority_boost_per_minute: float | None = None
+    deadline: datetime | None = None
+    run_at: datetime | None = None
+    depends_on: Sequence[str] = ()
+    parent_id: str | None = None
+    lock_key: str | None = None
+    required_capabilities: Sequence[str] | None = None
+    model_preferences: Sequence[str] | None = None
+    fallback_models: Sequence[str] | None = None
+    max_cost_usd: Decimal | float | None = None
+    max_total_cost_usd: Decimal | float | None = None
+    max_duration_sec: float | None = None
+    heartbeat_interval_sec: float | None = None
+    max_attempts: int | None = None
+    retry: RetrySpec | None = None
+    output: OutputContract | None = None
+    idempotency_key: str | None = None
+    tags: Sequence[str] = ()
+    created_by: str | None = None
+    #: Run in this order under this task, which then has no work of its own.
+    children: "Sequence[NewTask]" = ()
+    #: Defaults for retry, boost, limits and reports; a child takes its parent's.
+    preset: str | None = None
+    #: What a compatible surface was sent and must echo.
+    surface: Mapping[str, Any] | None = None
+
+
+class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
+    """The columns of a new task: everything decided but its id and its place in a graph."""
+
+    type: str
+    title: str
+    spec: bytes
+    preset: str
+    priority: int
+    priority_boost_per_minute: float
+    deadline: datetime | None
+    run_at: datetime | None
+    lock_key: str | None
+    required_capabilities: tuple[str, ...]
+    model_preferences: tuple[str, ...]
+    fallback_models: tuple[str, ...]
+    max_cost_usd: Decimal | None
+    max_total_cost_usd: Decimal | None
+    max_duration_sec: float
+    heartbeat_interval_sec: float | None
+    max_attempts: int
+    retry: bytes | None
+    output_type: str | None
+    gates: bytes | None
+    require_decision_report: bool
+    idempotency_key: str | None
+    tags: tuple[str, ...]
+    created_by: str | None
+    surface: bytes | None
+    #: Tasks named by `spec.context_refs`: implicit dependencies (R-008).
+    context_tasks: tuple[str, ...]
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(
+            self.type,
+            self.required_capabilities,
+            self.model_preferences,
+            self.priority_boost_per_minute,
+            self.max_cost_usd,
+        )
+
+
+def resolve(task: NewTask, *, place: str = "") -> TaskRow:
+    """Check a task and fill in what its caller left open; `place` names it in messages (`tasks[3]`)."""
+    faults: Faults = []
+    limits = _constraints(task, faults) if "constraints" in task.spec else None
+    # Most fields of most tasks are left out; a bulk submission feels every look at them.
+    for name, check in _CHECKS:
+        value = getattr(task, name)
+        if value is not None and (fault := check(value)):
+            faults.append((name, fault))
+    for name, check in _LIMIT_CHECKS:
+        value = limits[name] if limits else getattr(task, name)
+        if value is not None and (fault := check(value)):
+            faults.append((name, fault))
+    output = task.output or _NO_CONTRACT
+    preset = _preset_of(task.preset)
+    retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
+    gates = output.gates if task.output else ()
+    faults += _gate_faults(gates)
+    spec = _json("spec", task.spec, faults) if task.spec else b"{}"
+    refs = _context_tasks(task.spec, faults) if "context_refs" in task.spec else ()
+    surface = None if task.surface is None else _json("surface", task.surface, faults)
+    if faults:
+        prefix = f"{place}." if place else ""
+        raise InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
+    defaults = PRESETS[preset]
+    boost, report = task.priority_boost_per_minute, output.require_decision_report
+    max_cost = limits["max_cost_usd"] if limits else task.max_cost_usd
+    duration = limits["max_duration_sec"] if limits else task.max_duration_sec
+    capabilities = limits["required_capabilities"] if limits else task.required_capabilities
+    return TaskRow(
+        type=task.type,
+        title=task.title or _title(task),
+        spec=spec,
+        preset=preset,
+        priority=DEFAULT_PRIORITY if task.priority is None else task.priority,
+        priority_boost_per_minute=defaults.boost_per_minute if boost is None else float(boost),
+        deadline=task.deadline,
+        run_at=task.run_at,
+        lock_key=task.lock_key,
+        # Their order means nothing, and sorted they make fewer lanes.
+        required_capabilities=tuple(sorted(set(capabilities))) if capabilities else (),
+        model_preferences=_names(limits["model_preferences"] if limits else task.model_preferences),
+        fallback_models=_names(limits["fallback_models"] if limits else task.fallback_models),
+        max_cost_usd=None if max_cost is None else money(max_cost),
+        max_total_cost_usd=None if task.max_total_cost_usd is None else money(task.max_total_cost_usd),
+        max_duration_sec=defaults.max_duration_sec if duration is None else float(duration),
+        heartbeat_interval_sec=task.heartbeat_interval_sec,
+        max_attempts=task.max_attempts or defaults.max_attempts,
+        retry=retry,
+        output_type=output.type,
+        gates=msgspec.json.encode(gates) if gates else None,
+        require_decision_report=defaults.require_decision_report if report is None else report,
+        idempotency_key=task.idempotency_key,
+        tags=_names(task.tags),
+        created_by=task.created_by,
+        surface=surface,
+        context_tasks=refs,
+    )
+
+
+_PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
+
+
+def _preset_of(name: str | None) -> Preset:
+    return _PRESETS_BY_NAME.get(name or "", Preset.FACTORY)
+
+
+_NO_CONTRACT = OutputContract()
+
+
+def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
+    """The limits, from the task or from `spec.constraints`; 000's constraints are a list of sentences."""
+    given = task.spec["constraints"]
+    limits = {name: getattr(task, name) for name in _CONSTRAINTS}
+    if isinstance(given, dict):
+        for name in _CONSTRAINTS:
+            value = given.get(name)
+            if value is None:
+                continue
+            if limits[name] is None:
+                limits[name] = value
+            elif not _agree(limits[name], value):
+                faults.append(
+                    (name, f"is {shown(limits[name])} but spec.constraints has {shown(value)}; give one")
+                )
+    return limits
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return bool(one == other)
+    if isinstance(one, Sequence) and isinstance(other, Sequence):
+        return list(one) == list(other)
+    try:
+        return Decimal(str(one)) == Decimal(str(other))
+    except ArithmeticError:
+        return False
+
+
+def _title(task: NewTask) -> str:
+    for name in ("goal", "action"):
+        value = task.spec.get(name)
+        if isinstance(value, str) and value.strip():
+            return value.strip()[:MAX_TEXT]
+    return task.type
+
+
+def _names(values: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values)) if values else ()
+
+
+def _context_tasks(spec: Mapping[str, Any], faults: Faults) -> tuple[str, ...]:
+    refs = spec["context_refs"]
+    if not isinstance(refs, list | tuple) or not all(isinstance(ref, str) for ref in refs):
+        faults.append(("spec.context_refs", f"must be a list of texts, got {shown(refs)}"))
+        return ()
+    found = []
+    for ref in refs:
+        kind, _, rest = ref.partition(":")
+        name, _, what = rest.rpartition(":")
+        if kind == "task" and name and what == "output":
+            found.append(name)
+        elif kind != "artifact" or not rest:
+            faults.append(("spec.context_refs", f"must be artifact:ID or task:ID:output, got {shown(ref)}"))
+    return tuple(dict.fromkeys(found))
+
+
+def _gate_faults(gates: Iterable[Gate]) -> Iterable[tuple[str, str]]:
+    for gate in gates:
+        if gate.method not in GATE_METHODS:
+            yield (
+                "output.validation",
+                f"must be one of {', '.join(sorted(GATE_METHODS))}, got {shown(gate.method)}",
+            )
+
+
+def _retry_json(given: RetrySpec, preset: Preset, faults: Faults) -> bytes | None:
+    """Only what the caller gave is kept; NULL means the preset's policy."""
+    try:
+        return _checked_retry(given, preset)
+    except InvalidInputError as error:
+        faults += [(f"retry.{name}", fault) for name, fault in error.errors]
+        return None
+
+
+@lru_cache(maxsize=256)
+def _checked_retry(given: RetrySpec, preset: Preset) -> bytes:
+    policy(msgspec.structs.asdict(given), preset)
+    return msgspec.json.encode(given)
+
+
+def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
+    """The retry policy of a task, from what its row has."""
+    base = PRESETS[Preset(preset)].retry
+    if not stored:
+        return base
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in stored.items()
+        if value is not UNSET
+    }
+    return replace(base, **given)
+
+
+def _json(name: str, value: Any, faults: Faults) -> bytes:
+    """As it is stored; what JSON or PostgreSQL can't hold is a fault."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        faults.append((name, f"must be JSON: {error}"))
+        return b"null"
+    if len(encoded) > MAX_SPEC_BYTES:
+        faults.append(
+            (
+                name,
+                f"must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(encoded)}; put it in an artifact",
+            )
+        )
+    if b"\\u0000" in encoded and "\0" in str(value):
+        faults.append((name, "must not contain the character U+0000, which PostgreSQL can't store"))
+    return encoded
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str) or not value.strip() or len(value) > MAX_TEXT or "\0" in value:
+        return f"must be a text of 1 to {MAX_TEXT} characters, got {shown(value)}"
+    return None
+
+
+def _texts(value: Any) -> str | None:
+    if value in ((), []):
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_LIST:
+        return f"must be a list of at most {MAX_LIST} texts, got {shown(value)}"
+    return next(
+        (fault for item in value if (fault := _text(item) or ("" if item else "has an empty text"))), None
+    )
+
+
+def _id(value: Any) -> str | None:
+    if not isinstance(value, str) or not 1 <= len(value) <= 128 or not _SAFE_ID_CHARACTERS.issuperset(value):  # noqa: PLR2004
+        return f"must be 1 to 128 letters, digits, '.', '_' or '-', got {shown(value)}"
+    return None if value[0].isalnum() else f"must start with a letter or digit, got {shown(value)}"
+
+
+def _number(low: float, high: float, *, whole: bool = False) -> Callable[[Any], str | None]:
+    kind = "whole number" if whole else "number"
+
+    def check(value: Any) -> str | None:
+        right_type = isinstance(value, int) if whole else isinstance(value, int | float | Decimal)
+        if isinstance(value, bool) or not right_type or not low <= value <= high or not math.isfinite(value):
+            return f"must be a {kind} from {low:.15g} to {high:.15g}, got {shown(value)}"
+        return None
+
+    return check
+
+
+def _instant(value: Any) -> str | None:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return None
+    return f"must be a time with its time zone, got {shown(value)}"
+
+
+def _dollars(value: Any) -> str | None:
+    try:
+        money(value)
+    except InvalidInputError as error:
+        return error.errors[0][1]
+    return None
+
+
+def _priority(value: Any) -> str | None:
+    if type(value) is int and 0 <= value <= 100:  # noqa: PLR2004 - the common case, at once
+        return None
+    try:
+        check_priority(value)
+    except InvalidInputError as error:
+        return error.errors[0][1]
+    except (TypeError, ValueError):
+        return f"must be a whole number from 0 to 100, got {shown(value)}"
+    return None
+
+
+def _preset(value: Any) -> str | None:
+    return (
+        None
+        if value is None or value in tuple(Preset)
+        else f"must be one of {', '.join(Preset)}, got {shown(value)}"
+    )
+
+
+def _mapping(value: Any) -> str | None:
+    return None if isinstance(value, Mapping) else f"must be an object, got {shown(value)}"
+
+
+_CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
+    ("type", _text),
+    ("title", _text),
+    ("id", _id),
+    ("spec", _mapping),
+    ("priority", _priority),
+    ("priority_boost_per_minute", _number(0, 1_000)),
+    ("deadline", _instant),
+    ("run_at", _instant),
+    ("depends_on", _texts),
+    ("parent_id", _text),
+    ("lock_key", _text),
+    ("max_total_cost_usd", _dollars),
+    ("heartbeat_interval_sec", _number(MIN_SECONDS, LONGEST_SECONDS)),
+    ("max_attempts", _number(1, MAX_ATTEMPTS, whole=True)),
+    ("idempotency_key", _text),
+    ("tags", _texts),
+    ("created_by", _text),
+    ("preset", _preset),
+)
+_LIMIT_CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
+    ("max_cost_usd", _dollars),
+    ("max_duration_sec", _number(MIN_SECONDS, LONGEST_SECONDS)),
+    ("required_capabilities", _texts),
+    ("model_preferences", _texts),
+    ("fallback_models", _texts),
+)

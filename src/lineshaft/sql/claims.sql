@@ -1,0 +1,252 @@
+-- Claiming: who gets which tasks. Used by store/claims.py.
+
+-- name: lock_agent
+-- The first statement of a claim: slots and money are counted under this row, so two claims of one agent wait for each other
+-- instead of both taking the last slot. The claim that follows sees what the other did.
+SELECT incarnation, status::text, max_concurrent_tasks - held AS room
+FROM lineshaft.agent WHERE id = %(agent_id)s::text
+FOR NO KEY UPDATE
+
+-- name: claim_tasks
+-- Takes up to `limit` tasks, best first, and with `start` starts them too.
+--
+-- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
+-- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
+-- table, whatever its statistics say.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+me AS MATERIALIZED (
+    SELECT
+        agent.*,
+        least(%(limit)s::integer, max_concurrent_tasks - held) AS room,
+        budget_usd - spent_usd - reserved_usd AS money
+    FROM lineshaft.agent
+    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
+),
+-- Models nobody should call now: slowed down after a rate limit, or with an open breaker.
+unusable_model AS MATERIALIZED (
+    SELECT substr(key, 7) AS name FROM lineshaft.slowdown, clock WHERE until > clock.now AND key LIKE 'model:%%'
+    UNION ALL
+    SELECT substr(key, 7) FROM lineshaft.breaker WHERE state <> 'closed' AND key LIKE 'model:%%'
+),
+-- The lanes that this agent may take from. Types with a breaker that isn't closed are left to claim_probe.
+eligible AS MATERIALIZED (
+    SELECT lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model
+    FROM me
+    CROSS JOIN clock
+    CROSS JOIN lineshaft.lane
+    LEFT JOIN LATERAL (
+        -- The task's first preference that the agent has; without preferences the agent uses its own first.
+        SELECT wanted.model
+        FROM unnest(CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END)
+            WITH ORDINALITY AS wanted (model, preference)
+        WHERE (me.models_available = '{}' OR wanted.model = ANY (me.models_available))
+          AND NOT EXISTS (SELECT FROM unusable_model WHERE unusable_model.name = wanted.model)
+        ORDER BY wanted.preference
+        LIMIT 1
+    ) AS chosen ON true
+    WHERE me.room > 0
+      AND (me.types IS NULL OR lane.type = ANY (me.types))
+      AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+      AND lane.required_capabilities <@ me.capabilities
+      AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
+      AND (me.money IS NULL OR me.money >= coalesce(lane.max_cost_usd, 0))
+      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE key = lane.type AND state <> 'closed')
+      AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
+      AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE key = '*' AND until > clock.now)
+),
+head AS MATERIALIZED (
+    SELECT
+        eligible.*,
+        generation.no AS generation,
+        first.rank - eligible.boost_per_minute * lineshaft.minutes(clock.now) AS effective,
+        eligible.boost_per_minute * lineshaft.minutes(clock.now) AS aged
+    FROM eligible
+    CROSS JOIN clock
+    CROSS JOIN lineshaft.generation
+    CROSS JOIN LATERAL (
+        SELECT rank, submission_no
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = eligible.id
+        ORDER BY rank, submission_no
+        LIMIT 1
+        OFFSET 0
+    ) AS first
+),
+-- The best `room` tasks lie in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
+best_head AS MATERIALIZED (
+    SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
+    FROM (SELECT * FROM head ORDER BY effective LIMIT (SELECT room FROM me)) AS best
+),
+-- How many to take from each lane. Read without locks; from a single lane it is simply all.
+quota AS MATERIALIZED (
+    SELECT best_head.id, best_head.generation, (SELECT room FROM me)::bigint AS n
+    FROM best_head WHERE heads = 1
+    UNION ALL
+    SELECT id, generation, count(*)
+    FROM (
+        SELECT best_head.id, best_head.generation
+        FROM best_head
+        CROSS JOIN LATERAL (
+            SELECT rank, submission_no
+            FROM lineshaft.task_live
+            WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+              AND (best_head.heads < (SELECT room FROM me) OR rank <= best_head.worst + best_head.aged)
+            ORDER BY rank, submission_no
+            LIMIT (SELECT room FROM me)
+            OFFSET 0
+        ) AS next
+        WHERE heads > 1
+        ORDER BY next.rank - best_head.aged, next.submission_no
+        LIMIT (SELECT room FROM me)
+    ) AS merged
+    GROUP BY id, generation
+),
+-- Contested rows are skipped, not waited for; the next ones of the lane take their place.
+locked AS MATERIALIZED (
+    SELECT
+        taken.*, head.cost, head.model AS chosen_model, taken.rank - head.aged AS effective,
+        sum(head.cost) OVER (ORDER BY taken.rank - head.aged, taken.submission_no) AS cost_so_far
+    FROM quota
+    JOIN head ON head.id = quota.id AND head.generation = quota.generation
+    CROSS JOIN LATERAL (
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, limit_sec
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+        ORDER BY rank, submission_no
+        LIMIT quota.n
+        FOR UPDATE SKIP LOCKED
+    ) AS taken
+),
+affordable AS MATERIALIZED (
+    SELECT locked.*
+    FROM locked CROSS JOIN me
+    WHERE me.money IS NULL OR locked.cost_so_far <= me.money
+),
+-- One task a lock: the best. ON CONFLICT DO UPDATE locks the row also where its condition doesn't hold, so nobody can release the
+-- lock between here and the parking of those who didn't get it.
+lock_granted AS (
+    INSERT INTO lineshaft.lock AS held (key, holder_task_id, agent_id, acquired_at, expires_at)
+    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + make_interval(secs => %(lock_ttl)s::double precision)
+    FROM (
+        SELECT DISTINCT ON (lock_key) lock_key, coalesce(lock_owner, id) AS holder
+        FROM affordable WHERE lock_key IS NOT NULL
+        ORDER BY lock_key, effective, submission_no
+    ) AS best
+    CROSS JOIN clock
+    ORDER BY best.lock_key
+    ON CONFLICT (key) DO UPDATE
+        SET holder_task_id = excluded.holder_task_id, agent_id = excluded.agent_id, acquired_at = excluded.acquired_at,
+            expires_at = excluded.expires_at, token = nextval('lineshaft.lock_token')
+        WHERE held.holder_task_id = excluded.holder_task_id
+           OR (held.expires_at < excluded.acquired_at
+               -- A batch keeps its lock while it has children to run: nobody heartbeats during a child's back-off.
+               AND NOT EXISTS (SELECT FROM lineshaft.task_live WHERE id = held.holder_task_id AND is_batch))
+    RETURNING key, holder_task_id
+),
+unlocked AS MATERIALIZED (
+    SELECT affordable.*, affordable.lock_key IS NULL OR affordable.id = (
+        -- Children of one batch share its lock, but they run one at a time.
+        SELECT rival.id FROM affordable AS rival
+        JOIN lock_granted ON lock_granted.key = rival.lock_key AND lock_granted.holder_task_id = coalesce(rival.lock_owner, rival.id)
+        WHERE rival.lock_key = affordable.lock_key
+        ORDER BY rival.effective, rival.submission_no
+        LIMIT 1
+    ) AS has_lock
+    FROM affordable
+),
+-- What each DAG would have to reserve, best tasks first.
+dag_share AS MATERIALIZED (
+    SELECT id, dag_id, sum(cost) OVER (PARTITION BY dag_id ORDER BY effective, submission_no) AS needed
+    FROM unlocked WHERE has_lock AND dag_id IS NOT NULL
+),
+dag_fit AS MATERIALIZED (
+    SELECT dag_share.id, dag_share.dag_id, dag_share.needed
+    FROM dag_share
+    JOIN lineshaft.dag ON dag.id = dag_share.dag_id
+    WHERE dag.budget_ceiling_usd IS NULL
+       OR dag.spent_usd + dag.reserved_usd + dag_share.needed <= dag.budget_ceiling_usd
+),
+-- The condition is checked again on the row as it is when its lock is had: another claim may have been quicker.
+dag_reserved AS (
+    UPDATE lineshaft.dag
+    SET reserved_usd = dag.reserved_usd + share.needed,
+        status = 'running', ended_at = NULL
+    FROM (SELECT dag_id, max(needed) AS needed FROM dag_fit GROUP BY dag_id ORDER BY dag_id) AS share
+    WHERE dag.id = share.dag_id
+      -- A running DAG without costs needs no update, and so no wait for its row.
+      AND (share.needed > 0 OR dag.status <> 'running')
+      AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + share.needed <= dag.budget_ceiling_usd)
+    RETURNING dag.id
+),
+decided AS MATERIALIZED (
+    SELECT
+        unlocked.*,
+        CASE
+            WHEN NOT unlocked.has_lock THEN 'lock'
+            WHEN unlocked.dag_id IS NULL THEN NULL
+            WHEN dag_fit.id IS NULL THEN 'dag_budget'
+            WHEN dag_fit.needed > 0 AND dag_reserved.id IS NULL THEN 'contended'
+        END AS obstacle
+    FROM unlocked
+    LEFT JOIN dag_fit ON dag_fit.id = unlocked.id
+    LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET status = CASE
+            WHEN decided.obstacle IS NOT NULL THEN 'READY'
+            WHEN %(start)s::boolean THEN 'RUNNING'
+            ELSE 'CLAIMED'
+        END::lineshaft.task_status,
+        parked = decided.obstacle,
+        epoch = live.epoch + (decided.obstacle IS NULL)::integer,
+        agent_id = CASE WHEN decided.obstacle IS NULL THEN me.id END,
+        model = CASE WHEN decided.obstacle IS NULL THEN decided.chosen_model END,
+        reserved_usd = CASE WHEN decided.obstacle IS NULL THEN decided.cost ELSE 0 END,
+        attempt_cost_usd = 0,
+        claimed_at = CASE WHEN decided.obstacle IS NULL THEN clock.now END,
+        heartbeat_at = CASE WHEN decided.obstacle IS NULL THEN clock.now END,
+        started_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean THEN clock.now END,
+        first_started_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean
+            THEN coalesce(live.first_started_at, clock.now) ELSE live.first_started_at END,
+        limit_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean
+            THEN clock.now + make_interval(secs => decided.limit_sec) END,
+        lease_until = CASE WHEN decided.obstacle IS NULL THEN clock.now + make_interval(secs => CASE
+            WHEN %(start)s::boolean THEN least(3 * coalesce(decided.heartbeat_sec, me.heartbeat_interval_sec), decided.limit_sec)
+            ELSE me.claim_ttl_sec
+        END) END,
+        progress = NULL
+    FROM decided CROSS JOIN clock CROSS JOIN me
+    WHERE live.id = decided.id AND decided.obstacle IS DISTINCT FROM 'contended'
+    RETURNING live.*, decided.effective
+),
+counted AS (
+    UPDATE lineshaft.agent
+    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now
+    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved WHERE agent_id IS NOT NULL) AS claimed, clock
+    WHERE id = %(agent_id)s::text AND claimed.n > 0
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
+    SELECT clock.now, CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
+        moved.id, moved.dag_id, moved.agent_id, moved.epoch
+    FROM moved CROSS JOIN clock WHERE moved.agent_id IS NOT NULL
+),
+dag_logged AS (
+    INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
+    SELECT clock.now, '{dag.running}', dag.id, %(agent_id)s::text
+    FROM dag_reserved JOIN lineshaft.dag ON dag.id = dag_reserved.id CROSS JOIN clock
+    WHERE dag.status <> 'running'
+)
+SELECT
+    moved.id, moved.epoch, moved.status::text, moved.dag_id, moved.agent_id IS NOT NULL AS claimed, moved.parked, moved.lock_key, moved.model, moved.attempts,
+    moved.rate_limits, moved.claimed_at, moved.lease_until, moved.limit_at, moved.cost_usd, moved.reserved_usd,
+    moved.first_started_at IS DISTINCT FROM moved.started_at OR moved.epoch > 1 AS resume,
+    task.type, task.title, task.spec, task.dag_id AS task_dag_id, task.parent_id, task.deadline, task.max_attempts,
+    task.max_cost_usd, coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec
+FROM moved
+CROSS JOIN me
+JOIN lineshaft.task ON task.id = moved.id
+ORDER BY moved.effective, moved.submission_no

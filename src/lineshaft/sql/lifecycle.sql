@@ -1,0 +1,552 @@
+-- What happens to a claimed task until it ends. Used by store/lifecycle.py.
+--
+-- Every statement takes arrays and moves a batch. A row moves only if its status and epoch are as expected; what didn't move is
+-- missing from the answer, and Python finds out why.
+
+-- name: complete_tasks
+-- RUNNING → VALIDATING → COMPLETED in one go, for tasks without a gate that must run elsewhere; also VALIDATING → COMPLETED. The live
+-- row goes, the end row comes. What waits for these tasks is moved by unblock_dependents, in the same transaction but under a
+-- newer snapshot: an edge that was added while this waited for a row must not be missed.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+input AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
+        %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, cost, tokens_in, tokens_out)
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live
+    USING input
+    WHERE live.id = input.id
+      AND live.epoch = input.epoch
+      AND live.status IN ('RUNNING', 'VALIDATING')
+    RETURNING live.*, input.output, input.artifacts, input.report, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+        input.tokens_in, input.tokens_out
+),
+ended AS (
+    INSERT INTO lineshaft.task_end (
+        id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report
+    )
+    SELECT
+        gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
+        gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+        gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+        gone.output, gone.artifacts, gone.report
+    FROM gone CROSS JOIN clock
+),
+settled AS (
+    UPDATE lineshaft.agent
+    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual
+    FROM (
+        SELECT agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
+    ) AS share
+    WHERE agent.id = share.agent_id
+    RETURNING agent.id
+),
+dag_moved AS (
+    UPDATE lineshaft.dag
+    SET completed = dag.completed + share.n,
+        reserved_usd = dag.reserved_usd - share.reserved,
+        spent_usd = dag.spent_usd + share.actual,
+        status = CASE
+            WHEN dag.completed + share.n + dag.cancelled = dag.total THEN 'completed' ELSE dag.status
+        END::lineshaft.dag_status,
+        ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
+    FROM (
+        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
+    ) AS share, clock
+    -- Agents before DAGs, as claims take them.
+    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM settled) >= 0
+    RETURNING dag.id, dag.status, dag.dead_lettered
+),
+lock_released AS (
+    DELETE FROM lineshaft.lock
+    USING gone
+    WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND (SELECT count(*) FROM dag_moved) >= 0
+    RETURNING lock.key
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
+    SELECT clock.now,
+        CASE WHEN gone.status = 'RUNNING' THEN '{task.validating,task.completed}' ELSE '{task.completed}' END::text[],
+        gone.id, gone.dag_id, gone.agent_id, gone.epoch
+    FROM gone CROSS JOIN clock
+),
+dag_logged AS (
+    INSERT INTO lineshaft.event (at, kinds, dag_id)
+    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
+)
+SELECT
+    gone.id, gone.dag_id,
+    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0) AS dag_may_have_failed,
+    gone.lock_key IN (SELECT key FROM lock_released) AS lock_released
+FROM gone
+
+-- name: unblock_dependents
+-- Follows whatever ends tasks, in the same transaction. Only ends count, so tasks that didn't move do no harm here; and each edge
+-- counts down once.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+satisfied AS (
+    UPDATE lineshaft.edge
+    SET satisfied = true
+    FROM lineshaft.task_end AS upstream
+    WHERE edge.depends_on = ANY (%(ids)s::text[])
+      AND NOT edge.satisfied
+      AND upstream.id = edge.depends_on
+      AND (upstream.status = 'COMPLETED' OR edge.kind = 'ended')
+    RETURNING edge.task_id
+),
+freed AS MATERIALIZED (
+    SELECT task_id AS id, count(*)::integer AS n FROM satisfied GROUP BY task_id ORDER BY task_id
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET blocked = live.blocked - freed.n,
+        status = CASE
+            WHEN live.status = 'PENDING' AND live.blocked = freed.n AND NOT live.is_batch AND coalesce(live.due_at <= clock.now, true)
+            THEN 'READY' ELSE live.status
+        END::lineshaft.task_status,
+        due_at = CASE
+            -- A batch whose children are all done waits for nothing, until finish_batches ends it in this transaction.
+            WHEN live.status = 'PENDING' AND live.blocked = freed.n AND live.is_batch THEN clock.now
+            WHEN live.due_at > clock.now THEN live.due_at
+        END,
+        ready_at = CASE
+            WHEN live.blocked = freed.n AND coalesce(live.due_at <= clock.now, true) THEN coalesce(live.ready_at, clock.now)
+            ELSE live.ready_at
+        END,
+        rank = lineshaft.rank(
+            live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+        ),
+        rekey_at = lineshaft.rekey_at(live.deadline, clock.now),
+        generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM freed, lineshaft.lane, clock
+    WHERE live.id = freed.id
+      AND lane.id = live.lane_id
+    RETURNING live.id, live.dag_id, live.lane_id, live.status, live.is_batch AND live.blocked = 0 AS batch_done
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id)
+    SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
+),
+woken AS (
+    SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+)
+SELECT moved.id, moved.batch_done, (SELECT count(*) FROM woken) AS notified FROM moved
+
+-- The statements below are small and put together by Python: lock the tasks and read all that decides, decide, then send the changes
+-- in one pipeline. Only claim and complete are worth a statement of their own.
+
+-- name: lock_tasks
+-- All that decides what becomes of a task, in the one order in which rows of tasks are locked.
+SELECT
+    live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.reserved_usd, live.cost_usd, live.attempt_cost_usd,
+    live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
+    live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lane_id, live.model, live.is_batch,
+    live.blocked, live.progress, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
+    task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
+    task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,
+    coalesce(live.heartbeat_sec, 30) AS heartbeat_sec
+FROM lineshaft.task_live AS live
+JOIN lineshaft.task ON task.id = live.id
+WHERE live.id = ANY (%(ids)s::text[])
+ORDER BY live.id
+FOR UPDATE OF live
+
+-- name: read_ends
+-- Tasks that are not live: how they ended, and by which claim.
+SELECT id, epoch, status::text AS status, reason, category, agent_id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+
+-- name: failed_agents
+-- Who failed at these tasks since they were last revived (poison pills, model/retry.py).
+SELECT attempt.task_id, array_agg(DISTINCT attempt.agent_id) AS agents
+FROM lineshaft.attempt
+JOIN unnest(%(ids)s::text[], %(revivals)s::smallint[]) AS wanted (id, revival)
+  ON attempt.task_id = wanted.id AND attempt.revival = wanted.revival
+WHERE attempt.outcome = 'failed'
+GROUP BY attempt.task_id
+
+-- name: start_tasks
+UPDATE lineshaft.task_live AS live
+SET status = 'RUNNING', started_at = clock.now, first_started_at = coalesce(live.first_started_at, clock.now), heartbeat_at = clock.now,
+    limit_at = clock.now + make_interval(secs => live.limit_sec),
+    lease_until = clock.now + make_interval(secs => least(3 * coalesce(live.heartbeat_sec, agent.heartbeat_interval_sec), live.limit_sec))
+FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch),
+    lineshaft.agent,
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE live.id = input.id AND live.epoch = input.epoch AND live.status = 'CLAIMED' AND agent.id = live.agent_id
+RETURNING live.id, live.dag_id, live.agent_id, live.epoch, live.lease_until, live.limit_at
+
+-- name: heartbeat
+-- One statement for all tasks of an agent's process. Liveness is the lease; what the agent reports is kept beside it. A task that
+-- is missing from the answer is no longer held.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+input AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(progress)s::jsonb[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, progress, cost, tokens_in, tokens_out)
+),
+beat AS (
+    UPDATE lineshaft.task_live AS live
+    SET heartbeat_at = clock.now,
+        lease_until = least(
+            clock.now + make_interval(secs => 3 * coalesce(live.heartbeat_sec, %(interval)s::double precision)), live.limit_at
+        ),
+        progress = coalesce(input.progress, live.progress),
+        -- What it has cost so far only grows: a late heartbeat must not take money back.
+        attempt_cost_usd = greatest(live.attempt_cost_usd, coalesce(input.cost, 0))
+    FROM input, clock
+    WHERE live.id = input.id AND live.epoch = input.epoch AND live.status IN ('RUNNING', 'VALIDATING') AND live.agent_id = %(agent_id)s::text
+    RETURNING live.id, live.dag_id, live.epoch, live.lock_key, live.lock_owner, input.progress, live.attempt_cost_usd, live.reserved_usd
+),
+renewed AS (
+    UPDATE lineshaft.lock
+    SET expires_at = clock.now + make_interval(secs => %(lock_ttl)s::double precision)
+    FROM beat, clock
+    WHERE lock.key = beat.lock_key AND lock.holder_task_id = coalesce(beat.lock_owner, beat.id)
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
+    SELECT clock.now, '{task.progress}', beat.id, beat.dag_id, %(agent_id)s::text, beat.epoch, beat.progress
+    FROM beat CROSS JOIN clock WHERE beat.progress IS NOT NULL
+)
+SELECT id, attempt_cost_usd, reserved_usd FROM beat
+
+-- name: touch_agent
+UPDATE lineshaft.agent
+SET last_heartbeat = coalesce(%(now)s::timestamptz, now()),
+    status = CASE WHEN status = 'offline' THEN 'active' ELSE status END::lineshaft.agent_status
+WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint
+RETURNING status::text, heartbeat_interval_sec
+
+-- name: requeue_tasks
+-- Out of the agent's hands without ending: RETRYING after a failure or a rate limit, READY after a release, PENDING after a snooze or
+-- while it waits for children. Guarded by the row locks that lock_tasks holds.
+UPDATE lineshaft.task_live AS live
+SET status = input.status::lineshaft.task_status,
+    due_at = CASE WHEN input.delay IS NOT NULL THEN clock.now + make_interval(secs => input.delay) END,
+    ready_at = CASE WHEN input.status = 'READY' THEN coalesce(live.ready_at, clock.now) ELSE live.ready_at END,
+    rank = lineshaft.rank(
+        live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+    ),
+    generation = (SELECT last_value FROM lineshaft.generation_no),
+    lane_id = input.lane_id,
+    attempts = input.attempts, rate_limits = input.rate_limits, blocked = live.blocked + input.blocked,
+    cost_usd = live.cost_usd + input.cost,
+    tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
+    last_category = coalesce(input.category, live.last_category),
+    attempt_cost_usd = 0, reserved_usd = 0, agent_id = NULL, model = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
+    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL
+FROM unnest(
+        %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
+        %(rate_limits)s::smallint[], %(blocked)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[],
+        %(categories)s::text[]
+    ) AS input (id, status, delay, lane_id, attempts, rate_limits, blocked, cost, tokens_in, tokens_out, category),
+    lineshaft.lane,
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE live.id = input.id AND lane.id = input.lane_id
+
+-- name: end_tasks
+-- CANCELLED, DEAD_LETTERED, or a batch COMPLETED. Guarded by the row locks that lock_tasks holds.
+WITH input AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(ids)s::text[], %(statuses)s::text[], %(attempts)s::smallint[], %(costs)s::numeric[], %(tokens_in)s::bigint[],
+        %(tokens_out)s::bigint[], %(reasons)s::text[], %(categories)s::text[], %(outputs)s::jsonb[]
+    ) AS input (id, status, attempts, cost, tokens_in, tokens_out, reason, category, output)
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live USING input WHERE live.id = input.id
+    RETURNING live.*, input.status AS end_status, input.attempts AS end_attempts, input.cost, input.tokens_in, input.tokens_out,
+        input.reason, input.category, input.output
+)
+INSERT INTO lineshaft.task_end (
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, cost_usd,
+    tokens_input, tokens_output, reason, category, output
+)
+SELECT
+    id, end_status::lineshaft.task_status, epoch, coalesce(%(now)s::timestamptz, now()), ready_at, claimed_at, started_at,
+    first_started_at, end_attempts, revivals, agent_id, model, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
+    reason, category, output
+FROM gone
+
+-- name: record_attempts
+-- How a claim ended; one that was being validated has its row already.
+INSERT INTO lineshaft.attempt (
+    task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, ended_at, outcome, category, error, cost_usd, tokens_input,
+    tokens_output
+)
+SELECT
+    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.model, coalesce(input.claimed_at, clock.now), input.started_at,
+    clock.now, input.outcome, input.category, input.error, input.cost, input.tokens_in, input.tokens_out
+FROM unnest(
+        %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
+        %(models)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
+        %(errors)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (
+        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, category, error, cost, tokens_in, tokens_out
+    ),
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+ON CONFLICT (task_id, epoch) DO UPDATE
+    SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, ended_at = excluded.ended_at,
+        cost_usd = excluded.cost_usd, tokens_input = excluded.tokens_input, tokens_output = excluded.tokens_output
+
+-- name: hand_in
+-- RUNNING → VALIDATING: the output is safe with the attempt from now on. With `elsewhere` the gate runs without the agent, which gets
+-- its slot, its money and its lock back.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+kept AS (
+    INSERT INTO lineshaft.attempt (
+        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output, output
+    )
+    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.model, live.claimed_at, live.started_at, 'validating',
+        input.cost, input.tokens_in, input.tokens_out, input.output
+    FROM lineshaft.task_live AS live
+    JOIN unnest(
+        %(ids)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[], %(outputs)s::jsonb[]
+    ) AS input (id, cost, tokens_in, tokens_out, output) ON input.id = live.id
+    RETURNING task_id, cost_usd
+)
+UPDATE lineshaft.task_live AS live
+SET status = 'VALIDATING', attempt_cost_usd = kept.cost_usd,
+    agent_id = CASE WHEN %(elsewhere)s::boolean THEN NULL ELSE live.agent_id END,
+    lease_until = CASE WHEN %(elsewhere)s::boolean THEN NULL ELSE live.lease_until END,
+    reserved_usd = CASE WHEN %(elsewhere)s::boolean THEN 0 ELSE live.reserved_usd END
+FROM kept, clock
+WHERE live.id = kept.task_id
+
+-- name: settle_agents
+UPDATE lineshaft.agent
+SET held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual
+FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, n, reserved, actual)
+WHERE agent.id = share.id
+
+-- name: settle_dags
+UPDATE lineshaft.dag
+SET reserved_usd = dag.reserved_usd - share.reserved, spent_usd = dag.spent_usd + share.actual, total = dag.total + share.added,
+    completed = dag.completed + share.completed, cancelled = dag.cancelled + share.cancelled, dead_lettered = dag.dead_lettered + share.dead
+FROM unnest(
+    %(dag_ids)s::text[], %(reserved)s::numeric[], %(actual)s::numeric[], %(added)s::integer[], %(completed)s::integer[],
+    %(cancelled)s::integer[], %(dead)s::integer[]
+) AS share (id, reserved, actual, added, completed, cancelled, dead)
+WHERE dag.id = share.id
+
+-- name: judge_dags
+-- A DAG's status, worked out from its counters and from what can still run; called while its row is locked, so of two transactions that
+-- end its last tasks the second sees what the first did. Writes, and tells, only a change.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+verdict AS MATERIALIZED (
+    SELECT dag.id,
+        CASE
+            WHEN dag.completed + dag.cancelled + dag.dead_lettered = dag.total THEN CASE
+                WHEN dag.dead_lettered > 0 THEN 'failed'
+                WHEN dag.cancelled = dag.total THEN 'cancelled'
+                ELSE 'completed'
+            END
+            WHEN dag.dead_lettered > 0 AND NOT EXISTS (
+                -- Can anything still run? Not what waits for a dependency; but that one may be a task of another DAG.
+                SELECT FROM lineshaft.task
+                JOIN lineshaft.task_live AS live ON live.id = task.id
+                WHERE task.dag_id = dag.id
+                  AND (
+                    live.status <> 'PENDING' OR live.blocked = 0
+                    OR EXISTS (
+                        SELECT FROM lineshaft.edge
+                        JOIN lineshaft.task AS upstream ON upstream.id = edge.depends_on AND upstream.dag_id <> dag.id
+                        JOIN lineshaft.task_live AS upstream_live ON upstream_live.id = upstream.id
+                        WHERE edge.task_id = live.id AND NOT edge.satisfied
+                    )
+                  )
+            ) THEN 'failed'
+            WHEN dag.status IN ('completed', 'failed', 'cancelled') THEN 'running'
+            ELSE dag.status::text
+        END::lineshaft.dag_status AS status
+    FROM lineshaft.dag
+    WHERE dag.id = ANY (%(dag_ids)s::text[])
+),
+changed AS (
+    UPDATE lineshaft.dag
+    SET status = verdict.status,
+        ended_at = CASE WHEN verdict.status IN ('completed', 'failed', 'cancelled') THEN clock.now END
+    FROM verdict, clock
+    WHERE dag.id = verdict.id AND dag.status <> verdict.status
+    RETURNING dag.id, dag.status
+)
+INSERT INTO lineshaft.event (at, kinds, dag_id)
+SELECT clock.now, ARRAY['dag.' || changed.status::text], changed.id FROM changed CROSS JOIN clock
+
+-- name: lock_dags
+SELECT id FROM lineshaft.dag WHERE id = ANY (%(dag_ids)s::text[]) ORDER BY id FOR NO KEY UPDATE
+
+-- name: release_locks
+-- Only the holder's own: a lock that expired and was granted to another stays with that one.
+DELETE FROM lineshaft.lock
+USING unnest(%(keys)s::text[], %(holders)s::text[]) AS held (key, holder)
+WHERE lock.key = held.key AND lock.holder_task_id = held.holder
+
+-- name: unpark_lock_waiters
+-- The best waiter of each lane comes back into the claims' sight; under a snapshot that is newer than the release, so that one who was
+-- parked while the release waited is not forgotten.
+WITH RECURSIVE waiting AS MATERIALIZED (
+    SELECT free.key, first.lane_id, first.id
+    FROM unnest(%(keys)s::text[]) AS free (key)
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = free.key AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT waiting.key, next.lane_id, next.id
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = waiting.key AND lane_id > waiting.lane_id AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS next
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM waiting
+    WHERE live.id = waiting.id AND live.parked = 'lock'
+      AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = waiting.key)
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved HAVING count(*) > 0
+
+-- name: unpark_budget_waiters
+-- READY tasks of DAGs that have money again, best first while the sum fits.
+WITH fitting AS MATERIALIZED (
+    SELECT waiting.id
+    FROM (
+        SELECT live.id, live.dag_id, sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
+        FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        WHERE live.parked = 'dag_budget' AND live.dag_id = ANY (%(dag_ids)s::text[])
+    ) AS waiting
+    JOIN lineshaft.dag ON dag.id = waiting.dag_id
+    WHERE dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + waiting.needed <= dag.budget_ceiling_usd
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM fitting
+    WHERE live.id = fitting.id AND live.parked = 'dag_budget'
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved HAVING count(*) > 0
+
+-- name: free_keys
+-- Cancelled and dead-lettered tasks give their idempotency key back (U8).
+DELETE FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
+
+-- name: insert_dead_letters
+INSERT INTO lineshaft.dead_letter (task_id, epoch, dead_lettered_at, total_cost_usd, poison_pill)
+SELECT input.task_id, input.epoch, coalesce(%(now)s::timestamptz, now()), input.cost, input.poison
+FROM unnest(%(task_ids)s::text[], %(epochs)s::integer[], %(costs)s::numeric[], %(poison)s::boolean[]) AS input (task_id, epoch, cost, poison)
+
+-- name: insert_events
+INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
+SELECT coalesce(%(now)s::timestamptz, now()), input.kinds::text[], input.task_id, input.dag_id, input.agent_id, input.epoch, input.data
+FROM unnest(
+    %(kinds)s::text[], %(task_ids)s::text[], %(dag_ids)s::text[], %(agent_ids)s::text[], %(epochs)s::integer[], %(data)s::jsonb[]
+) AS input (kinds, task_id, dag_id, agent_id, epoch, data)
+
+-- name: wake_ready
+-- Tasks that were just made READY by requeue_tasks.
+SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ','))
+FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
+
+-- name: dependents
+-- Who waits for these tasks' success, directly.
+SELECT edge.task_id, edge.depends_on
+FROM lineshaft.edge
+WHERE edge.depends_on = ANY (%(ids)s::text[]) AND edge.kind = 'success' AND NOT edge.satisfied
+
+-- name: children
+SELECT id, parent_id FROM lineshaft.task WHERE parent_id = ANY (%(ids)s::text[])
+
+-- name: batch_outputs
+-- What a batch parent's output is made of: its children's, in the order they were listed.
+SELECT task.parent_id, task.id, ended.status::text AS status, ended.output
+FROM lineshaft.task
+JOIN lineshaft.task_end AS ended ON ended.id = task.id
+WHERE task.parent_id = ANY (%(ids)s::text[])
+ORDER BY task.parent_id, task.id
+
+-- name: save_step
+-- Fenced by the claim. A step that is recorded already keeps its first result.
+INSERT INTO lineshaft.step (task_id, name, epoch, recorded_at, cost_usd, data)
+SELECT live.id, %(name)s::text, live.epoch, coalesce(%(now)s::timestamptz, now()), %(cost)s::numeric, %(data)s::jsonb
+FROM lineshaft.task_live AS live
+WHERE live.id = %(id)s::text AND live.epoch = %(epoch)s::integer AND live.status = 'RUNNING'
+FOR KEY SHARE OF live
+ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name
+RETURNING data, epoch
+
+-- name: save_checkpoint
+INSERT INTO lineshaft.checkpoint (task_id, epoch, recorded_at, data)
+SELECT live.id, live.epoch, coalesce(%(now)s::timestamptz, now()), %(data)s::jsonb
+FROM lineshaft.task_live AS live
+WHERE live.id = %(id)s::text AND live.epoch = %(epoch)s::integer AND live.status IN ('CLAIMED', 'RUNNING')
+FOR KEY SHARE OF live
+ON CONFLICT (task_id) DO UPDATE SET data = excluded.data, epoch = excluded.epoch, recorded_at = excluded.recorded_at
+RETURNING task_id
+
+-- name: revive_tasks
+-- From DEAD_LETTERED or CANCELLED back to PENDING or READY: counters start anew, the epoch goes on so that no zombie ever matches. An edge to a
+-- task that completed meanwhile is satisfied; all others count.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+ended AS (
+    DELETE FROM lineshaft.task_end
+    WHERE id = ANY (%(ids)s::text[]) AND status IN ('DEAD_LETTERED', 'CANCELLED')
+    RETURNING *
+)
+INSERT INTO lineshaft.task_live (
+    id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
+    lock_owner, heartbeat_sec, limit_sec, is_batch, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at
+)
+SELECT
+    task.id, dag.id,
+    CASE WHEN open.n > 0 OR input.delay > 0 THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+    input.lane_id, task.priority, 0, open.n, task.deadline,
+    lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
+    lineshaft.rekey_at(task.deadline, clock.now),
+    CASE WHEN open.n > 0 OR input.delay > 0 THEN NULL ELSE clock.now END,
+    CASE WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay) END,
+    (SELECT last_value FROM lineshaft.generation_no),
+    task.lock_key, input.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch, ended.epoch, ended.revivals + 1,
+    ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at
+FROM ended
+JOIN lineshaft.task ON task.id = ended.id
+JOIN unnest(%(ids)s::text[], %(lane_ids)s::integer[], %(delays)s::double precision[], %(lock_owners)s::text[])
+    AS input (id, lane_id, delay, lock_owner) ON input.id = ended.id
+CROSS JOIN clock
+LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
+CROSS JOIN LATERAL (
+    SELECT count(*)::integer AS n FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied
+) AS open
+RETURNING id, dag_id, status::text, lane_id, epoch
+
+-- name: promote_now
+-- RETRYING → READY by hand, counters kept.
+UPDATE lineshaft.task_live
+SET due_at = coalesce(%(now)s::timestamptz, now())
+WHERE id = ANY (%(ids)s::text[]) AND status = 'RETRYING'

@@ -1,0 +1,146 @@
+-- Submitting. Used by store/submission.py. These statements also run in callers' own transactions.
+
+-- name: read_clock
+-- A bulk submission computes ranks in Python and needs what the database would put in.
+SELECT coalesce(%(now)s::timestamptz, now()) AS now, (SELECT last_value FROM lineshaft.generation_no) AS generation
+
+-- name: ensure_lanes
+-- Finds or makes the lanes of new tasks. The unique index lane_identity decides; DO UPDATE would write a row for nothing, so
+-- those that exist already, or are just being made by another, are read by find_lanes, under a new snapshot.
+INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute, max_cost_usd)
+SELECT type, capabilities::text[], models::text[], boost, cost
+FROM unnest(
+    %(types)s::text[], %(capabilities)s::text[], %(models)s::text[], %(boosts)s::double precision[], %(costs)s::numeric[]
+) AS wanted (type, capabilities, models, boost, cost)
+ORDER BY type, capabilities, models, boost, cost
+ON CONFLICT DO NOTHING
+
+-- name: find_lanes
+SELECT wanted.n::integer AS n, lane.id
+FROM unnest(
+    %(types)s::text[], %(capabilities)s::text[], %(models)s::text[], %(boosts)s::double precision[], %(costs)s::numeric[]
+) WITH ORDINALITY AS wanted (type, capabilities, models, boost, cost, n)
+JOIN lineshaft.lane
+  ON lane.type = wanted.type
+ AND lane.required_capabilities = wanted.capabilities::text[]
+ AND lane.models = wanted.models::text[]
+ AND lane.boost_per_minute = wanted.boost
+ AND coalesce(lane.max_cost_usd, -1) = coalesce(wanted.cost, -1)
+
+-- name: take_keys
+-- Idempotency: whoever inserts the key has it. In sorted order, so that two submissions with the same keys can't deadlock. A key whose
+-- window is over is taken over.
+INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
+SELECT key, task_id, content_hash
+FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
+ORDER BY key
+ON CONFLICT (key) DO UPDATE
+    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL
+    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+RETURNING key
+
+-- name: read_keys
+-- Those who lost read who won, under a new snapshot.
+SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
+
+-- name: lock_upstream
+-- Tasks that exist already and that new ones depend on. KEY SHARE holds back their end, but no other submission, until the new
+-- edges are committed; who waited for a task to end finds it in upstream_ends.
+SELECT id, dag_id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR KEY SHARE
+
+-- name: upstream_ends
+SELECT id, status::text FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+
+-- name: existing_ids
+SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
+
+-- name: read_parents
+SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
+FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+WHERE task.id = ANY (%(ids)s::text[])
+
+-- name: insert_dag
+INSERT INTO lineshaft.dag (id, title, created_by, budget_ceiling_usd, total, created_at)
+VALUES (
+    %(id)s::text, %(title)s::text, %(created_by)s::text, %(ceiling)s::numeric, %(total)s::integer,
+    coalesce(%(now)s::timestamptz, now())
+)
+
+-- name: insert_edges
+INSERT INTO lineshaft.edge (task_id, depends_on, kind, satisfied)
+SELECT * FROM unnest(
+    %(task_ids)s::text[], %(depends_on)s::text[], %(kinds)s::lineshaft.edge_kind[], %(satisfied)s::boolean[]
+)
+
+-- name: insert_tasks
+-- A few tasks in one statement; many go by COPY.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+new AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        %(id)s::text[], %(dag_id)s::text[], %(live_dag_id)s::text[], %(parent_id)s::text[], %(idempotency_key)s::text[], %(type)s::text[],
+        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
+        %(fallback_models)s::text[], %(max_cost_usd)s::numeric[], %(max_total_cost_usd)s::numeric[], %(lock_key)s::text[],
+        %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[],
+        %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
+        %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
+        %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(is_batch)s::boolean[], %(lane_id)s::integer[],
+        %(blocked)s::integer[], %(downstream)s::smallint[]
+    ) WITH ORDINALITY AS new (
+        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences,
+        fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by, surface,
+        deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
+        require_decision_report, is_batch, lane_id, blocked, downstream, n
+    )
+),
+stored AS (
+    INSERT INTO lineshaft.task (
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences, fallback_models,
+        max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, surface, deadline, run_at,
+        priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
+        is_batch, created_at
+    )
+    SELECT
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities::text[], model_preferences::text[],
+        fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, surface,
+        deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
+        require_decision_report, is_batch, clock.now
+    FROM new CROSS JOIN clock
+),
+placed AS (
+    INSERT INTO lineshaft.task_live (
+        id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
+        lock_owner, heartbeat_sec, limit_sec, is_batch
+    )
+    SELECT
+        id, live_dag_id,
+        CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+        lane_id, priority, downstream, blocked, deadline,
+        lineshaft.rank(priority, downstream, priority_boost_per_minute, clock.now, deadline, clock.now),
+        lineshaft.rekey_at(deadline, clock.now),
+        CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
+        CASE WHEN run_at > clock.now THEN run_at END,
+        (SELECT last_value FROM lineshaft.generation_no),
+        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch
+    FROM new CROSS JOIN clock
+    ORDER BY n
+    RETURNING id, dag_id, status, lane_id, submission_no
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id)
+    SELECT clock.now,
+        CASE WHEN placed.status = 'READY' THEN '{task.created,task.ready}' ELSE '{task.created}' END::text[],
+        placed.id, placed.dag_id
+    FROM placed CROSS JOIN clock
+    ORDER BY placed.submission_no
+)
+SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM placed WHERE status = 'READY' HAVING count(*) > 0
+
+-- name: log_dag_created
+INSERT INTO lineshaft.event (at, kinds, dag_id)
+VALUES (coalesce(%(now)s::timestamptz, now()), '{dag.created}', %(id)s::text)
+
+-- name: wake
+SELECT pg_notify('lineshaft', %(lanes)s::text)

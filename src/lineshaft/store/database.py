@@ -1,0 +1,131 @@
+"""The connection pool, and what every store module has in common: transactions, retries, errors, JSON.
+
+A transition is a few statements sent in one pipeline, which PostgreSQL runs as one transaction and answers in
+one round trip. A deadlock or a serialization failure rolls it back whole, so it is simply run again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.adapt import Buffer, Loader
+from psycopg.pq import Format
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.errors import UnavailableError
+
+T = TypeVar("T")
+
+Connection = AsyncConnection[Any]
+
+#: A transaction that lost against another is tried this often before the error is shown.
+_TRIES = 10
+
+
+class _RawJsonb(Loader):
+    """JSON stays as it came: whoever needs a value decodes it, and most of it is only passed on."""
+
+    format = Format.TEXT
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
+class _RawJsonbBinary(Loader):
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)[1:]  # the first byte is jsonb's version
+
+
+class Database:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        clock: Clock | None = None,
+        max_connections: int = 10,
+        prepare: bool = True,
+    ) -> None:
+        """`prepare=False` is for a pooler in transaction mode that doesn't know prepared statements."""
+        self.dsn = dsn
+        self._clock = clock or DatabaseClock()
+        self._prepare = prepare
+        self._pool = AsyncConnectionPool(
+            dsn,
+            min_size=1,
+            max_size=max_connections,
+            open=False,
+            configure=self._configure,
+            kwargs={"autocommit": True, "application_name": "lineshaft"},
+            timeout=10,
+        )
+
+    async def _configure(self, connection: Connection) -> None:
+        configure(connection, prepare=self._prepare)
+
+    async def open(self) -> None:
+        try:
+            await self._pool.open(wait=True, timeout=10)
+        except PoolTimeout:
+            await self._pool.close()
+            raise UnavailableError(
+                "The database doesn't answer. Check that it runs and that LINESHAFT_DATABASE_URL names it."
+            ) from None
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """The parameter that every statement takes."""
+        return {"now": self._clock.now()}
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except PoolTimeout:
+            raise UnavailableError("No database connection became free within 10 s. Try again.") from None
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None or error.sqlstate.startswith(("08", "57")):
+                raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
+            raise
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work` in one transaction of one pipeline; again if it lost against another transaction."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                async with self.connection() as connection, connection.transaction():
+                    return await work(connection)
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+                if attempt == _TRIES:
+                    raise
+                # Whoever collided should not meet again at once.
+                await asyncio.sleep(0.002 * attempt)
+        raise AssertionError("unreachable")
+
+
+def configure(connection: Connection, *, prepare: bool = True) -> None:
+    """What our statements expect of a connection; harmless to others that use it."""
+    connection.prepare_threshold = 0 if prepare else None
+    adapters = connection.adapters
+    for name in ("json", "jsonb"):
+        adapters.register_loader(name, _RawJsonb)
+    adapters.register_loader("jsonb", _RawJsonbBinary)
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return (error.diag.message_primary or str(error)).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,259 @@
+"""New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.ids import new_id
+from lineshaft.model import graph
+from lineshaft.model.idempotency import content_hash
+from lineshaft.model.priority import PriorityInputs, rank, rekey_at
+from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow, resolve
+
+
+@dataclass(slots=True)
+class Draft:
+    """A task on its way in."""
+
+    id: str
+    row: TaskRow
+    place: str
+    parent_id: str | None
+    dag_id: str
+    #: None while the DAG is virtual.
+    live_dag_id: str | None
+    depends_on: list[str] = field(default_factory=list)
+    is_batch: bool = False
+    lock_owner: str | None = None
+    content: bytes = b""
+    blocked: int = 0
+    downstream: int = 0
+    lane_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DagDraft:
+    id: str
+    title: str
+    created_by: str | None
+    ceiling: Decimal | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        return {"id": self.id, "title": self.title, "created_by": self.created_by, "ceiling": self.ceiling}
+
+
+TASK_COLUMNS = (
+    "id",
+    "dag_id",
+    "parent_id",
+    "idempotency_key",
+    "type",
+    "title",
+    "preset",
+    "spec",
+    "required_capabilities",
+    "model_preferences",
+    "fallback_models",
+    "max_cost_usd",
+    "max_total_cost_usd",
+    "lock_key",
+    "retry",
+    "output_type",
+    "gates",
+    "tags",
+    "created_by",
+    "surface",
+    "deadline",
+    "run_at",
+    "priority_boost_per_minute",
+    "max_duration_sec",
+    "heartbeat_interval_sec",
+    "priority",
+    "max_attempts",
+    "require_decision_report",
+    "is_batch",
+)
+LIVE_COLUMNS = (
+    "id",
+    "status",
+    "dag_id",
+    "lane_id",
+    "priority",
+    "downstream",
+    "blocked",
+    "deadline",
+    "rank",
+    "rekey_at",
+    "ready_at",
+    "due_at",
+    "generation",
+    "lock_key",
+    "lock_owner",
+    "heartbeat_sec",
+    "limit_sec",
+    "is_batch",
+)
+
+
+def task_values(draft: Draft) -> tuple[Any, ...]:
+    """In the order of TASK_COLUMNS."""
+    row = draft.row
+    return (
+        draft.id,
+        draft.dag_id,
+        draft.parent_id,
+        row.idempotency_key,
+        row.type,
+        row.title,
+        row.preset,
+        _text(row.spec),
+        array_literal(row.required_capabilities),
+        array_literal(row.model_preferences),
+        array_literal(row.fallback_models),
+        row.max_cost_usd,
+        row.max_total_cost_usd,
+        row.lock_key,
+        _text(row.retry),
+        row.output_type,
+        _text(row.gates),
+        array_literal(row.tags),
+        row.created_by,
+        _text(row.surface),
+        row.deadline,
+        row.run_at,
+        row.priority_boost_per_minute,
+        row.max_duration_sec,
+        row.heartbeat_interval_sec,
+        row.priority,
+        row.max_attempts,
+        row.require_decision_report,
+        draft.is_batch,
+    )
+
+
+def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
+    """In the order of LIVE_COLUMNS, as the statement insert_tasks would work them out."""
+    row = draft.row
+    scheduled = row.run_at is not None and row.run_at > now
+    waits = scheduled or draft.blocked > 0
+    inputs = PriorityInputs(
+        priority=row.priority,
+        boost_per_minute=row.priority_boost_per_minute,
+        ready_at=now,
+        deadline=row.deadline,
+        downstream_length=draft.downstream,
+    )
+    return (
+        draft.id,
+        "PENDING" if waits else "READY",
+        draft.live_dag_id,
+        draft.lane_id,
+        row.priority,
+        draft.downstream,
+        draft.blocked,
+        row.deadline,
+        rank(inputs, now),
+        rekey_at(row.deadline, now),
+        None if waits else now,
+        row.run_at if scheduled else None,
+        generation,
+        row.lock_key,
+        draft.lock_owner,
+        row.heartbeat_interval_sec,
+        row.max_duration_sec,
+        draft.is_batch,
+    )
+
+
+def _text(json: bytes | None) -> str | None:
+    return None if json is None else json.decode()
+
+
+def array_literal(values: Iterable[str]) -> str:
+    """PostgreSQL's text form of an array: arrays of different lengths can't be in one array parameter."""
+    if not values:
+        return "{}"
+    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(f'"{value}"' for value in escaped) + "}"
+
+
+def draft_task(
+    task: NewTask,
+    *,
+    place: str,
+    drafts: list[Draft],
+    dag_id: str | None = None,
+    parent: Draft | None = None,
+    depth: int = 0,
+) -> Draft:
+    """Check a task and add it, and its children in order, to the drafts."""
+    row = resolve(task, place=place)
+    task_id = task.id or new_id("task")
+    in_dag = dag_id is not None or bool(task.children)
+    # A standalone task's DAG is virtual: an id that can be told from the task's own, and no row.
+    dag = dag_id or f"dag_{task_id.removeprefix('task_')}"
+    draft = Draft(
+        id=task_id,
+        row=row,
+        place=place,
+        parent_id=task.parent_id if parent is None else parent.id,
+        dag_id=dag,
+        live_dag_id=dag if in_dag else None,
+        is_batch=bool(task.children),
+        lock_owner=None if parent is None or row.lock_key is None else parent.lock_owner or parent.id,
+    )
+    if row.idempotency_key is not None:
+        draft.content = content_hash(row.type, msgspec.json.decode(row.spec))
+    drafts.append(draft)
+    if task.children:
+        if depth >= MAX_CHILD_DEPTH:
+            raise InvalidInputError(
+                errors=[(f"{place}.children", f"are nested deeper than {MAX_CHILD_DEPTH}")]
+            )
+        previous: Draft | None = None
+        for number, child in enumerate(task.children):
+            inherited = msgspec.structs.replace(
+                child,
+                lock_key=task.lock_key if child.lock_key is None else child.lock_key,
+                priority=task.priority if child.priority is None else child.priority,
+                max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
+                preset=task.preset if child.preset is None else child.preset,
+            )
+            below = draft_task(
+                inherited,
+                place=f"{place}.children[{number}]" if place else f"children[{number}]",
+                drafts=drafts,
+                dag_id=dag,
+                parent=draft,
+                depth=depth + 1,
+            )
+            below.depends_on += below.row.context_tasks
+            if previous is not None:
+                below.depends_on.append(previous.id)
+            draft.depends_on.append(below.id)
+            previous = below
+    return draft
+
+
+def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:
+    own = {draft.id for draft in drafts}
+    named = {
+        keys_of.get(draft.id, draft.id): [keys_of.get(name, name) for name in draft.depends_on if name in own]
+        for draft in drafts
+    }
+    graph.order(named)
+
+
+def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
+    """Count what each task waits for, and how much waits for it."""
+    if not any(draft.depends_on for draft in new):
+        return
+    lengths = graph.downstream_lengths({draft.id: draft.depends_on for draft in new})
+    for draft in new:
+        draft.blocked = sum(name not in satisfied for name in draft.depends_on)
+        draft.downstream = min(lengths[draft.id], 32_000)

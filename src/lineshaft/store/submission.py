@@ -1,0 +1,338 @@
+"""Submitting tasks, batches and DAGs, all or nothing.
+
+First everything is decided in memory: fields checked, local keys resolved, cycles refused, children strung in
+order. Then one transaction writes it. Tasks that new ones depend on are locked against ending meanwhile, and
+an idempotency key belongs to whoever inserted it first, so that twenty submitters of one key get one task.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from lineshaft.errors import (
+    AlreadyExistsError,
+    DependencyNotFoundError,
+    InvalidInputError,
+    NotFoundError,
+)
+from lineshaft.ids import new_id
+from lineshaft.model.budget import money
+from lineshaft.model.priority import Lane
+from lineshaft.model.tasks import NewTask
+from lineshaft.sql import catalog
+from lineshaft.store.database import Connection, Database, configure
+from lineshaft.store.drafts import (
+    LIVE_COLUMNS,
+    TASK_COLUMNS,
+    DagDraft,
+    Draft,
+    array_literal,
+    draft_task,
+    live_values,
+    place_in_graph,
+    refuse_cycle,
+    task_values,
+)
+
+MAX_BATCH = 10_000
+#: From here on three COPYs are quicker than one INSERT with arrays.
+_COPY_FROM = 50
+_COPY_TASK = f"COPY lineshaft.task (created_at, {', '.join(TASK_COLUMNS)}) FROM STDIN"
+_COPY_LIVE = f"COPY lineshaft.task_live ({', '.join(LIVE_COLUMNS)}) FROM STDIN"
+_COPY_EVENT = "COPY lineshaft.event (at, kinds, task_id, dag_id) FROM STDIN"
+#: Lanes are few and never change: remembered per process, bounded in case somebody makes millions.
+_LANES_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    id: str
+    #: The key was in force already: this is the existing task.
+    duplicate: bool = False
+    #: ... and what was asked differs from what that task was asked for.
+    mismatch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedDag:
+    id: str
+    #: By the keys of the call.
+    tasks: dict[str, Submitted]
+    duplicate: bool = False
+
+
+class Submission:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lanes: dict[Lane, int] = {}
+        self._sql = catalog.load("submission")
+
+    async def submit(
+        self, tasks: Sequence[NewTask], *, connection: Connection | None = None
+    ) -> list[Submitted]:
+        """Submit standalone tasks; they may depend on tasks that exist, not on each other.
+
+        With a `connection` it becomes part of that connection's transaction, and of its commit or rollback.
+        """
+        if len(tasks) > MAX_BATCH:
+            raise InvalidInputError(
+                f"A batch has at most {MAX_BATCH} tasks, this one has {len(tasks)}. Submit it in parts."
+            )
+        drafts: list[Draft] = []
+        heads = []
+        for number, task in enumerate(tasks):
+            place = f"tasks[{number}]" if len(tasks) > 1 else ""
+            head = draft_task(task, place=place, drafts=drafts)
+            if task.depends_on or head.row.context_tasks:
+                head.depends_on += dict.fromkeys([*task.depends_on, *head.row.context_tasks])
+            heads.append(head)
+        # A standalone task's DAG is virtual, but one with children is a real one.
+        dags = [
+            DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
+            for head in heads
+            if head.live_dag_id is not None
+        ]
+        results = await self._write(drafts, dags, connection)
+        return [results[head.id] for head in heads]
+
+    async def submit_dag(
+        self,
+        title: str,
+        tasks: Sequence[NewTask],
+        *,
+        budget_ceiling_usd: Decimal | float | None = None,
+        created_by: str | None = None,
+        connection: Connection | None = None,
+    ) -> SubmittedDag:
+        """Submit tasks that depend on each other by `key`, or on existing ones by id."""
+        if not tasks:
+            raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
+        if len(tasks) > MAX_BATCH:
+            raise InvalidInputError(
+                f"A DAG has at most {MAX_BATCH} tasks at first, this one has {len(tasks)}."
+            )
+        if not title.strip():
+            raise InvalidInputError(errors=[("title", "must not be empty")])
+        dag_id = new_id("dag")
+        drafts: list[Draft] = []
+        by_key: dict[str, Draft] = {}
+        heads: list[tuple[NewTask, Draft]] = []
+        for number, task in enumerate(tasks):
+            place = f"tasks[{number}]"
+            head = draft_task(task, place=place, drafts=drafts, dag_id=dag_id)
+            key = task.key or head.id
+            if key in by_key:
+                raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this DAG")])
+            by_key[key] = head
+            heads.append((task, head))
+        keys_of = {head.id: key for key, head in by_key.items()}
+        for task, head in heads:
+            wanted = dict.fromkeys([*task.depends_on, *head.row.context_tasks])
+            head.depends_on += [by_key[name].id if name in by_key else name for name in wanted]
+        refuse_cycle(drafts, keys_of)
+        dag = DagDraft(
+            id=dag_id,
+            title=title,
+            created_by=created_by,
+            ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
+        )
+        results = await self._write(drafts, [dag], connection)
+        return SubmittedDag(dag_id, {key: results[head.id] for key, head in by_key.items()})
+
+    async def _write(
+        self, drafts: list[Draft], dags: list[DagDraft], connection: Connection | None
+    ) -> dict[str, Submitted]:
+        if connection is not None:
+            configure(connection)
+            results, _ = await self._write_in(connection, drafts, dags)
+            return results
+        results, lanes = await self._database.run(lambda own: self._write_in(own, drafts, dags))
+        # Remembered only now that they are committed: what is rolled back never existed.
+        if len(self._lanes) < _LANES_REMEMBERED:
+            self._lanes |= lanes
+        return results
+
+    async def _write_in(
+        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
+    ) -> tuple[dict[str, Submitted], dict[Lane, int]]:
+        results = await self._take_keys(connection, drafts)
+        new = [
+            replace(draft, depends_on=list(draft.depends_on)) for draft in drafts if draft.id not in results
+        ]
+        stands_for = {draft_id: found.id for draft_id, found in results.items()}
+        for draft in new:
+            draft.depends_on = list(dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on))
+        await self._check_parents(connection, new)
+        satisfied = await self._check_upstream(connection, new)
+        lanes = await self._find_lanes(connection, new)
+        totals = Counter(draft.live_dag_id for draft in new)
+        dags = [dag for dag in dags if totals[dag.id]]
+        for dag in dags:
+            await connection.execute(
+                self._sql["insert_dag"], {**self._database.now, **dag.parameters(), "total": totals[dag.id]}
+            )
+        place_in_graph(new, satisfied)
+        try:
+            if len(new) < _COPY_FROM:
+                await self._insert(connection, new)
+            else:
+                await self._copy(connection, new)
+        except psycopg.errors.UniqueViolation as error:
+            raise AlreadyExistsError(
+                f"A task with one of these ids exists already ({error.diag.message_detail}). Leave the id "
+                "out to get a new one, or use an idempotency_key to get the existing task."
+            ) from None
+        await self._insert_edges(connection, new, satisfied)
+        for dag in dags:
+            await connection.execute(self._sql["log_dag_created"], {**self._database.now, "id": dag.id})
+        return results | {draft.id: Submitted(draft.id) for draft in new}, lanes
+
+    async def _take_keys(self, connection: Connection, drafts: list[Draft]) -> dict[str, Submitted]:
+        """Duplicates, by the id that the new task would have had; their children go with them."""
+        keyed: dict[str, Draft] = {}
+        results: dict[str, Submitted] = {}
+        for draft in drafts:
+            key = draft.row.idempotency_key
+            if key is not None and keyed.setdefault(key, draft) is not draft:
+                # Twice in one call: the second stands for the first.
+                results[draft.id] = Submitted(
+                    keyed[key].id, duplicate=True, mismatch=keyed[key].content != draft.content
+                )
+        if not keyed:
+            return {}
+        keys = sorted(keyed)
+        cursor = await connection.execute(
+            self._sql["take_keys"],
+            {
+                **self._database.now,
+                "keys": keys,
+                "task_ids": [keyed[key].id for key in keys],
+                "hashes": [keyed[key].content for key in keys],
+            },
+        )
+        lost = set(keys) - {row[0] for row in await cursor.fetchall()}
+        if lost:
+            cursor = await connection.execute(self._sql["read_keys"], {"keys": sorted(lost)})
+            for key, task_id, known in await cursor.fetchall():
+                draft = keyed[key]
+                results[draft.id] = Submitted(task_id, duplicate=True, mismatch=bytes(known) != draft.content)
+        first = {d.id: results[d.id] for d in drafts if d.id in results}
+        # The second of two in one call stands for whatever the first stands for.
+        for draft_id, found in first.items():
+            if found.id in first:
+                results[draft_id] = replace(first[found.id], mismatch=found.mismatch)
+        gone = set(results)
+        for draft in drafts:
+            if draft.parent_id in gone:
+                gone.add(draft.id)
+                results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
+        return results
+
+    async def _check_parents(self, connection: Connection, new: list[Draft]) -> None:
+        own = {draft.id for draft in new}
+        outside = {d.parent_id for d in new if d.parent_id is not None and d.parent_id not in own}
+        if not outside:
+            return
+        cursor = await connection.execute(self._sql["read_parents"], {"ids": sorted(outside)})
+        found = {row[0] for row in await cursor.fetchall()}
+        if missing := sorted(outside - found):
+            raise NotFoundError(f"parent_id names {missing[0]}, which doesn't exist; nothing was changed.")
+
+    async def _check_upstream(self, connection: Connection, new: list[Draft]) -> set[str]:
+        """Which upstream tasks are COMPLETED already; refuses those that don't exist or were cancelled."""
+        own = {draft.id for draft in new}
+        outside = sorted({name for draft in new for name in draft.depends_on if name not in own})
+        if not outside:
+            return set()
+        cursor = await connection.execute(self._sql["lock_upstream"], {"ids": outside})
+        live = {row[0] for row in await cursor.fetchall()}
+        cursor = await connection.execute(self._sql["upstream_ends"], {"ids": outside})
+        ends = dict(await cursor.fetchall())
+        for draft in new:
+            for name in draft.depends_on:
+                if name in own or name in live:
+                    continue
+                where = f"{draft.place}." if draft.place else ""
+                if name not in ends:
+                    raise DependencyNotFoundError(
+                        f"{where}depends_on names {name!r}, which is neither a key of this call nor an "
+                        "existing task; nothing was changed."
+                    )
+                if ends[name] == "CANCELLED":
+                    raise InvalidInputError(
+                        errors=[(f"{where}depends_on", f"{name} was cancelled and will never complete")]
+                    )
+        return {name for name, status in ends.items() if status == "COMPLETED"}
+
+    async def _find_lanes(self, connection: Connection, new: list[Draft]) -> dict[Lane, int]:
+        """Set the lanes of new tasks; gives those that were not known to this process."""
+        lanes = [draft.row.lane for draft in new]
+        unknown = list(dict.fromkeys(lane for lane in lanes if lane not in self._lanes))
+        found: dict[Lane, int] = {}
+        if unknown:
+            wanted = {
+                "types": [lane.type for lane in unknown],
+                "capabilities": [array_literal(lane.required_capabilities) for lane in unknown],
+                "models": [array_literal(lane.models) for lane in unknown],
+                "boosts": [lane.boost_per_minute for lane in unknown],
+                "costs": [lane.max_cost_usd for lane in unknown],
+            }
+            await connection.execute(self._sql["ensure_lanes"], wanted)
+            cursor = await connection.execute(self._sql["find_lanes"], wanted)
+            found = {unknown[n - 1]: lane_id for n, lane_id in await cursor.fetchall()}
+        for draft, lane in zip(new, lanes, strict=True):
+            draft.lane_id = self._lanes[lane] if lane in self._lanes else found[lane]
+        return found
+
+    async def _insert(self, connection: Connection, new: list[Draft]) -> None:
+        if not new:
+            return
+        columns: dict[str, list[Any]] = {name: [] for name in TASK_COLUMNS}
+        for draft in new:
+            for name, value in zip(TASK_COLUMNS, task_values(draft), strict=True):
+                columns[name].append(value)
+        live = {
+            "live_dag_id": [draft.live_dag_id for draft in new],
+            "lock_owner": [draft.lock_owner for draft in new],
+            "lane_id": [draft.lane_id for draft in new],
+            "blocked": [draft.blocked for draft in new],
+            "downstream": [draft.downstream for draft in new],
+        }
+        await connection.execute(self._sql["insert_tasks"], {**self._database.now, **columns, **live})
+
+    async def _copy(self, connection: Connection, new: list[Draft]) -> None:
+        cursor = await connection.execute(self._sql["read_clock"], self._database.now)
+        now, generation = (await cursor.fetchall())[0]
+        placed = [live_values(draft, now, generation) for draft in new]
+        async with connection.cursor().copy(_COPY_TASK) as copy:
+            for draft in new:
+                await copy.write_row((now, *task_values(draft)))
+        async with connection.cursor().copy(_COPY_LIVE) as copy:
+            for values in placed:
+                await copy.write_row(values)
+        async with connection.cursor().copy(_COPY_EVENT) as copy:
+            for draft, values in zip(new, placed, strict=True):
+                kinds = "{task.created,task.ready}" if values[1] == "READY" else "{task.created}"
+                await copy.write_row((now, kinds, draft.id, draft.live_dag_id))
+        awake = sorted(
+            {draft.lane_id for draft, values in zip(new, placed, strict=True) if values[1] == "READY"}
+        )
+        if awake:
+            await connection.execute(self._sql["wake"], {"lanes": ",".join(map(str, awake))})
+
+    async def _insert_edges(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
+        edges = [(draft.id, name) for draft in new for name in draft.depends_on]
+        if edges:
+            await connection.execute(
+                self._sql["insert_edges"],
+                {
+                    "task_ids": [task_id for task_id, _ in edges],
+                    "depends_on": [name for _, name in edges],
+                    "kinds": ["success"] * len(edges),
+                    "satisfied": [name in satisfied for _, name in edges],
+                },
+            )
