@@ -147,7 +147,7 @@ class TestRetryAfter:
             ("Please try again in 6m0s.", 360),
             ("Please try again in 1.242s. Visit the console", 1.242),
             ("try again in 28ms", 0.028),
-            ("Retrying in 1 hour", 3600),
+            ("Retrying in 0.5 hours", 1800),
             ("'Retry-After': 'Sun, 08 Feb 2026 09:00:10 GMT', 'Server': 'x'", 10),
         ],
     )
