@@ -138,3 +138,9 @@ class MigrationError(DatabaseError):
     """The schema can't be brought to this version."""
 
     code = "migration"
+
+
+class CursorExpiredError(LineshaftError):
+    """Retention has dropped events that this cursor had not reached; start again from the beginning."""
+
+    code = "cursor_expired"

@@ -1,11 +1,7 @@
 -- Claiming: who gets which tasks. Used by store/claims.py.
 
--- name: lock_agent
--- The first statement of a claim: slots and money are counted under this row, so two claims of one agent wait for each other
--- instead of both taking the last slot. The claim that follows sees what the other did.
-SELECT incarnation, status::text, max_concurrent_tasks - held AS room
-FROM lineshaft.agent WHERE id = %(agent_id)s::text
-FOR NO KEY UPDATE
+-- name: find_agent
+SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: claim_tasks
 -- Takes up to `limit` tasks, best first, and with `start` starts them too.
@@ -13,9 +9,13 @@ FOR NO KEY UPDATE
 -- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
 -- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
 -- table, whatever its statistics say.
+--
+-- One statement is enough here. Its snapshot may be older than the locks it waits for, but whatever it decides by is read again from the
+-- row as it is once the lock is had: the agent's slots and money, each task, each DAG's money, each document lock.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
+-- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
 me AS MATERIALIZED (
     SELECT
         agent.*,
@@ -23,6 +23,7 @@ me AS MATERIALIZED (
         budget_usd - spent_usd - reserved_usd AS money
     FROM lineshaft.agent
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
+    FOR NO KEY UPDATE
 ),
 -- Models nobody should call now: slowed down after a rate limit, or with an open breaker.
 unusable_model AS MATERIALIZED (
@@ -222,6 +223,19 @@ moved AS (
     WHERE live.id = decided.id AND decided.obstacle IS DISTINCT FROM 'contended'
     RETURNING live.*, decided.effective
 ),
+-- Others that want a lock which was found held would only be found again by every claim: out of sight with them, some thousands at
+-- a time. Nobody can release the lock meanwhile: its row is locked by lock_granted.
+rivals AS MATERIALIZED (
+    SELECT id FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL
+      AND lock_key = ANY (ARRAY(SELECT DISTINCT lock_key FROM decided WHERE obstacle = 'lock'))
+      AND id <> ALL (ARRAY(SELECT id FROM decided))
+    LIMIT 2000
+    FOR UPDATE SKIP LOCKED
+),
+rivals_parked AS (
+    UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id
+),
 counted AS (
     UPDATE lineshaft.agent
     SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now
@@ -241,12 +255,31 @@ dag_logged AS (
     WHERE dag.status <> 'running'
 )
 SELECT
-    moved.id, moved.epoch, moved.status::text, moved.dag_id, moved.agent_id IS NOT NULL AS claimed, moved.parked, moved.lock_key, moved.model, moved.attempts,
+    moved.id, moved.epoch, moved.status::text AS status, moved.dag_id AS live_dag_id, moved.agent_id IS NOT NULL AS claimed, moved.parked, moved.lock_key, moved.model, moved.attempts,
     moved.rate_limits, moved.claimed_at, moved.lease_until, moved.limit_at, moved.cost_usd, moved.reserved_usd,
     moved.first_started_at IS DISTINCT FROM moved.started_at OR moved.epoch > 1 AS resume,
-    task.type, task.title, task.spec, task.dag_id AS task_dag_id, task.parent_id, task.deadline, task.max_attempts,
-    task.max_cost_usd, coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec
+    task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts,
+    task.max_cost_usd, task.gates, task.require_decision_report,
+    coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec
 FROM moved
 CROSS JOIN me
 JOIN lineshaft.task ON task.id = moved.id
 ORDER BY moved.effective, moved.submission_no
+
+-- name: resumed
+-- What earlier attempts left behind, for tasks that were started before.
+SELECT task.id,
+    (SELECT checkpoint.data FROM lineshaft.checkpoint WHERE checkpoint.task_id = task.id) AS checkpoint,
+    (SELECT jsonb_object_agg(step.name, step.data) FROM lineshaft.step WHERE step.task_id = task.id) AS steps,
+    (SELECT jsonb_build_object('category', attempt.category, 'error', attempt.error) FROM lineshaft.attempt
+     WHERE attempt.task_id = task.id AND attempt.outcome = 'failed' ORDER BY attempt.epoch DESC LIMIT 1) AS last_error,
+    (SELECT jsonb_object_agg(child.id, jsonb_build_object('status', coalesce(ended.status::text, 'PENDING'), 'output', ended.output))
+     FROM lineshaft.edge
+     JOIN lineshaft.task AS child ON child.id = edge.depends_on
+     LEFT JOIN lineshaft.task_end AS ended ON ended.id = child.id
+     WHERE edge.task_id = task.id AND edge.kind = 'ended') AS children
+FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])
+
+-- name: inputs
+-- Outputs that tasks refer to by task:ID:output.
+SELECT id, output FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])

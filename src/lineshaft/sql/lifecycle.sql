@@ -3,6 +3,23 @@
 -- Every statement takes arrays and moves a batch. A row moves only if its status and epoch are as expected; what didn't move is
 -- missing from the answer, and Python finds out why.
 
+-- name: lock_dependents
+-- Comes before whatever ends tasks. If anything waits for them, they and what waits are locked together in the order of their ids, so
+-- that two transitions that meet on neighbours of a DAG wait for each other instead of deadlocking. Tasks that nobody waits for,
+-- most of them, cost one index look-up each.
+WITH waiting AS MATERIALIZED (
+    SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+)
+SELECT live.id
+FROM lineshaft.task_live AS live
+WHERE live.id = ANY (ARRAY(
+    SELECT id FROM waiting
+    UNION
+    SELECT unnest(%(ids)s::text[]) WHERE EXISTS (SELECT FROM waiting)
+))
+ORDER BY live.id
+FOR UPDATE
+
 -- name: complete_tasks
 -- RUNNING → VALIDATING → COMPLETED in one go, for tasks without a gate that must run elsewhere; also VALIDATING → COMPLETED. The live
 -- row goes, the end row comes. What waits for these tasks is moved by unblock_dependents, in the same transaction but under a
@@ -22,7 +39,13 @@ gone AS (
     USING input
     WHERE live.id = input.id
       AND live.epoch = input.epoch
-      AND live.status IN ('RUNNING', 'VALIDATING')
+      AND (live.status = 'VALIDATING' OR (live.status = 'RUNNING' AND NOT live.is_gated))
+      -- More than the task may cost is not accepted (R-235).
+      AND (
+        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        OR live.agent_id IS NULL
+        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+      )
     RETURNING live.*, input.output, input.artifacts, input.report, coalesce(input.cost, live.attempt_cost_usd) AS actual,
         input.tokens_in, input.tokens_out
 ),
@@ -48,6 +71,13 @@ settled AS (
     WHERE agent.id = share.agent_id
     RETURNING agent.id
 ),
+-- The counts make the order: agents, locks, DAGs, the same as in claims.
+lock_released AS (
+    DELETE FROM lineshaft.lock
+    USING gone
+    WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND gone.lock_key IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
+    RETURNING lock.key
+),
 dag_moved AS (
     UPDATE lineshaft.dag
     SET completed = dag.completed + share.n,
@@ -58,18 +88,12 @@ dag_moved AS (
         END::lineshaft.dag_status,
         ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
     FROM (
-        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        -- A gate that ran elsewhere gave the money back when it began: only what an agent still held is settled here.
+        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(sum(actual) FILTER (WHERE agent_id IS NOT NULL), 0) AS actual
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
-    -- Agents before DAGs, as claims take them.
-    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM settled) >= 0
-    RETURNING dag.id, dag.status, dag.dead_lettered
-),
-lock_released AS (
-    DELETE FROM lineshaft.lock
-    USING gone
-    WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND (SELECT count(*) FROM dag_moved) >= 0
-    RETURNING lock.key
+    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) >= 0
+    RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
@@ -84,8 +108,10 @@ dag_logged AS (
 )
 SELECT
     gone.id, gone.dag_id,
-    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0) AS dag_may_have_failed,
-    gone.lock_key IN (SELECT key FROM lock_released) AS lock_released
+    -- Whoever called looks after these: a DAG with a dead letter or with money that was freed, and locks that others wait for.
+    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
+    gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
+    gone.lock_key
 FROM gone
 
 -- name: unblock_dependents
@@ -151,7 +177,7 @@ SELECT
     live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.reserved_usd, live.cost_usd, live.attempt_cost_usd,
     live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
     live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lane_id, live.model, live.is_batch,
-    live.blocked, live.progress, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
+    live.blocked, live.progress, live.is_gated, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
     task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
     task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,
     coalesce(live.heartbeat_sec, 30) AS heartbeat_sec
@@ -521,7 +547,7 @@ ended AS (
 )
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-    lock_owner, heartbeat_sec, limit_sec, is_batch, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at
+    lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at
 )
 SELECT
     task.id, dag.id,
@@ -532,7 +558,8 @@ SELECT
     CASE WHEN open.n > 0 OR input.delay > 0 THEN NULL ELSE clock.now END,
     CASE WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay) END,
     (SELECT last_value FROM lineshaft.generation_no),
-    task.lock_key, input.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch, ended.epoch, ended.revivals + 1,
+    task.lock_key, input.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
+    task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
@@ -545,8 +572,16 @@ CROSS JOIN LATERAL (
 ) AS open
 RETURNING id, dag_id, status::text, lane_id, epoch
 
--- name: promote_now
--- RETRYING → READY by hand, counters kept.
-UPDATE lineshaft.task_live
-SET due_at = coalesce(%(now)s::timestamptz, now())
-WHERE id = ANY (%(ids)s::text[]) AND status = 'RETRYING'
+-- name: dag_runs
+-- A virtual DAG that becomes real while its task runs.
+UPDATE lineshaft.dag SET status = 'running', reserved_usd = %(reserved)s::numeric WHERE id = %(id)s::text
+
+-- name: read_live
+SELECT id, epoch, status::text FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])
+
+-- name: log_late_result
+-- What a superseded claim wanted to hand in: refused, but kept for people to look at (R-100).
+INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
+SELECT coalesce(%(now)s::timestamptz, now()), '{task.late_result}', task.id, task.dag_id, %(epoch)s::integer,
+    jsonb_build_object('output', %(output)s::jsonb)
+FROM lineshaft.task WHERE task.id = %(id)s::text

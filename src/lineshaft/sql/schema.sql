@@ -325,6 +325,7 @@ CREATE TABLE lineshaft.task_live (
     downstream smallint NOT NULL DEFAULT 0,
     priority smallint NOT NULL DEFAULT 50,
     is_batch boolean NOT NULL DEFAULT false,
+    is_gated boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C",

@@ -112,7 +112,7 @@ stored AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-        lock_owner, heartbeat_sec, limit_sec, is_batch
+        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated
     )
     SELECT
         id, live_dag_id,
@@ -123,7 +123,7 @@ placed AS (
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no),
-        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch
+        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report
     FROM new CROSS JOIN clock
     ORDER BY n
     RETURNING id, dag_id, status, lane_id, submission_no

@@ -26,6 +26,14 @@ Connection = AsyncConnection[Any]
 _TRIES = 10
 
 
+#: The statistics of a queue are always wrong, and one plan that reads a whole table costs more than all the
+#: others together. Each statement has one plan that is right whatever the tables hold: keep to it.
+_PLAN_BY_INDEX = (
+    "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_mergejoin', 'off', false),"
+    " set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
+)
+
+
 class _RawJsonb(Loader):
     """JSON stays as it came: whoever needs a value decodes it, and most of it is only passed on."""
 
@@ -67,6 +75,7 @@ class Database:
 
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
+        await connection.execute(_PLAN_BY_INDEX)
 
     async def open(self) -> None:
         try:
@@ -104,11 +113,27 @@ class Database:
                 raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
             raise
 
-    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run `work` in one transaction of one pipeline; again if it lost against another transaction."""
+    async def run(self, work: Callable[[Connection], Awaitable[T]], *, pipeline: bool = True) -> T:
+        """Run `work` in one transaction; again, from the start, if it lost against another transaction.
+
+        In a pipeline statements are sent without waiting for answers, until one is asked for. COPY can't be
+        part of one.
+        """
+
+        async def in_transaction(connection: Connection) -> T:
+            if not pipeline:
+                async with connection.transaction():
+                    return await work(connection)
+            async with connection.pipeline(), connection.transaction():
+                return await work(connection)
+
+        return await self.run_alone(in_transaction)
+
+    async def run_alone(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """As `run`, for work that is one statement, and so a transaction by itself."""
         for attempt in range(1, _TRIES + 1):
             try:
-                async with self.connection() as connection, connection.transaction():
+                async with self.connection() as connection:
                     return await work(connection)
             except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
                 if attempt == _TRIES:

@@ -1,6 +1,6 @@
 """New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -14,6 +14,7 @@ from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
 from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow, resolve
+from lineshaft.store.lanes import array_literal
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ LIVE_COLUMNS = (
     "heartbeat_sec",
     "limit_sec",
     "is_batch",
+    "is_gated",
 )
 
 
@@ -167,19 +169,12 @@ def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]
         row.heartbeat_interval_sec,
         row.max_duration_sec,
         draft.is_batch,
+        row.gates is not None or row.require_decision_report,
     )
 
 
 def _text(json: bytes | None) -> str | None:
     return None if json is None else json.decode()
-
-
-def array_literal(values: Iterable[str]) -> str:
-    """PostgreSQL's text form of an array: arrays of different lengths can't be in one array parameter."""
-    if not values:
-        return "{}"
-    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return "{" + ",".join(f'"{value}"' for value in escaped) + "}"
 
 
 def draft_task(

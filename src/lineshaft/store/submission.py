@@ -30,13 +30,13 @@ from lineshaft.store.drafts import (
     TASK_COLUMNS,
     DagDraft,
     Draft,
-    array_literal,
     draft_task,
     live_values,
     place_in_graph,
     refuse_cycle,
     task_values,
 )
+from lineshaft.store.lanes import Lanes
 
 MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
@@ -44,8 +44,6 @@ _COPY_FROM = 50
 _COPY_TASK = f"COPY lineshaft.task (created_at, {', '.join(TASK_COLUMNS)}) FROM STDIN"
 _COPY_LIVE = f"COPY lineshaft.task_live ({', '.join(LIVE_COLUMNS)}) FROM STDIN"
 _COPY_EVENT = "COPY lineshaft.event (at, kinds, task_id, dag_id) FROM STDIN"
-#: Lanes are few and never change: remembered per process, bounded in case somebody makes millions.
-_LANES_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,9 @@ class SubmittedDag:
 
 
 class Submission:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lanes: Lanes) -> None:
         self._database = database
-        self._lanes: dict[Lane, int] = {}
+        self._lanes = lanes
         self._sql = catalog.load("submission")
 
     async def submit(
@@ -150,10 +148,17 @@ class Submission:
             configure(connection)
             results, _ = await self._write_in(connection, drafts, dags)
             return results
-        results, lanes = await self._database.run(lambda own: self._write_in(own, drafts, dags))
-        # Remembered only now that they are committed: what is rolled back never existed.
-        if len(self._lanes) < _LANES_REMEMBERED:
-            self._lanes |= lanes
+        results, lanes = await self._database.run(
+            lambda own: self._write_in(own, drafts, dags), pipeline=len(drafts) < _COPY_FROM
+        )
+        self._lanes.remember(lanes)
+        return results
+
+    async def write_in(
+        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
+    ) -> dict[str, Submitted]:
+        """Write drafts as part of another operation's transaction, outside a pipeline."""
+        results, _ = await self._write_in(connection, drafts, dags)
         return results
 
     async def _write_in(
@@ -168,7 +173,10 @@ class Submission:
             draft.depends_on = list(dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on))
         await self._check_parents(connection, new)
         satisfied = await self._check_upstream(connection, new)
-        lanes = await self._find_lanes(connection, new)
+        wanted = [draft.row.lane for draft in new]
+        lanes = await self._lanes.find(connection, wanted)
+        for draft, lane in zip(new, wanted, strict=True):
+            draft.lane_id = lanes[lane]
         totals = Counter(draft.live_dag_id for draft in new)
         dags = [dag for dag in dags if totals[dag.id]]
         for dag in dags:
@@ -267,26 +275,6 @@ class Submission:
                         errors=[(f"{where}depends_on", f"{name} was cancelled and will never complete")]
                     )
         return {name for name, status in ends.items() if status == "COMPLETED"}
-
-    async def _find_lanes(self, connection: Connection, new: list[Draft]) -> dict[Lane, int]:
-        """Set the lanes of new tasks; gives those that were not known to this process."""
-        lanes = [draft.row.lane for draft in new]
-        unknown = list(dict.fromkeys(lane for lane in lanes if lane not in self._lanes))
-        found: dict[Lane, int] = {}
-        if unknown:
-            wanted = {
-                "types": [lane.type for lane in unknown],
-                "capabilities": [array_literal(lane.required_capabilities) for lane in unknown],
-                "models": [array_literal(lane.models) for lane in unknown],
-                "boosts": [lane.boost_per_minute for lane in unknown],
-                "costs": [lane.max_cost_usd for lane in unknown],
-            }
-            await connection.execute(self._sql["ensure_lanes"], wanted)
-            cursor = await connection.execute(self._sql["find_lanes"], wanted)
-            found = {unknown[n - 1]: lane_id for n, lane_id in await cursor.fetchall()}
-        for draft, lane in zip(new, lanes, strict=True):
-            draft.lane_id = self._lanes[lane] if lane in self._lanes else found[lane]
-        return found
 
     async def _insert(self, connection: Connection, new: list[Draft]) -> None:
         if not new:

@@ -191,6 +191,8 @@ CREATE TABLE lineshaft.task_live (
     downstream smallint NOT NULL DEFAULT 0,
     priority smallint NOT NULL DEFAULT 50 CHECK (priority BETWEEN 0 AND 100),
     is_batch boolean NOT NULL DEFAULT false,
+    -- Its output must pass a gate or carry a decision report: it can't complete straight from RUNNING.
+    is_gated boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     -- NULL while the DAG is virtual: a standalone task's, which has no row of its own.

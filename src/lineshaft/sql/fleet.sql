@@ -1,0 +1,58 @@
+-- Agents. Used by store/fleet.py.
+
+-- name: register_agent
+-- A new incarnation supersedes the one before. The budget is a total over the id's life: registering again doesn't refill it.
+INSERT INTO lineshaft.agent AS known (
+    id, type, capabilities, types, models_available, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
+    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status
+)
+VALUES (
+    %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(max_tasks)s::integer,
+    %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
+    1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active'
+)
+ON CONFLICT (id) DO UPDATE
+SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
+    max_concurrent_tasks = excluded.max_concurrent_tasks, poll_interval_sec = excluded.poll_interval_sec,
+    claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
+    incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active'
+RETURNING incarnation
+
+-- name: held_by
+-- All tasks in an agent's hands, through the index of leases: few, and asked for rarely.
+SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = %(agent_id)s::text
+
+-- name: read_agents
+SELECT id, type, capabilities, types, models_available, max_concurrent_tasks, held, budget_usd, spent_usd, reserved_usd, status::text AS status,
+    last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
+FROM lineshaft.agent
+WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
+ORDER BY id
+
+-- name: patch_agent
+UPDATE lineshaft.agent
+SET budget_usd = budget_usd + coalesce(%(add_budget)s::numeric, 0),
+    status = coalesce(%(status)s::text, status::text)::lineshaft.agent_status,
+    max_concurrent_tasks = coalesce(%(max_tasks)s::integer, max_concurrent_tasks)
+WHERE id = %(id)s::text
+RETURNING id
+
+-- name: log_agent
+INSERT INTO lineshaft.event (at, kinds, agent_id, data)
+VALUES (coalesce(%(now)s::timestamptz, now()), ARRAY[%(kind)s::text], %(agent_id)s::text, %(data)s::jsonb)
+
+-- name: mark_offline
+-- Agents that have not been heard of for three heartbeats, and at least 90 s.
+WITH silent AS (
+    UPDATE lineshaft.agent
+    SET status = 'offline'
+    WHERE status <> 'offline'
+      AND last_heartbeat < coalesce(%(now)s::timestamptz, now())
+          - make_interval(secs => greatest(90, 3 * heartbeat_interval_sec))
+    RETURNING id
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, agent_id)
+    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id FROM silent
+)
+SELECT id FROM silent

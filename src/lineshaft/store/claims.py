@@ -1,0 +1,150 @@
+"""Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from psycopg.rows import args_row, class_row
+
+from lineshaft.errors import NotFoundError, SupersededError
+from lineshaft.sql import catalog
+from lineshaft.store.database import Connection, Database
+
+LOCK_TTL_SEC = 600.0
+#: A claim that found tasks whose lock is held looks again, this often; each time it has parked more of them.
+_ROUNDS = 20
+
+
+class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
+    """A row of `claim_tasks`, in its order."""
+
+    id: str
+    #: The fencing number: every write of this claim carries it.
+    epoch: int
+    status: str
+    live_dag_id: str | None
+    claimed: bool
+    parked: str | None
+    lock_key: str | None
+    model: str | None
+    attempts: int
+    rate_limits: int
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    limit_at: datetime | None
+    cost_usd: Decimal
+    reserved_usd: Decimal
+    #: It was started before: steps, checkpoint and children may be there.
+    resume: bool
+    type: str
+    title: str
+    spec: bytes
+    dag_id: str
+    parent_id: str | None
+    deadline: datetime | None
+    max_attempts: int
+    max_cost_usd: Decimal | None
+    gates: bytes | None
+    require_decision_report: bool
+    heartbeat_interval_sec: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What earlier attempts at a task left behind, each as JSON."""
+
+    id: str
+    checkpoint: bytes | None = None
+    steps: bytes | None = None
+    last_error: bytes | None = None
+    children: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    tasks: list[ClaimedTask] = field(default_factory=list)
+    #: By task id, for those with `resume`.
+    resumed: dict[str, Resumed] = field(default_factory=dict)
+    #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
+    inputs: dict[str, bytes | None] = field(default_factory=dict)
+
+
+class Claims:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = catalog.load("claims")
+
+    async def claim(
+        self,
+        agent_id: str,
+        incarnation: int,
+        *,
+        limit: int = 1,
+        types: list[str] | None = None,
+        start: bool = False,
+    ) -> Claim:
+        """Take up to `limit` tasks, best first; with `start` they are RUNNING at once."""
+        parameters: dict[str, Any] = {
+            "agent_id": agent_id,
+            "incarnation": incarnation,
+            "limit": limit,
+            "types": types,
+            "start": start,
+            "lock_ttl": LOCK_TTL_SEC,
+        }
+        tasks: list[ClaimedTask] = []
+        for _ in range(_ROUNDS):
+            rows = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            tasks += [row for row in rows if row.claimed]
+            # What was parked made room for others, which may be free.
+            if all(row.claimed for row in rows):
+                break
+            parameters["limit"] = limit - len(tasks)
+        return await self._with_history(tasks)
+
+    async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> list[ClaimedTask]:
+        async with connection.cursor(row_factory=args_row(ClaimedTask)) as cursor:
+            await cursor.execute(self._sql["claim_tasks"], {**self._database.now, **parameters})
+            rows = await cursor.fetchall()
+        if not rows:
+            # Nothing to do, or nobody to do it: an agent that was superseded must be told.
+            found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
+            _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())
+        return rows
+
+    async def _with_history(self, tasks: list[ClaimedTask]) -> Claim:
+        resumed = [task.id for task in tasks if task.resume]
+        wanted = sorted({name for task in tasks for name in _context_tasks(task.spec)})
+        claim = Claim(tasks)
+        if not resumed and not wanted:
+            return claim
+        async with self._database.connection() as connection:
+            if resumed:
+                async with connection.cursor(row_factory=class_row(Resumed)) as cursor:
+                    await cursor.execute(self._sql["resumed"], {"ids": resumed})
+                    claim.resumed.update({row.id: row for row in await cursor.fetchall()})
+            if wanted:
+                # A source that was cancelled is there as None.
+                claim.inputs.update(dict.fromkeys(wanted))
+                outputs = await connection.execute(self._sql["inputs"], {"ids": wanted})
+                claim.inputs.update({row[0]: row[1] for row in await outputs.fetchall()})
+        return claim
+
+
+def _check_agent(agent_id: str, incarnation: int, found: tuple[Any, ...] | None) -> None:
+    if found is None:
+        raise NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
+    if found[0] != incarnation:
+        raise SupersededError(
+            f"Agent {agent_id!r} was registered again: this is incarnation {incarnation}, the one in force "
+            f"is {found[0]}. This process must stop; if it is the right one, register it anew."
+        )
+
+
+def _context_tasks(spec: bytes) -> list[str]:
+    if b'"context_refs"' not in spec:
+        return []
+    refs = msgspec.json.decode(spec).get("context_refs", [])
+    return [ref[5:-7] for ref in refs if ref.startswith("task:") and ref.endswith(":output")]

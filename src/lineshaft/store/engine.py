@@ -1,0 +1,35 @@
+"""Everything that can be done to the queue, over one database."""
+
+from types import TracebackType
+from typing import Self
+
+from lineshaft.clock import Clock
+from lineshaft.store.claims import Claims
+from lineshaft.store.database import Database
+from lineshaft.store.fleet import Fleet
+from lineshaft.store.lanes import Lanes
+from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.operations import Operations
+from lineshaft.store.submission import Submission
+
+
+class Engine:
+    def __init__(
+        self, dsn: str, *, clock: Clock | None = None, max_connections: int = 10, prepare: bool = True
+    ) -> None:
+        self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
+        lanes = Lanes()
+        self.submission = Submission(self.database, lanes)
+        self.claims = Claims(self.database)
+        self.lifecycle = Lifecycle(self.database, lanes)
+        self.fleet = Fleet(self.database, self.lifecycle)
+        self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
+
+    async def __aenter__(self) -> Self:
+        await self.database.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.database.close()

@@ -1,0 +1,490 @@
+"""What happens to a claimed task until it ends. Every operation takes many tasks and is one transaction.
+
+Each call names the claim by its epoch. Whoever holds an older one changes nothing and is told so; what it
+wanted to hand in is kept as an event. Repeating a call that won answers as it did the first time.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from psycopg.rows import class_row
+
+from lineshaft.errors import InvalidTransitionError, StaleClaimError, SupersededError
+from lineshaft.model import ratelimit, retry
+from lineshaft.model.priority import Lane
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import policy
+from lineshaft.sql import catalog
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.claims import LOCK_TTL_SEC
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.lanes import Lanes, array_literal
+from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved, record_failure, refusal
+
+
+class Lifecycle:
+    def __init__(self, database: Database, lanes: Lanes, *, uniform: retry.Uniform = random.random) -> None:
+        self._database = database
+        self._lanes = lanes
+        self._uniform = uniform
+        self._sql = catalog.load("lifecycle")
+
+    # In an agent's hands.
+
+    async def start(self, claims: Sequence[ClaimRef]) -> list[Moved]:
+        async def work(connection: Connection) -> list[Moved]:
+            cursor = await connection.execute(
+                self._sql["start_tasks"], {**self._database.now, **_claim_columns(claims)}
+            )
+            started = await cursor.fetchall()
+            await self.log(connection, "task.started", [row[:4] for row in started])
+            return await self._answer(
+                connection, claims, {row[0] for row in started}, Status.RUNNING, "start"
+            )
+
+        return await self._database.run(work)
+
+    async def heartbeat(self, agent_id: str, incarnation: int, beats: Sequence[Beat] = ()) -> dict[str, str]:
+        """Renew the leases; tells for each task `continue`, `cancel` (it was cancelled) or `lost`."""
+
+        async def work(connection: Connection) -> dict[str, str]:
+            touched = await connection.execute(
+                self._sql["touch_agent"],
+                {**self._database.now, "agent_id": agent_id, "incarnation": incarnation},
+            )
+            agent = await touched.fetchone()
+            if agent is None:
+                raise SupersededError(
+                    f"Agent {agent_id!r} is not registered with incarnation {incarnation}: it was registered "
+                    "again elsewhere. This process must stop."
+                )
+            if not beats:
+                return {}
+            cursor = await connection.execute(
+                self._sql["heartbeat"],
+                {
+                    **self._database.now,
+                    **_claim_columns([beat.claim for beat in beats]),
+                    "agent_id": agent_id,
+                    "interval": agent[1],
+                    "lock_ttl": LOCK_TTL_SEC,
+                    "progress": [_text(beat.progress) for beat in beats],
+                    "costs": [beat.spent.cost_usd for beat in beats],
+                    "tokens_in": [beat.spent.tokens_input for beat in beats],
+                    "tokens_out": [beat.spent.tokens_output for beat in beats],
+                },
+            )
+            answers = {row[0]: "continue" for row in await cursor.fetchall()}
+            missing = [beat.claim.id for beat in beats if beat.claim.id not in answers]
+            if missing:
+                ends = await connection.execute(self._sql["read_ends"], {"ids": missing})
+                cancelled = {row[0] for row in await ends.fetchall() if row[2] == Status.CANCELLED}
+                answers |= {name: "cancel" if name in cancelled else "lost" for name in missing}
+            return answers
+
+        return await self._database.run(work)
+
+    async def save_step(
+        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal = Decimal(0)
+    ) -> bytes:
+        """Record a step's result; gives the one that counts, which is the first."""
+        values = {"name": name, "data": data.decode(), "cost": cost_usd}
+        return bytes((await self._save("save_step", claim, values))[0] or b"null")
+
+    async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
+        await self._save("save_checkpoint", claim, {"data": data.decode()})
+
+    async def _save(self, statement: str, claim: ClaimRef, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        async def work(connection: Connection) -> tuple[Any, ...]:
+            cursor = await connection.execute(
+                self._sql[statement],
+                {**self._database.now, "id": claim.id, "epoch": claim.epoch, **values},
+            )
+            row = await cursor.fetchone()
+            if row is None:
+                (refused,) = await self._answer(connection, [claim], set(), Status.RUNNING, "write to")
+                refused.unwrap()
+            return row or ()
+
+        return await self._database.run(work)
+
+    # Ending well.
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
+        """Record the output; a task with gates goes to VALIDATING and waits for `accept` or `reject`."""
+        by_id = {item.claim.id: item for item in completions}
+
+        async def work(connection: Connection) -> list[Moved]:
+            done = await self._complete(connection, completions)
+            moved = {name: Moved(name, Status.COMPLETED) for name in done}
+            rest = [item for item in completions if item.claim.id not in moved]
+            if rest:
+                moved |= await self._complete_specially(connection, rest)
+            return [moved[name] for name in by_id]
+
+        return await self._database.run(work)
+
+    async def _complete(self, connection: Connection, items: Sequence[Completion]) -> set[str]:
+        claims = _claim_columns([item.claim for item in items])
+        ids = {"ids": claims["ids"]}
+        await connection.execute(self._sql["lock_dependents"], ids)
+        cursor = await connection.execute(
+            self._sql["complete_tasks"],
+            {
+                **self._database.now,
+                **claims,
+                "outputs": array_literal([_text(item.output) for item in items]),
+                "artifacts": array_literal([_text(item.artifacts) for item in items]),
+                "reports": array_literal([_text(item.decision_report) for item in items]),
+                "costs": array_literal([item.spent.cost_usd for item in items]),
+                "tokens_in": array_literal([item.spent.tokens_input for item in items]),
+                "tokens_out": array_literal([item.spent.tokens_output for item in items]),
+            },
+        )
+        unblocked = await connection.execute(self._sql["unblock_dependents"], {**self._database.now, **ids})
+        rows = await cursor.fetchall()
+        locks = sorted({row[4] for row in rows if row[3]})
+        if locks:
+            await connection.execute(self._sql["unpark_lock_waiters"], {"keys": locks})
+        dags = sorted({row[1] for row in rows if row[2]})
+        if dags:
+            await connection.execute(self._sql["unpark_budget_waiters"], {"dag_ids": dags})
+            await connection.execute(self._sql["judge_dags"], {**self._database.now, "dag_ids": dags})
+        await self._finish_batches(connection, [row[0] for row in await unblocked.fetchall() if row[1]])
+        return {row[0] for row in rows}
+
+    async def _complete_specially(
+        self, connection: Connection, items: Sequence[Completion]
+    ) -> dict[str, Moved]:
+        """What didn't complete straight away: gated, too expensive, done before, or not held any more."""
+        locked = await self.lock(connection, [item.claim.id for item in items])
+        moved: dict[str, Moved] = {}
+        over: list[tuple[LockedTask, Failure]] = []
+        gated: list[Completion] = []
+        rest: list[Completion] = []
+        for item in items:
+            task = locked.get(item.claim.id)
+            if task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
+                rest.append(item)
+            elif task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
+                error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
+                over.append(
+                    (
+                        task,
+                        Failure(item.claim, error, retry.FailureCategory.BUDGET_EXCEEDED, spent=item.spent),
+                    )
+                )
+            else:
+                gated.append(item)
+        if over:
+            moved |= await self._fail_locked(connection, over)
+        if gated:
+            await self._hand_in(connection, gated)
+            moved |= {item.claim.id: Moved(item.claim.id, Status.VALIDATING) for item in gated}
+        if rest:
+            answers = await self._answer(
+                connection,
+                [item.claim for item in rest],
+                set(),
+                Status.COMPLETED,
+                "complete",
+                late={item.claim.id: item.output for item in rest},
+            )
+            moved |= {answer.id: answer for answer in answers}
+        return moved
+
+    async def _hand_in(self, connection: Connection, items: Sequence[Completion]) -> None:
+        outputs = [
+            {
+                "data": _raw(i.output),
+                "artifacts": _raw(i.artifacts),
+                "decision_report": _raw(i.decision_report),
+            }
+            for i in items
+        ]
+        locked = await self.lock(connection, [item.claim.id for item in items])
+        await connection.execute(
+            self._sql["hand_in"],
+            {
+                **self._database.now,
+                "ids": [item.claim.id for item in items],
+                "costs": [item.spent.cost(locked[item.claim.id]) for item in items],
+                "tokens_in": [item.spent.tokens_input for item in items],
+                "tokens_out": [item.spent.tokens_output for item in items],
+                "outputs": [msgspec.json.encode(output).decode() for output in outputs],
+                "elsewhere": False,
+            },
+        )
+        changes = Changes(self._database.now)
+        for item in items:
+            changes.event(locked[item.claim.id], ["task.validating"])
+        await changes.write(connection)
+
+    async def _finish_batches(self, connection: Connection, batches: list[str]) -> None:
+        """Batches whose children are all done are done themselves, and so may be the batches above them."""
+        while batches:
+            cursor = await connection.execute(self._sql["batch_outputs"], {"ids": batches})
+            outputs: dict[str, list[Any]] = {name: [] for name in batches}
+            for parent, _, _, output in await cursor.fetchall():
+                outputs[parent].append(_raw(output))
+            changes = Changes(self._database.now)
+            for task in (await self.lock(connection, batches)).values():
+                output = msgspec.json.encode(outputs[task.id])
+                changes.end(task, Status.COMPLETED, spent=UNREPORTED, output=output)
+                changes.event(task, ["task.completed"])
+            batches = await changes.write(connection)
+
+    # Ending badly, or not yet.
+
+    async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
+        """A failed attempt: retried, waited for (a rate limit), or dead-lettered, as the model decides."""
+
+        async def work(connection: Connection) -> list[Moved]:
+            locked = await self.lock_with_dependents(connection, [item.claim.id for item in failures])
+            held = []
+            rest = []
+            for item in failures:
+                task = locked.get(item.claim.id)
+                if task is not None and task.epoch == item.claim.epoch and task.status in _HELD:
+                    held.append((task, item))
+                else:
+                    rest.append(item)
+            moved = await self._fail_locked(connection, held)
+            if rest:
+                claims = [item.claim for item in rest]
+                moved |= {m.id: m for m in await self._answer(connection, claims, set(), None, "fail")}
+            return [moved[item.claim.id] for item in failures]
+
+        return await self._database.run(work)
+
+    async def fail_held(self, connection: Connection, agent_id: str, ids: Sequence[str]) -> None:
+        """Everything that an agent holds fails because it was registered again."""
+        if not ids:
+            return
+        locked = await self.lock_with_dependents(connection, ids)
+        await self._fail_locked(
+            connection,
+            [
+                (task, _system_failure(task, retry.SystemReason.AGENT_RESTARTED))
+                for task in locked.values()
+                if task.agent_id == agent_id and task.status in _HELD
+            ],
+        )
+
+    async def _fail_locked(
+        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+    ) -> dict[str, Moved]:
+        if not failures:
+            return {}
+        cursor = await connection.execute(
+            self._sql["failed_agents"],
+            {"ids": [t.id for t, _ in failures], "revivals": [t.revivals for t, _ in failures]},
+        )
+        agents: dict[str, list[str | None]] = dict(await cursor.fetchall())
+        changes = Changes(self._database.now)
+        moved: dict[str, Moved] = {}
+        dead: list[LockedTask] = []
+        for task, failure in failures:
+            decision = self._decide(task, failure, [*agents.get(task.id, []), task.agent_id])
+            lane_id = task.lane_id
+            if isinstance(decision, retry.Retry):
+                lane_id = await self._lane(connection, task, decision.models)
+            status = record_failure(changes, task, failure, decision, lane_id)
+            moved[task.id] = Moved(task.id, status)
+            if status is Status.DEAD_LETTERED:
+                dead.append(task)
+        await self._fail_batches(connection, changes, dead)
+        await self.finish(connection, changes)
+        return moved
+
+    def _decide(
+        self, task: LockedTask, failure: Failure, agents: list[str | None]
+    ) -> retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit:
+        rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
+        if failure.is_rate_limit:
+            waited = ratelimit.decide_rate_limit(
+                waits_so_far=task.rate_limits,
+                retry_after_sec=failure.retry_after_sec,
+                spent_quota=ratelimit.is_spent_quota(failure.error),
+                uniform=self._uniform,
+                refused=rules.refuses(failure.kind),
+            )
+            if isinstance(waited, ratelimit.WaitForLimit):
+                return waited
+            if isinstance(waited, ratelimit.QuotaSpent):
+                return retry.DeadLetter(retry.DeadLetterReason.QUOTA_SPENT, poison_pill=False)
+        return retry.decide_failure(
+            category=failure.kind,
+            attempts=task.attempts + 1,
+            max_attempts=task.max_attempts,
+            policy=rules,
+            failed_agents=agents,
+            uniform=self._uniform,
+            total_cost_usd=task.cost_usd + failure.spent.cost(task),
+            max_total_cost_usd=task.max_total_cost_usd,
+            model_preferences=task.model_preferences,
+            fallback_models=task.fallback_models,
+        )
+
+    async def _lane(self, connection: Connection, task: LockedTask, models: Sequence[str]) -> int:
+        """The lane of the next attempt: another one, once the fallback models are in force."""
+        if list(models) == task.model_preferences:
+            return task.lane_id
+        lane = Lane(
+            task.type,
+            tuple(task.required_capabilities),
+            tuple(models),
+            task.priority_boost_per_minute,
+            task.max_cost_usd,
+        )
+        return (await self._lanes.find(connection, [lane]))[lane]
+
+    async def _fail_batches(self, connection: Connection, changes: Changes, dead: list[LockedTask]) -> None:
+        """A child that failed for good takes its batch along: siblings cancelled, parent dead (R-193)."""
+        seen = {task.id for task in dead}
+        while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - seen):
+            causes = {t.parent_id: t for t in dead}
+            families = await self.lock(connection, parents)
+            batches = [task for task in families.values() if task.is_batch]
+            cursor = await connection.execute(self._sql["children"], {"ids": [task.id for task in batches]})
+            siblings = [row[0] for row in await cursor.fetchall() if row[0] not in seen]
+            for task in (await self.lock(connection, siblings)).values():
+                changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason="sibling failed")
+                changes.attempt(task, "cancelled", spent=UNREPORTED)
+                changes.event(task, ["task.cancelled"], {"reason": "sibling failed"})
+            for task in batches:
+                reason = f"child {causes[task.id].id} failed"
+                changes.end(
+                    task, Status.DEAD_LETTERED, spent=UNREPORTED, reason=reason, category="dependency"
+                )
+                changes.event(task, ["task.dead_lettered"], {"reason": reason})
+            seen |= {*parents, *siblings}
+            dead = batches
+
+    async def release(self, claims: Sequence[ClaimRef], *, delay_sec: float | None = None) -> list[Moved]:
+        """Hand back without using an attempt; with a delay it comes back later."""
+
+        async def work(connection: Connection) -> list[Moved]:
+            locked = await self.lock(connection, [claim.id for claim in claims])
+            changes = Changes(self._database.now)
+            target = Status.PENDING if delay_sec else Status.READY
+            moved = set()
+            for claim in claims:
+                task = locked.get(claim.id)
+                if task is None or task.epoch != claim.epoch or task.status not in _STARTABLE:
+                    continue
+                changes.requeue(task, target, delay_sec=delay_sec or None, spent=UNREPORTED)
+                changes.attempt(task, "released", spent=UNREPORTED)
+                kinds = ["task.released"] if delay_sec else ["task.released", "task.ready"]
+                changes.event(task, kinds, {"delay_sec": delay_sec} if delay_sec else None)
+                moved.add(task.id)
+            await changes.write(connection)
+            return await self._answer(connection, claims, moved, target, "release")
+
+        return await self._database.run(work)
+
+    # What all of them need, and other modules too.
+
+    async def finish(self, connection: Connection, changes: Changes) -> None:
+        """Write changes that may end the children of batches."""
+        await self._finish_batches(connection, await changes.write(connection))
+
+    async def hold(self, connection: Connection, claim: ClaimRef, verb: str) -> LockedTask:
+        """Lock the RUNNING task of a claim that is still held, or refuse."""
+        task = (await self.lock(connection, [claim.id])).get(claim.id)
+        if task is None or task.epoch != claim.epoch or task.status != Status.RUNNING:
+            (refused,) = await self._answer(connection, [claim], set(), None, verb)
+            raise refused.error or InvalidTransitionError(
+                f"Can't {verb} task {claim.id}: it is {refused.status}."
+            )
+        return task
+
+    async def lock(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedTask]:
+        if not ids:
+            return {}
+        async with connection.cursor(row_factory=class_row(LockedTask)) as cursor:
+            await cursor.execute(self._sql["lock_tasks"], {"ids": list(ids)})
+            return {task.id: task for task in await cursor.fetchall()}
+
+    async def lock_with_dependents(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedTask]:
+        await connection.execute(self._sql["lock_dependents"], {"ids": list(ids)})
+        return await self.lock(connection, ids)
+
+    async def log(self, connection: Connection, kind: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """`rows` are (task, dag, agent, epoch)."""
+        if rows:
+            ids, dags, agents, epochs = map(list, zip(*rows, strict=True))
+            await connection.execute(
+                self._sql["insert_events"],
+                {
+                    **self._database.now,
+                    "kinds": ["{" + kind + "}"] * len(ids),
+                    "task_ids": ids,
+                    "dag_ids": dags,
+                    "agent_ids": agents,
+                    "epochs": epochs,
+                    "data": [None] * len(ids),
+                },
+            )
+
+    async def _answer(
+        self,
+        connection: Connection,
+        claims: Sequence[ClaimRef],
+        moved: set[str],
+        target: Status | None,
+        verb: str,
+        *,
+        late: Mapping[str, bytes | None] | None = None,
+    ) -> list[Moved]:
+        """One answer a claim; for those that didn't move, why."""
+        unmoved = [claim.id for claim in claims if claim.id not in moved]
+        live: dict[str, tuple[int, str]] = {}
+        ends: dict[str, tuple[int, str]] = {}
+        if unmoved:
+            cursor = await connection.execute(self._sql["read_live"], {"ids": unmoved})
+            live = {row[0]: (row[1], row[2]) for row in await cursor.fetchall()}
+            cursor = await connection.execute(self._sql["read_ends"], {"ids": unmoved})
+            ends = {row[0]: (row[1], row[2]) for row in await cursor.fetchall()}
+        answers = []
+        stale = []
+        for claim in claims:
+            if claim.id in moved:
+                answers.append(Moved(claim.id, target))
+                continue
+            answer = refusal(claim, live.get(claim.id), ends.get(claim.id), target, verb)
+            if isinstance(answer.error, StaleClaimError) and late is not None:
+                stale.append((claim, late.get(claim.id)))
+            answers.append(answer)
+        for claim, output in stale:
+            await connection.execute(
+                self._sql["log_late_result"],
+                {**self._database.now, "id": claim.id, "epoch": claim.epoch, "output": _text(output)},
+            )
+        return answers
+
+
+_STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})
+_HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
+
+
+def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
+    return Failure(ClaimRef(task.id, task.epoch), reason.value, reason.value)
+
+
+def _claim_columns(claims: Sequence[ClaimRef]) -> dict[str, Any]:
+    return {
+        "ids": array_literal([claim.id for claim in claims]),
+        "epochs": array_literal([claim.epoch for claim in claims]),
+    }
+
+
+def _text(json: bytes | None) -> str | None:
+    return None if json is None else json.decode()
+
+
+def _raw(json: bytes | None) -> msgspec.Raw | None:
+    return None if json is None else msgspec.Raw(json)

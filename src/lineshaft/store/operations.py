@@ -1,0 +1,379 @@
+"""What people and parents do to tasks: cancel, retry by hand, spawn children, add a dependency."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from psycopg.rows import class_row
+
+from lineshaft.errors import (
+    AlreadyExistsError,
+    CycleError,
+    DependencyNotFoundError,
+    InvalidInputError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotFoundError,
+)
+from lineshaft.model import graph
+from lineshaft.model.idempotency import content_hash
+from lineshaft.model.priority import Lane
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.sql import catalog
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.drafts import DagDraft, Draft, draft_task, refuse_cycle
+from lineshaft.store.lanes import Lanes
+from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.outcomes import ClaimRef
+from lineshaft.store.submission import Submission, Submitted
+
+
+@dataclass(frozen=True, slots=True)
+class _Revivable:
+    id: str
+    status: str
+    type: str
+    required_capabilities: list[str]
+    model_preferences: list[str]
+    priority_boost_per_minute: float
+    max_cost_usd: Decimal | None
+    idempotency_key: str | None
+    spec: bytes
+    is_batch: bool
+    parent_id: str | None
+    lock_key: str | None
+    dag_id: str | None
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(
+            self.type,
+            tuple(self.required_capabilities),
+            tuple(self.model_preferences),
+            self.priority_boost_per_minute,
+            self.max_cost_usd,
+        )
+
+
+class Operations:
+    def __init__(
+        self, database: Database, lanes: Lanes, lifecycle: Lifecycle, submission: Submission
+    ) -> None:
+        self._database = database
+        self._lanes = lanes
+        self._lifecycle = lifecycle
+        self._submission = submission
+        self._sql = catalog.load("operations")
+        self._moves = catalog.load("lifecycle")
+        self._inserts = catalog.load("submission")
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool = True) -> list[str]:
+        """Cancel a task, its children and, with `cascade`, all that depends on it; gives who was cancelled.
+
+        Cancelling a cancelled task changes nothing; a COMPLETED or DEAD_LETTERED one can't be cancelled.
+        """
+
+        async def work(connection: Connection) -> list[str]:
+            causes = {task_id: ""}
+            locked: dict[str, LockedTask] = {}
+            # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
+            while True:
+                await self._spread(connection, causes, cascade=cascade)
+                missing = [name for name in causes if name not in locked]
+                if not missing:
+                    break
+                found = await self._lifecycle.lock_with_dependents(connection, sorted(causes))
+                locked = found | dict.fromkeys((name for name in causes if name not in found), _NOT_LIVE)
+            live = {name: task for name, task in locked.items() if task is not _NOT_LIVE}
+            if task_id not in live:
+                await self._check_cancelled(connection, task_id)
+                return []
+            changes = Changes(self._database.now)
+            for name, task in live.items():
+                why = reason if name == task_id else f"Parent {causes[name]} cancelled"
+                changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
+                changes.attempt(task, "cancelled", spent=UNREPORTED)
+                changes.event(task, ["task.cancelled"], {"reason": why})
+            await self._lifecycle.finish(connection, changes)
+            return sorted(live)
+
+        return await self._database.run(work)
+
+    async def _spread(self, connection: Connection, causes: dict[str, str], *, cascade: bool) -> None:
+        """Add everything that goes down with these tasks, each with its direct upstream."""
+        frontier = list(causes)
+        while frontier:
+            cursor = await connection.execute(self._moves["children"], {"ids": frontier})
+            rows = await cursor.fetchall()
+            if cascade:
+                cursor = await connection.execute(self._moves["dependents"], {"ids": frontier})
+                rows += await cursor.fetchall()
+            frontier = []
+            for below, above in rows:
+                if below not in causes:
+                    causes[below] = above
+                    frontier.append(below)
+
+    async def _check_cancelled(self, connection: Connection, task_id: str) -> None:
+        cursor = await connection.execute(self._moves["read_ends"], {"ids": [task_id]})
+        row = await cursor.fetchone()
+        if row is None:
+            raise NotFoundError(f"There is no task {task_id}.")
+        if row[2] != Status.CANCELLED:
+            raise InvalidTransitionError(f"Can't cancel task {task_id}: it is {row[2]} already.")
+
+    async def retry(self, task_id: str, *, delay_sec: float = 0.0) -> Status:
+        """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
+
+        async def work(connection: Connection) -> Status:
+            promoted = await connection.execute(
+                self._sql["promote_retry"], {**self._database.now, "id": task_id}
+            )
+            row = await promoted.fetchone()
+            if row is not None:
+                await self._log_ready(connection, ["task.ready"], [(row[0], row[1], None)])
+                await connection.execute(self._inserts["wake"], {"lanes": str(row[2])})
+                return Status.READY
+            return await self._revive(connection, task_id, delay_sec)
+
+        return await self._database.run(work)
+
+    async def _revive(self, connection: Connection, task_id: str, delay_sec: float) -> Status:
+        tasks = {task.id: task for task in await self._revivable(connection, [task_id])}
+        if task_id not in tasks:
+            cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
+            found = await cursor.fetchone()
+            raise _not_revivable(task_id, found and found[2])
+        if tasks[task_id].status == Status.COMPLETED:
+            raise _not_revivable(task_id, Status.COMPLETED)
+        # A batch is retried by retrying those of its children that failed or were cancelled with it.
+        frontier = [task for task in tasks.values() if task.is_batch]
+        while frontier:
+            cursor = await connection.execute(
+                self._moves["children"], {"ids": [task.id for task in frontier]}
+            )
+            names = [row[0] for row in await cursor.fetchall()]
+            found_below = await self._revivable(connection, names)
+            below = [task for task in found_below if task.status != Status.COMPLETED]
+            tasks |= {task.id: task for task in below}
+            frontier = [task for task in below if task.is_batch]
+        # Children first: a batch counts what it waits for.
+        revived = sorted(tasks.values(), key=lambda task: task.is_batch)
+        await self._retake_keys(connection, revived)
+        lanes = await self._lanes.find(connection, [task.lane for task in revived])
+        cursor = await connection.execute(
+            self._moves["revive_tasks"],
+            {
+                **self._database.now,
+                "ids": [task.id for task in revived],
+                "lane_ids": [lanes[task.lane] for task in revived],
+                "delays": [delay_sec if task.id == task_id else 0.0 for task in revived],
+                "lock_owners": [task.parent_id if task.lock_key else None for task in revived],
+            },
+        )
+        rows = await cursor.fetchall()
+        await connection.execute(
+            self._sql["resolve_dead_letters"], {**self._database.now, "ids": list(tasks)}
+        )
+        await self._recount_dags(connection, revived)
+        ready = [row for row in rows if row[2] == Status.READY]
+        await self._log_ready(connection, ["task.resolved"], [(row[0], row[1], row[4]) for row in rows])
+        await self._log_ready(connection, ["task.ready"], [(row[0], row[1], row[4]) for row in ready])
+        if ready:
+            lane_ids = sorted({row[3] for row in ready})
+            await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
+        return next(Status(row[2]) for row in rows if row[0] == task_id)
+
+    async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
+        async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:
+            await cursor.execute(self._sql["read_revivable"], {"ids": list(ids)})
+            return await cursor.fetchall()
+
+    async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
+        keyed = sorted((t.idempotency_key, t) for t in tasks if t.idempotency_key is not None)
+        if not keyed:
+            return
+        cursor = await connection.execute(
+            self._inserts["take_keys"],
+            {
+                **self._database.now,
+                "keys": [key for key, _ in keyed],
+                "task_ids": [task.id for _, task in keyed],
+                "hashes": [content_hash(task.type, msgspec.json.decode(task.spec)) for _, task in keyed],
+            },
+        )
+        taken = {row[0] for row in await cursor.fetchall()}
+        for key, task in keyed:
+            if key not in taken:
+                raise AlreadyExistsError(
+                    f"Can't retry task {task.id}: its idempotency key {key!r} is in use by a newer task. "
+                    "Cancel that one first; nothing was changed."
+                )
+
+    async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
+        changes = Changes(self._database.now)
+        for task in tasks:
+            if task.dag_id is not None:
+                changes.revive(task.dag_id, Status(task.status))
+        await changes.write(connection)
+
+    async def spawn(
+        self, claim: ClaimRef, tasks: Sequence[NewTask], *, wait: bool = False
+    ) -> list[Submitted]:
+        """Create children in the parent's DAG; with `wait` the parent pauses until all of them have ended.
+
+        A paused parent uses no attempt, and gives back its slot, its money and its document lock.
+        """
+        if not tasks:
+            raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
+
+        async def work(connection: Connection) -> list[Submitted]:
+            parent = await self._lifecycle.hold(connection, claim, "spawn from")
+            dag_id = parent.task_dag_id
+            drafts: list[Draft] = []
+            heads = []
+            by_key = {}
+            for number, task in enumerate(tasks):
+                place = f"tasks[{number}]"
+                inherited = msgspec.structs.replace(task, parent_id=parent.id)
+                head = draft_task(inherited, place=place, drafts=drafts, dag_id=dag_id)
+                by_key[task.key or head.id] = head
+                heads.append((task, head))
+            for task, head in heads:
+                names = dict.fromkeys([*task.depends_on, *head.row.context_tasks])
+                if parent.id in names:
+                    raise CycleError([head.id, parent.id, head.id])
+                head.depends_on += [by_key[name].id if name in by_key else name for name in names]
+            refuse_cycle(drafts, {head.id: key for key, head in by_key.items()})
+            virtual = parent.dag_id is None
+            if virtual:
+                await self._make_dag(connection, parent)
+            results = await self._submission.write_in(connection, drafts, [])
+            added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
+            children = [results[head.id] for _, head in heads]
+            changes = Changes(self._database.now)
+            changes.touch_dag(dag_id, added=added)
+            if wait:
+                open_children = await self._wait_for(connection, parent.id, [child.id for child in children])
+                self._pause(changes, parent, open_children)
+            await changes.write(connection)
+            return children
+
+        return await self._database.run(work, pipeline=False)
+
+    async def _make_dag(self, connection: Connection, parent: LockedTask) -> None:
+        dag = DagDraft(id=parent.task_dag_id, title=parent.title, created_by=None)
+        await connection.execute(
+            self._inserts["insert_dag"], {**self._database.now, **dag.parameters(), "total": 1}
+        )
+        await connection.execute(self._moves["dag_runs"], {"id": dag.id, "reserved": parent.reserved_usd})
+        await connection.execute(self._sql["join_dag"], {"id": parent.id, "dag_id": dag.id})
+        await connection.execute(self._inserts["log_dag_created"], {**self._database.now, "id": dag.id})
+
+    async def _wait_for(self, connection: Connection, parent: str, children: Sequence[str]) -> int:
+        """Edges from a parent to children it waits for; those that have ended already don't count."""
+        names = list(dict.fromkeys(children))
+        cursor = await connection.execute(self._moves["read_ends"], {"ids": names})
+        ended = {row[0] for row in await cursor.fetchall()}
+        await connection.execute(
+            self._inserts["insert_edges"],
+            {
+                "task_ids": [parent] * len(names),
+                "depends_on": names,
+                "kinds": ["ended"] * len(names),
+                "satisfied": [name in ended for name in names],
+            },
+        )
+        return len(names) - len(ended)
+
+    def _pause(self, changes: Changes, parent: LockedTask, open_children: int) -> None:
+        waits = open_children > 0
+        changes.requeue(
+            parent,
+            Status.PENDING if waits else Status.READY,
+            spent=UNREPORTED,
+            blocked=open_children,
+        )
+        changes.attempt(parent, "waiting", spent=UNREPORTED)
+        changes.event(parent, ["task.waiting"] if waits else ["task.waiting", "task.ready"])
+
+    async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Status:
+        """Make a task that nobody has claimed yet wait for others too."""
+        wanted = list(dict.fromkeys(depends_on))
+
+        async def work(connection: Connection) -> Status:
+            await connection.execute(self._sql["lock_edges"], {})
+            cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
+            live = {row[0] for row in await cursor.fetchall()}
+            locked = await self._lifecycle.lock(connection, [task_id])
+            if task_id not in locked:
+                await self._check_cancelled(connection, task_id)
+            if task_id not in locked or locked[task_id].status not in {Status.PENDING, Status.READY}:
+                status = locked[task_id].status if task_id in locked else Status.CANCELLED
+                raise InvalidTransitionError(
+                    f"Can't add a dependency to task {task_id}: it is {status}; only what nobody has claimed "
+                    "yet can be made to wait."
+                )
+            cursor = await connection.execute(self._inserts["upstream_ends"], {"ids": wanted})
+            ends = dict(await cursor.fetchall())
+            for name in wanted:
+                if name not in live and name not in ends:
+                    raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
+                if ends.get(name) == Status.CANCELLED:
+                    raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
+            await self._refuse_late_cycle(connection, task_id, wanted)
+            cursor = await connection.execute(self._sql["existing_edges"], {"id": task_id})
+            known = {row[0] for row in await cursor.fetchall()}
+            new = [name for name in wanted if name not in known]
+            satisfied = {name for name in new if ends.get(name) == Status.COMPLETED}
+            await connection.execute(
+                self._inserts["insert_edges"],
+                {
+                    "task_ids": [task_id] * len(new),
+                    "depends_on": new,
+                    "kinds": ["success"] * len(new),
+                    "satisfied": [name in satisfied for name in new],
+                },
+            )
+            waits = len(new) - len(satisfied)
+            await connection.execute(self._sql["block_task"], {"id": task_id, "n": waits})
+            if waits and locked[task_id].status == Status.READY:
+                changes = Changes(self._database.now)
+                changes.event(locked[task_id], ["task.waiting"])
+                await changes.write(connection)
+                return Status.PENDING
+            return Status(locked[task_id].status)
+
+        return await self._database.run(work)
+
+    async def _refuse_late_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
+        cursor = await connection.execute(self._sql["upstream_of"], {"ids": list(wanted)})
+        upstream: dict[str, list[str]] = {}
+        for below, above in await cursor.fetchall():
+            upstream.setdefault(below, []).append(above)
+        cycle = graph.closes_cycle(upstream, task_id, wanted)
+        if cycle is not None:
+            raise CycleError(cycle)
+
+    async def _log_ready(
+        self, connection: Connection, kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """`rows` are (task, dag, epoch)."""
+        for kind in kinds:
+            await self._lifecycle.log(connection, kind, [(row[0], row[1], None, row[2]) for row in rows])
+
+
+#: Marks tasks that had ended by the time they were locked.
+_NOT_LIVE: Any = object()
+
+
+def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
+    if status is None:
+        return NotFoundError(f"There is no task {task_id}.")
+    return InvalidTransitionError(
+        f"Can't retry task {task_id}: it is {status}. DEAD_LETTERED, CANCELLED and RETRYING ones can be."
+    )

@@ -1,0 +1,147 @@
+"""What agents say about their claims, what they are answered, and what a failure comes to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, StaleClaimError
+from lineshaft.model import ratelimit, retry
+from lineshaft.model.states import Status
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
+
+MAX_ERROR = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """One claim of a task."""
+
+    id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    claim: ClaimRef
+    #: {"data": …, "artifacts": …, "decision_report": …}, each as JSON.
+    output: bytes | None = None
+    artifacts: bytes | None = None
+    decision_report: bytes | None = None
+    spent: Spent = UNREPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    claim: ClaimRef
+    error: str
+    #: A category, or a system's reason; None: told from the text if it is a rate limit, else a crash.
+    category: str | None = None
+    retry_after_sec: float | None = None
+    spent: Spent = UNREPORTED
+
+    @property
+    def is_rate_limit(self) -> bool:
+        return ratelimit.is_rate_limit(self.error, self.category)
+
+    @property
+    def kind(self) -> str:
+        if self.is_rate_limit:
+            return retry.FailureCategory.RATE_LIMIT.value
+        return str(retry.category_of(self.category or retry.FailureCategory.CRASH))
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    claim: ClaimRef
+    progress: bytes | None = None
+    spent: Spent = UNREPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of one task of a call: its new status, or why it didn't move."""
+
+    id: str
+    status: Status | None
+    error: LineshaftError | None = None
+
+    def unwrap(self) -> Status:
+        if self.error is not None:
+            raise self.error
+        assert self.status is not None  # noqa: S101 - one of the two is always there
+        return self.status
+
+
+def refusal(
+    claim: ClaimRef,
+    live: tuple[int, str] | None,
+    end: tuple[int, str] | None,
+    target: Status | None,
+    verb: str,
+) -> Moved:
+    found = live or end
+    if found is None:
+        return Moved(claim.id, None, NotFoundError(f"There is no task {claim.id}."))
+    epoch, status = found
+    if epoch == claim.epoch and (status == target or (target is None and status in _AFTER_FAILURE)):
+        # The same call again: its first answer was lost on the way.
+        return Moved(claim.id, Status(status))
+    if epoch != claim.epoch or live is None:
+        return Moved(
+            claim.id,
+            None,
+            StaleClaimError(
+                f"Can't {verb} task {claim.id} with the claim of epoch {claim.epoch}: it is {status} with "
+                f"epoch {epoch}. The claim ended; stop working on this task."
+            ),
+        )
+    return Moved(claim.id, None, InvalidTransitionError(f"Can't {verb} task {claim.id}: it is {status}."))
+
+
+_AFTER_FAILURE = frozenset({Status.RETRYING, Status.DEAD_LETTERED, Status.READY})
+
+
+def record_failure(
+    changes: Changes,
+    task: LockedTask,
+    failure: Failure,
+    decision: retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit,
+    lane_id: int,
+) -> Status:
+    error = failure.error[:MAX_ERROR] or "no message"
+    category = failure.kind
+    spent = failure.spent
+    told: dict[str, Any] = {"category": category, "error": error}
+    if isinstance(decision, ratelimit.WaitForLimit):
+        changes.requeue(
+            task, Status.RETRYING, delay_sec=decision.wait_sec, spent=spent, rate_limits=decision.waits
+        )
+        changes.attempt(task, "rate_limited", spent=spent, category="rate_limit", error=error)
+        changes.event(task, ["task.rate_limited"], told | {"wait_sec": decision.wait_sec})
+        return Status.RETRYING
+    changes.attempt(task, "failed", spent=spent, category=category, error=error)
+    if isinstance(decision, retry.Retry):
+        changes.requeue(
+            task,
+            Status.RETRYING,
+            delay_sec=decision.delay_sec,
+            spent=spent,
+            attempts=task.attempts + 1,
+            rate_limits=0,
+            lane_id=lane_id,
+            category=category,
+        )
+        told["delay_sec"] = decision.delay_sec
+        changes.event(task, ["task.failed", "task.retry_scheduled"], told)
+        return Status.RETRYING
+    changes.end(
+        task,
+        Status.DEAD_LETTERED,
+        spent=spent,
+        reason=error,
+        category=category,
+        attempts=task.attempts + 1,
+        poison_pill=decision.poison_pill,
+    )
+    told |= {"because": decision.reason, "poison_pill": decision.poison_pill}
+    changes.event(task, ["task.failed", "task.dead_lettered"], told)
+    return Status.DEAD_LETTERED
