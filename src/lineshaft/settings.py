@@ -63,6 +63,13 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days < 36_500:  # noqa: PLR2004 - a century, as the rule says
+        raise ValueError
+    return days
+
+
 def _dollars(text: str) -> Decimal:
     try:
         amount = Decimal(text)
@@ -94,6 +101,7 @@ _PATH = Rule("a path", _path)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
+_DAYS = Rule("a number of days, more than 0 and less than 36500", _days)
 _DOLLARS = Rule("an amount of dollars, 0 or more", _dollars)
 
 
@@ -129,6 +137,10 @@ class Settings:
     promoter_interval_sec: float = _setting(
         _DURATION, 5.0, "How often due retries and schedules are looked for."
     )
+    keep_tasks_days: float | None = _setting(
+        _DAYS, None, "How long finished tasks are kept; dead letters stay for ever. None: all stay."
+    )
+    keep_events_days: float | None = _setting(_DAYS, None, "How long events are kept. None: all stay.")
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "What all tasks together may cost in a UTC day. None: no limit."
     )

@@ -183,10 +183,12 @@ class Partitions:
         await _run(connection, sql.SQL("ALTER TABLE {} DROP CONSTRAINT in_range").format(table))
         return moved
 
-    async def drop_partitions(self, older_than: datetime) -> Dropped:
+    async def drop_partitions(self, older_than: datetime | timedelta) -> Dropped:
         """Drop what holds nothing newer, and record up to where cursors have expired."""
         async with self._database.connection() as connection:
             existing = await self._existing(connection)
+            if isinstance(older_than, timedelta):
+                older_than = await self._now(connection) - older_than
         dropped, postponed = [], []
         for part in sorted(existing):
             if part.end <= older_than:

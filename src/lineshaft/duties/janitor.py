@@ -1,0 +1,41 @@
+"""Keeps the history within what the operator wants to keep: nothing is deleted unless a retention is set.
+
+Event partitions are made ahead, so that no transition ever waits for one, and dropped whole when too old.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+from lineshaft.duties.loop import Counts
+from lineshaft.store.partitions import Partitions
+from lineshaft.store.upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class Janitor:
+    upkeep: Upkeep
+    partitions: Partitions
+    #: How long finished tasks are kept; None: for ever.
+    keep_tasks: timedelta | None = None
+    #: How long events are kept; None: for ever.
+    keep_events: timedelta | None = None
+    ahead_days: int = 40
+    interval_sec: float = 3_600.0
+    batch: int = 1_000
+    name: str = "janitor"
+
+    async def run_once(self) -> Counts:
+        counts: Counter[str] = Counter()
+        made = await self.partitions.ensure_partitions(self.ahead_days)
+        counts["event partitions made"] += len(made.made)
+        if self.keep_events is not None:
+            dropped = await self.partitions.drop_partitions(self.keep_events)
+            counts["event partitions dropped"] += len(dropped.dropped)
+        if self.keep_tasks is not None:
+            while True:
+                deleted = await self.upkeep.delete_finished(self.keep_tasks.total_seconds(), self.batch)
+                counts["finished tasks deleted"] += deleted
+                if deleted < self.batch:
+                    break
+        return counts

@@ -1,0 +1,45 @@
+"""Runs a duty at its interval until it is told to stop. A duty that fails is tried again, never given up."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from lineshaft.errors import UnavailableError
+
+Counts = Mapping[str, int]
+
+_log = logging.getLogger("lineshaft.duties")
+
+
+class Duty(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def interval_sec(self) -> float: ...
+
+    async def run_once(self) -> Counts:
+        """Do what there is to do; gives counts by outcome."""
+        ...
+
+
+async def run(duty: Duty, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            counts = await duty.run_once()
+        except UnavailableError as error:
+            # The database comes back, or it doesn't; either way there is nothing to do but ask again.
+            _log.warning("%s: %s", duty.name, error)
+        except Exception:  # noqa: BLE001 - logged with its traceback; a duty that stops is worse than any error
+            _log.exception("%s failed; it is tried again in %s s", duty.name, duty.interval_sec)
+        else:
+            done = {outcome: count for outcome, count in counts.items() if count}
+            if done:
+                _log.info(
+                    "%s: %s", duty.name, ", ".join(f"{count} {outcome}" for outcome, count in done.items())
+                )
+        try:
+            await asyncio.wait_for(stop.wait(), duty.interval_sec)
+        except TimeoutError:
+            continue

@@ -1,0 +1,37 @@
+"""Runs all duties of one process side by side."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+from lineshaft.duties.janitor import Janitor
+from lineshaft.duties.loop import Duty, run
+from lineshaft.duties.promoter import Promoter
+from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.roll_call import RollCall
+from lineshaft.settings import Settings
+from lineshaft.store.engine import Engine
+from lineshaft.store.partitions import Partitions
+
+
+def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
+    return [
+        Reaper(engine.upkeep, interval_sec=settings.reaper_interval_sec),
+        Promoter(engine.upkeep, interval_sec=settings.promoter_interval_sec),
+        Janitor(
+            engine.upkeep,
+            Partitions(engine.database),
+            keep_tasks=_days(settings.keep_tasks_days),
+            keep_events=_days(settings.keep_events_days),
+        ),
+        RollCall(engine.fleet),
+    ]
+
+
+async def supervise(duties: Sequence[Duty], stop: asyncio.Event) -> None:
+    """Until `stop` is set; a duty that is at work then is waited for."""
+    await asyncio.gather(*(run(duty, stop) for duty in duties))
+
+
+def _days(days: float | None) -> timedelta | None:
+    return None if days is None else timedelta(days=days)

@@ -1,0 +1,224 @@
+-- What keeps the queue going without anybody asking: expired leases, due retries, deadlines, generations, retention. Used by
+-- store/upkeep.py. Each statement takes a bounded batch and skips what others hold, so that any number of nodes may run it at once.
+
+-- name: lock_expired
+-- Leases that have run out, through task_live_leased. A heartbeat that was quicker is seen: the condition is checked again once
+-- the row is locked.
+SELECT id
+FROM lineshaft.task_live
+WHERE lease_until < coalesce(%(now)s::timestamptz, now())
+ORDER BY lease_until
+LIMIT %(limit)s::integer
+FOR UPDATE SKIP LOCKED
+
+-- name: promote_due
+-- Back-offs, snoozes and schedules whose time has come, through task_live_due. One that still waits for a dependency only forgets its
+-- time; a batch whose children are all done is told to whoever called.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+due AS MATERIALIZED (
+    SELECT live.id
+    FROM lineshaft.task_live AS live, clock
+    WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= clock.now
+    ORDER BY live.due_at
+    LIMIT %(limit)s::integer
+    FOR UPDATE OF live SKIP LOCKED
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET status = CASE WHEN live.blocked = 0 AND NOT live.is_batch THEN 'READY' ELSE live.status END::lineshaft.task_status,
+        due_at = CASE WHEN live.is_batch AND live.blocked = 0 THEN live.due_at END,
+        ready_at = CASE WHEN live.blocked = 0 THEN coalesce(live.ready_at, clock.now) ELSE live.ready_at END,
+        rank = lineshaft.rank(
+            live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+        ),
+        generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM due, lineshaft.lane, clock
+    WHERE live.id = due.id AND lane.id = live.lane_id
+    RETURNING live.id, live.dag_id, live.lane_id, live.status, live.is_batch
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id)
+    SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
+),
+woken AS (
+    SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+)
+SELECT moved.id, moved.status::text, moved.is_batch, (SELECT count(*) FROM woken) FROM moved
+
+-- name: rekey_deadlines
+-- Deadline boosts that have moved by half a point, through task_live_rekey; the last step is the deadline itself.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+due AS MATERIALIZED (
+    SELECT live.id
+    FROM lineshaft.task_live AS live, clock
+    WHERE live.rekey_at IS NOT NULL AND live.rekey_at <= clock.now
+    ORDER BY live.rekey_at
+    LIMIT %(limit)s::integer
+    FOR UPDATE OF live SKIP LOCKED
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET rank = lineshaft.rank(
+            live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+        ),
+        rekey_at = lineshaft.rekey_at(live.deadline, clock.now)
+    FROM due, lineshaft.lane, clock
+    WHERE live.id = due.id AND lane.id = live.lane_id
+    RETURNING live.id, live.dag_id, live.agent_id, live.deadline
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, data)
+    SELECT clock.now, '{task.deadline_missed}', moved.id, moved.dag_id, moved.agent_id, jsonb_build_object('deadline', moved.deadline)
+    FROM moved CROSS JOIN clock WHERE moved.deadline <= clock.now
+)
+SELECT moved.id, moved.deadline <= clock.now AS missed FROM moved CROSS JOIN clock
+
+-- name: expire_locks
+-- Locks whose holder let them run out. A batch keeps its own while it has children to run.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+gone AS (
+    DELETE FROM lineshaft.lock
+    USING clock
+    WHERE lock.expires_at < clock.now
+      AND NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = lock.holder_task_id AND task_live.is_batch)
+    RETURNING lock.key, lock.holder_task_id, lock.agent_id
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, data)
+    SELECT clock.now, '{lock.expired}', gone.holder_task_id, gone.agent_id, jsonb_build_object('key', gone.key) FROM gone CROSS JOIN clock
+)
+SELECT key FROM gone
+
+-- name: parked_for_nothing
+-- Lock keys that tasks are parked for though nobody holds them: what a release should have brought back. One index look-up a key.
+WITH RECURSIVE wanted AS (
+    (SELECT lock_key FROM lineshaft.task_live WHERE status = 'READY' AND lock_key IS NOT NULL ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT next.lock_key
+    FROM wanted
+    CROSS JOIN LATERAL (
+        SELECT live.lock_key FROM lineshaft.task_live AS live
+        WHERE live.status = 'READY' AND live.lock_key > wanted.lock_key
+        ORDER BY live.lock_key LIMIT 1
+    ) AS next
+)
+SELECT wanted.lock_key
+FROM wanted
+WHERE NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = wanted.lock_key)
+  AND EXISTS (
+    SELECT FROM lineshaft.task_live AS live
+    WHERE live.status = 'READY' AND live.lock_key = wanted.lock_key AND live.parked = 'lock'
+  )
+LIMIT %(limit)s::integer
+
+-- name: dags_with_parked
+WITH RECURSIVE waiting AS (
+    (SELECT dag_id FROM lineshaft.task_live WHERE parked = 'dag_budget' ORDER BY dag_id LIMIT 1)
+    UNION ALL
+    SELECT next.dag_id
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT live.dag_id FROM lineshaft.task_live AS live
+        WHERE live.parked = 'dag_budget' AND live.dag_id > waiting.dag_id
+        ORDER BY live.dag_id LIMIT 1
+    ) AS next
+)
+SELECT dag_id FROM waiting LIMIT %(limit)s::integer
+
+-- name: try_turn
+-- One process at a time turns generations; whoever doesn't get the lock leaves it to the other.
+SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.generation', 0))
+
+-- name: remaining
+-- How many claimable tasks the current generation still has, counted no further than the number that have left it.
+SELECT count(*)
+FROM (
+    SELECT FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = (SELECT last_value FROM lineshaft.generation_no)
+    LIMIT %(limit)s::integer
+) AS counted
+
+-- name: open_generation
+INSERT INTO lineshaft.generation (no) VALUES (nextval('lineshaft.generation_no')) RETURNING no
+
+-- name: move_stragglers
+-- What remains in older generations goes along, best first, so that they can be closed.
+UPDATE lineshaft.task_live AS live
+SET generation = (SELECT last_value FROM lineshaft.generation_no)
+FROM (
+    SELECT id FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT last_value FROM lineshaft.generation_no)
+    LIMIT %(limit)s::integer
+    FOR UPDATE SKIP LOCKED
+) AS left_behind
+WHERE live.id = left_behind.id
+
+-- name: close_generations
+-- Drained generations, once no transaction is left that could have read their number before the next one was opened: it might still
+-- write into them. Readers, however old, don't hold this up.
+DELETE FROM lineshaft.generation
+WHERE no < (SELECT last_value FROM lineshaft.generation_no)
+  AND NOT EXISTS (
+    SELECT FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND task_live.generation = generation.no
+  )
+  AND pg_snapshot_xmin(pg_current_snapshot()) > (
+    SELECT next.opened_by FROM lineshaft.generation AS next WHERE next.no > generation.no ORDER BY next.no LIMIT 1
+  )
+RETURNING no
+
+-- name: sweep_generations
+-- READY tasks in a generation that is closed: nobody would look at them. There should be none.
+UPDATE lineshaft.task_live AS live
+SET generation = (SELECT last_value FROM lineshaft.generation_no)
+FROM (
+    SELECT id FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT min(no) FROM lineshaft.generation)
+    LIMIT %(limit)s::integer
+    FOR UPDATE SKIP LOCKED
+) AS lost
+WHERE live.id = lost.id
+
+-- name: try_lead
+-- For duties of which one in the whole fleet is enough: leadership lasts as long as the transaction.
+SELECT pg_try_advisory_xact_lock(hashtextextended(%(duty)s::text, 0))
+
+-- name: delete_finished
+-- Retention: tasks that ended well, or were cancelled, long ago, and that nothing alive still refers to. Dead letters are never deleted
+-- by themselves (R-131).
+WITH old AS MATERIALIZED (
+    SELECT ended.id
+    FROM lineshaft.task_end AS ended
+    WHERE ended.ended_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
+      AND ended.status IN ('COMPLETED', 'CANCELLED')
+      AND NOT EXISTS (
+        SELECT FROM lineshaft.task
+        JOIN lineshaft.dag ON dag.id = task.dag_id
+        WHERE task.id = ended.id AND dag.status IN ('pending', 'running', 'failed')
+      )
+      AND NOT EXISTS (
+        SELECT FROM lineshaft.edge JOIN lineshaft.task_live AS live ON live.id = edge.task_id WHERE edge.depends_on = ended.id
+      )
+    ORDER BY ended.ended_at
+    LIMIT %(limit)s::integer
+    FOR UPDATE SKIP LOCKED
+),
+ends AS (DELETE FROM lineshaft.task_end USING old WHERE task_end.id = old.id),
+keys AS (DELETE FROM lineshaft.task_key USING lineshaft.task, old WHERE task.id = old.id AND task_key.key = task.idempotency_key AND task_key.task_id = old.id),
+edges AS (DELETE FROM lineshaft.edge USING old WHERE edge.task_id = old.id),
+attempts AS (DELETE FROM lineshaft.attempt USING old WHERE attempt.task_id = old.id),
+steps AS (DELETE FROM lineshaft.step USING old WHERE step.task_id = old.id),
+checkpoints AS (DELETE FROM lineshaft.checkpoint USING old WHERE checkpoint.task_id = old.id),
+tasks AS (DELETE FROM lineshaft.task USING old WHERE task.id = old.id RETURNING task.dag_id),
+dags AS (
+    DELETE FROM lineshaft.dag
+    WHERE dag.id IN (SELECT dag_id FROM tasks)
+      AND dag.total <= (SELECT count(*) FROM tasks WHERE tasks.dag_id = dag.id)
+)
+SELECT count(*) FROM old

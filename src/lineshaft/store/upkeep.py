@@ -1,0 +1,143 @@
+"""What keeps the queue going without anybody asking, in bounded batches. The duties call it."""
+
+from lineshaft.model.retry import SystemReason
+from lineshaft.model.states import Status
+from lineshaft.sql import catalog
+from lineshaft.store.changes import LockedTask
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.lifecycle import Lifecycle
+
+
+class Upkeep:
+    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._sql = catalog.load("upkeep")
+        self._moves = catalog.load("lifecycle")
+
+    async def reap(self, limit: int) -> dict[str, int]:
+        """Take back what nobody works on any more; counts by reason."""
+
+        async def work(connection: Connection) -> dict[str, int]:
+            cursor = await connection.execute(
+                self._sql["lock_expired"], {**self._database.now, "limit": limit}
+            )
+            ids = [row[0] for row in await cursor.fetchall()]
+            reasons = await self._lifecycle.expire(connection, ids, _expiry_reason)
+            counts: dict[str, int] = {}
+            for reason in reasons:
+                counts[reason] = counts.get(reason, 0) + 1
+            return counts
+
+        return await self._database.run(work)
+
+    async def promote_due(self, limit: int) -> int:
+        """Make READY what has waited long enough; gives how many were due."""
+
+        async def work(connection: Connection) -> int:
+            cursor = await connection.execute(
+                self._sql["promote_due"], {**self._database.now, "limit": limit}
+            )
+            rows = await cursor.fetchall()
+            await self._lifecycle.finish_batches(
+                connection, [row[0] for row in rows if row[2] and row[1] == Status.PENDING]
+            )
+            return len(rows)
+
+        return await self._database.run(work)
+
+    async def rekey_deadlines(self, limit: int) -> tuple[int, int]:
+        """Move tasks up whose deadline comes nearer; gives how many, and how many deadlines were missed."""
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(
+                self._sql["rekey_deadlines"], {**self._database.now, "limit": limit}
+            )
+            rows = await cursor.fetchall()
+        return len(rows), sum(row[1] for row in rows)
+
+    async def expire_locks(self) -> int:
+        async def work(connection: Connection) -> int:
+            cursor = await connection.execute(self._sql["expire_locks"], self._database.now)
+            keys = [row[0] for row in await cursor.fetchall()]
+            if keys:
+                await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
+            return len(keys)
+
+        return await self._database.run(work)
+
+    async def recheck_parked(self, limit: int) -> None:
+        """Bring back what is parked though its lock is free or its DAG has money again."""
+
+        async def work(connection: Connection) -> None:
+            cursor = await connection.execute(self._sql["parked_for_nothing"], {"limit": limit})
+            keys = [row[0] for row in await cursor.fetchall()]
+            if keys:
+                await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
+            cursor = await connection.execute(self._sql["dags_with_parked"], {"limit": limit})
+            dags = [row[0] for row in await cursor.fetchall()]
+            if dags:
+                await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": dags})
+
+        await self._database.run(work)
+
+    async def turn_generation(self, left: int) -> bool:
+        """Open a new generation if no more tasks remain in the current one than have left it.
+
+        What remains is moved along: at most one row for each that was claimed.
+        """
+
+        async def work(connection: Connection) -> bool:
+            if not await self._ask(connection, "try_turn"):
+                return False
+            cursor = await connection.execute(self._sql["remaining"], {"limit": left + 1})
+            (remaining,) = (await cursor.fetchall())[0]
+            if remaining > left:
+                return False
+            await connection.execute(self._sql["open_generation"], {})
+            await connection.execute(self._sql["move_stragglers"], {"limit": left})
+            return True
+
+        return await self._database.run(work)
+
+    async def close_generations(self, limit: int) -> int:
+        """Stop looking into drained generations; gives how many are left besides the current one."""
+
+        async def work(connection: Connection) -> int:
+            if not await self._ask(connection, "try_turn"):
+                return 0
+            await connection.execute(self._sql["move_stragglers"], {"limit": limit})
+            await connection.execute(self._sql["close_generations"], {})
+            await connection.execute(self._sql["sweep_generations"], {"limit": limit})
+            cursor = await connection.execute("SELECT count(*) - 1 FROM lineshaft.generation")
+            (open_ones,) = (await cursor.fetchall())[0]
+            return int(open_ones)
+
+        return await self._database.run(work)
+
+    async def delete_finished(self, older_than_sec: float, limit: int) -> int:
+        async def work(connection: Connection) -> int:
+            cursor = await connection.execute(self._sql["try_lead"], {"duty": "lineshaft.janitor"})
+            (leads,) = (await cursor.fetchall())[0]
+            if not leads:
+                return 0
+            cursor = await connection.execute(
+                self._sql["delete_finished"],
+                {**self._database.now, "older_than": older_than_sec, "limit": limit},
+            )
+            (deleted,) = (await cursor.fetchall())[0]
+            return int(deleted)
+
+        return await self._database.run(work)
+
+    async def _ask(self, connection: Connection, name: str) -> bool:
+        cursor = await connection.execute(self._sql[name], {})
+        return bool((await cursor.fetchall())[0][0])
+
+
+def _expiry_reason(task: LockedTask) -> SystemReason:
+    if task.status == Status.CLAIMED:
+        return SystemReason.CLAIM_EXPIRED
+    # A lease never goes past the execution limit: if it ended there, the limit is the reason.
+    if task.limit_at is not None and task.lease_until is not None and task.lease_until >= task.limit_at:
+        return SystemReason.EXECUTION_LIMIT
+    return SystemReason.HEARTBEAT_TIMEOUT
