@@ -4,7 +4,7 @@ Each such test runs once for every major version found: the system's, and the on
 """
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
 from lineshaft.sql import migrate
+from lineshaft.store.engine import Engine
 from tests.factory import Factory
 
 TEMPLATE = "lineshaft_template"
@@ -97,6 +98,13 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def clock() -> MovableClock:
     return MovableClock()
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
+    """The engine on a database of the test's own, by a clock that the test moves."""
+    async with Engine(dsn, clock=clock) as opened:
+        yield opened
 
 
 @pytest.fixture

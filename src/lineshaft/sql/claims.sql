@@ -147,14 +147,14 @@ lock_granted AS (
     RETURNING key, holder_task_id
 ),
 unlocked AS MATERIALIZED (
-    SELECT affordable.*, affordable.lock_key IS NULL OR affordable.id = (
+    SELECT affordable.*, affordable.lock_key IS NULL OR coalesce(affordable.id = (
         -- Children of one batch share its lock, but they run one at a time.
         SELECT rival.id FROM affordable AS rival
         JOIN lock_granted ON lock_granted.key = rival.lock_key AND lock_granted.holder_task_id = coalesce(rival.lock_owner, rival.id)
         WHERE rival.lock_key = affordable.lock_key
         ORDER BY rival.effective, rival.submission_no
         LIMIT 1
-    ) AS has_lock
+    ), false) AS has_lock
     FROM affordable
 ),
 -- What each DAG would have to reserve, best tasks first.

@@ -164,7 +164,7 @@ logged AS (
     SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
 ),
 woken AS (
-    SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+    SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved WHERE status = 'READY' HAVING count(*) > 0
 )
 SELECT moved.id, moved.batch_done, (SELECT count(*) FROM woken) AS notified FROM moved
 
@@ -453,7 +453,7 @@ moved AS (
       AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = waiting.key)
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved HAVING count(*) > 0
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
 
 -- name: unpark_budget_waiters
 -- READY tasks of DAGs that have money again, best first while the sum fits.
@@ -475,7 +475,7 @@ moved AS (
     WHERE live.id = fitting.id AND live.parked = 'dag_budget'
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM moved HAVING count(*) > 0
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
 
 -- name: free_keys
 -- Cancelled and dead-lettered tasks give their idempotency key back (U8).
@@ -495,7 +495,7 @@ FROM unnest(
 
 -- name: wake_ready
 -- Tasks that were just made READY by requeue_tasks.
-SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ','))
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
 
 -- name: dependents

@@ -136,7 +136,7 @@ logged AS (
     FROM placed CROSS JOIN clock
     ORDER BY placed.submission_no
 )
-SELECT pg_notify('lineshaft', string_agg(DISTINCT lane_id::text, ',')) FROM placed WHERE status = 'READY' HAVING count(*) > 0
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM placed WHERE status = 'READY' HAVING count(*) > 0
 
 -- name: log_dag_created
 INSERT INTO lineshaft.event (at, kinds, dag_id)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from psycopg.rows import args_row, class_row
@@ -15,6 +15,10 @@ from lineshaft.store.database import Connection, Database
 LOCK_TTL_SEC = 600.0
 #: A claim that found tasks whose lock is held looks again, this often; each time it has parked more of them.
 _ROUNDS = 20
+#: A new generation is worth opening after so many claims; one that can't be closed yet is tried again sooner.
+_TURN_AFTER = 5_000
+_CLOSE_AFTER = 500
+_MOVED_AT_ONCE = 5_000
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +55,14 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     heartbeat_interval_sec: float
 
 
+class Generations(Protocol):
+    """What claims ask of the upkeep."""
+
+    async def turn_generation(self, left: int) -> bool: ...
+
+    async def close_generations(self, limit: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """What earlier attempts at a task left behind, each as JSON."""
@@ -72,9 +84,13 @@ class Claim:
 
 
 class Claims:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, generations: Generations) -> None:
         self._database = database
+        self._generations = generations
         self._sql = catalog.load("claims")
+        #: Tasks this process has claimed since it last saw to the generations.
+        self._left = 0
+        self._turn_at = _TURN_AFTER
 
     async def claim(
         self,
@@ -102,7 +118,19 @@ class Claims:
             if all(row.claimed for row in rows):
                 break
             parameters["limit"] = limit - len(tasks)
+        self._left += len(tasks)
+        if self._left >= self._turn_at:
+            await self._turn()
         return await self._with_history(tasks)
+
+    async def _turn(self) -> None:
+        """Leave the dead index entries of past claims behind; see the table `generation`."""
+        turned = self._left >= _TURN_AFTER and await self._generations.turn_generation(self._left)
+        open_ones = await self._generations.close_generations(_MOVED_AT_ONCE)
+        if turned:
+            self._left = 0
+        # A generation that could not be closed yet is looked into by every claim: try again soon.
+        self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
     async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> list[ClaimedTask]:
         async with connection.cursor(row_factory=args_row(ClaimedTask)) as cursor:

@@ -11,6 +11,7 @@ from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
 from lineshaft.store.submission import Submission
+from lineshaft.store.upkeep import Upkeep
 
 
 class Engine:
@@ -20,8 +21,9 @@ class Engine:
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
         self.submission = Submission(self.database, lanes)
-        self.claims = Claims(self.database)
         self.lifecycle = Lifecycle(self.database, lanes)
+        self.upkeep = Upkeep(self.database, self.lifecycle)
+        self.claims = Claims(self.database, self.upkeep)
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
 

@@ -5,7 +5,7 @@ wanted to hand in is kept as an event. Repeating a call that won answers as it d
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -153,7 +153,7 @@ class Lifecycle:
         if dags:
             await connection.execute(self._sql["unpark_budget_waiters"], {"dag_ids": dags})
             await connection.execute(self._sql["judge_dags"], {**self._database.now, "dag_ids": dags})
-        await self._finish_batches(connection, [row[0] for row in await unblocked.fetchall() if row[1]])
+        await self.finish_batches(connection, [row[0] for row in await unblocked.fetchall() if row[1]])
         return {row[0] for row in rows}
 
     async def _complete_specially(
@@ -223,7 +223,7 @@ class Lifecycle:
             changes.event(locked[item.claim.id], ["task.validating"])
         await changes.write(connection)
 
-    async def _finish_batches(self, connection: Connection, batches: list[str]) -> None:
+    async def finish_batches(self, connection: Connection, batches: list[str]) -> None:
         """Batches whose children are all done are done themselves, and so may be the batches above them."""
         while batches:
             cursor = await connection.execute(self._sql["batch_outputs"], {"ids": batches})
@@ -273,6 +273,21 @@ class Lifecycle:
                 if task.agent_id == agent_id and task.status in _HELD
             ],
         )
+
+    async def expire(
+        self,
+        connection: Connection,
+        ids: Sequence[str],
+        reason_of: Callable[[LockedTask], retry.SystemReason],
+    ) -> list[str]:
+        """Tasks whose lease has run out fail; gives the reasons."""
+        held = [t for t in (await self.lock_with_dependents(connection, ids)).values() if t.status in _HELD]
+        reasons = [reason_of(task) for task in held]
+        await self._fail_locked(
+            connection,
+            [(task, _system_failure(task, reason)) for task, reason in zip(held, reasons, strict=True)],
+        )
+        return [reason.value for reason in reasons]
 
     async def _fail_locked(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
@@ -390,7 +405,7 @@ class Lifecycle:
 
     async def finish(self, connection: Connection, changes: Changes) -> None:
         """Write changes that may end the children of batches."""
-        await self._finish_batches(connection, await changes.write(connection))
+        await self.finish_batches(connection, await changes.write(connection))
 
     async def hold(self, connection: Connection, claim: ClaimRef, verb: str) -> LockedTask:
         """Lock the RUNNING task of a claim that is still held, or refuse."""

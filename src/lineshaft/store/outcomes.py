@@ -85,7 +85,7 @@ def refusal(
     if epoch == claim.epoch and (status == target or (target is None and status in _AFTER_FAILURE)):
         # The same call again: its first answer was lost on the way.
         return Moved(claim.id, Status(status))
-    if epoch != claim.epoch or live is None:
+    if epoch != claim.epoch or status not in _HELD:
         return Moved(
             claim.id,
             None,
@@ -97,6 +97,7 @@ def refusal(
     return Moved(claim.id, None, InvalidTransitionError(f"Can't {verb} task {claim.id}: it is {status}."))
 
 
+_HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 _AFTER_FAILURE = frozenset({Status.RETRYING, Status.DEAD_LETTERED, Status.READY})
 
 

@@ -1,0 +1,369 @@
+"""The background duties: each does its work once, however many run it, and by the database's clock."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.duties import loop
+from lineshaft.duties.janitor import Janitor
+from lineshaft.duties.promoter import Promoter
+from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.roll_call import RollCall
+from lineshaft.duties.supervisor import all_duties, supervise
+from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.settings import Settings
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
+from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure
+from lineshaft.store.partitions import Partitions
+
+
+def ref(task: ClaimedTask) -> ClaimRef:
+    return ClaimRef(task.id, task.epoch)
+
+
+async def claimed(
+    engine: Engine, *tasks: NewTask, start: bool = True, agent: str = "a1"
+) -> list[ClaimedTask]:
+    """Submit tasks and have an agent claim them all."""
+    await engine.submission.submit(tasks)
+    known = {view.id: view for view in await engine.fleet.read_all()}
+    view = known.get(agent) or await engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=100))
+    return (await engine.claims.claim(agent, view.incarnation, limit=100, start=start)).tasks
+
+
+def statuses(connection: psycopg.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT type, status::text FROM lineshaft.tasks").fetchall())
+
+
+def kinds(connection: psycopg.Connection) -> list[str]:
+    return [
+        row[0] for row in connection.execute("SELECT kind FROM lineshaft.events ORDER BY seq, n").fetchall()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds", "reason"), [(False, 61, "claim_expired"), (True, 91, "heartbeat_timeout")]
+)
+async def test_the_reaper_takes_back_what_nobody_works_on(
+    engine: Engine,
+    connection: psycopg.Connection,
+    clock: MovableClock,
+    *,
+    start: bool,
+    seconds: float,
+    reason: str,
+) -> None:
+    """R-062, R-072, F-18, F-25: a claim never started, a heartbeat missed; both use an attempt."""
+    (task,) = await claimed(engine, NewTask("code"), start=start)
+    clock.advance(seconds - 2)
+    assert await Reaper(engine.upkeep).run_once() == {}
+    clock.advance(2)
+
+    assert await Reaper(engine.upkeep).run_once() == {reason: 1}
+
+    assert statuses(connection) == {"code": "RETRYING"}
+    row = connection.execute("SELECT agent_id, outcome, category, error FROM lineshaft.attempt").fetchone()
+    assert row == ("a1", "failed", "crash", reason)
+    assert connection.execute("SELECT held, reserved_usd FROM lineshaft.agent").fetchone() == (0, 0)
+    # The agent that wakes up later is told.
+    (late,) = await engine.lifecycle.complete([Completion(ref(task), b"1")])
+    assert late.error is not None
+    assert late.error.code == "stale_claim"
+    assert "task.late_result" in kinds(connection)
+
+
+async def test_the_execution_limit_holds_even_while_heartbeats_come(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-074, F-46."""
+    (task,) = await claimed(engine, NewTask("code", max_duration_sec=100))
+    for _ in range(4):
+        clock.advance(24)
+        answer = await engine.lifecycle.heartbeat("a1", 1, [Beat(ref(task))])
+        assert answer == {task.id: "continue"}
+    clock.advance(5)
+
+    assert await Reaper(engine.upkeep).run_once() == {"execution_limit": 1}
+
+    assert connection.execute("SELECT category FROM lineshaft.attempt").fetchone() == ("timeout",)
+
+
+async def test_a_task_that_its_agent_validates_is_reaped_too(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """F-19."""
+    gate = OutputContract(validation="regex", validation_schema="x")
+    (task,) = await claimed(engine, NewTask("code", output=gate))
+    (moved,) = await engine.lifecycle.complete([Completion(ref(task), b'"x"')])
+    assert moved.status == "VALIDATING"
+    clock.advance(91)
+
+    assert await Reaper(engine.upkeep).run_once() == {"heartbeat_timeout": 1}
+    assert statuses(connection) == {"code": "RETRYING"}
+
+
+async def test_many_reapers_at_once_reap_each_task_once(
+    engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    await claimed(engine, *(NewTask("code") for _ in range(60)))
+    clock.advance(91)
+    async with Engine(dsn, clock=clock) as other:
+        results = await asyncio.gather(
+            *(Reaper(e.upkeep, batch=7).run_once() for e in (engine, other, engine, other))
+        )
+
+    assert sum(counts.get("heartbeat_timeout", 0) for counts in results) == 60
+    assert connection.execute("SELECT count(*), max(attempts) FROM lineshaft.task_live").fetchone() == (60, 1)
+    assert connection.execute("SELECT held FROM lineshaft.agent").fetchone() == (0,)
+
+
+async def test_the_promoter_makes_due_retries_and_schedules_ready(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-116, R-056."""
+    (task,) = await claimed(engine, NewTask("failing", max_attempts=2))
+    await engine.lifecycle.fail([Failure(ref(task), "boom")])
+    await engine.submission.submit([NewTask("later", run_at=clock.now() + timedelta(seconds=400))])
+    assert await Promoter(engine.upkeep).run_once() == {
+        "rekeyed": 0,
+        "deadlines missed": 0,
+        "locks expired": 0,
+    }
+    assert statuses(connection) == {"failing": "RETRYING", "later": "PENDING"}
+
+    clock.advance(30)
+    await Promoter(engine.upkeep).run_once()
+    assert statuses(connection) == {"failing": "READY", "later": "PENDING"}
+    clock.advance(380)
+    counts = await Promoter(engine.upkeep).run_once()
+
+    assert counts["promoted"] == 1
+    assert statuses(connection) == {"failing": "READY", "later": "READY"}
+
+
+async def test_a_schedule_that_comes_before_its_dependencies_is_forgotten(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """F-21: time alone never makes a task READY that still waits for another."""
+    dag = await engine.submission.submit_dag(
+        "d",
+        [
+            NewTask("up", key="up"),
+            NewTask("down", depends_on=["up"], run_at=clock.now() + timedelta(seconds=60)),
+        ],
+    )
+    clock.advance(61)
+    await Promoter(engine.upkeep).run_once()
+    assert statuses(connection) == {"up": "READY", "down": "PENDING"}
+
+    (task,) = await claimed(engine)
+    assert task.id == dag.tasks["up"].id
+    await engine.lifecycle.complete([Completion(ref(task))])
+    assert statuses(connection) == {"up": "COMPLETED", "down": "READY"}
+
+
+async def test_a_deadline_moves_a_task_up_and_is_told_when_missed(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-162, F-34."""
+    await engine.submission.submit(
+        [
+            NewTask("plain", priority=40, priority_boost_per_minute=0.0),
+            NewTask(
+                "due", priority=60, priority_boost_per_minute=0.0, deadline=clock.now() + timedelta(hours=3)
+            ),
+        ]
+    )
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=9))
+    clock.advance(2 * 3600 + 60)  # an hour before: 60 − 20 = 40 and a little less
+    assert (await Promoter(engine.upkeep).run_once())["rekeyed"] == 1
+    (first,) = (await engine.claims.claim("a1", view.incarnation)).tasks
+    assert first.type == "due"
+    assert "task.deadline_missed" not in kinds(connection)
+
+    clock.advance(3600)
+    counts = await Promoter(engine.upkeep).run_once()
+
+    assert counts["deadlines missed"] == 1
+    assert kinds(connection).count("task.deadline_missed") == 1
+    clock.advance(3600)
+    assert (await Promoter(engine.upkeep).run_once())["deadlines missed"] == 0
+
+
+async def test_a_lock_that_ran_out_is_told_and_its_waiters_come_back(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-202, F-43: the holder's row is made to look as if nobody renewed it."""
+    await claimed(engine, NewTask("holder", lock_key="doc:1", max_duration_sec=10_000))
+    await engine.submission.submit([NewTask("waiter", lock_key="doc:1")])
+    assert (await engine.claims.claim("a1", 1)).tasks == []
+    assert connection.execute("SELECT parked FROM lineshaft.task_live WHERE parked = 'lock'").fetchall() == [
+        ("lock",)
+    ]
+    connection.execute(
+        "UPDATE lineshaft.task_live SET lease_until = %s WHERE agent_id IS NOT NULL",
+        [clock.now() + timedelta(days=1)],
+    )
+    clock.advance(601)
+
+    counts = await Promoter(engine.upkeep).run_once()
+
+    assert counts["locks expired"] == 1
+    assert "lock.expired" in kinds(connection)
+    (waiter,) = (await engine.claims.claim("a1", 1)).tasks
+    assert waiter.type == "waiter"
+
+
+async def test_what_is_parked_for_a_free_lock_is_found(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    await engine.submission.submit([NewTask("waiter", lock_key="doc:1")])
+    connection.execute("UPDATE lineshaft.task_live SET parked = 'lock'")
+    view = await engine.fleet.register(NewAgent(id="a1"))
+    assert (await engine.claims.claim("a1", view.incarnation)).tasks == []
+
+    await Promoter(engine.upkeep).run_once()
+
+    assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
+
+
+async def test_generations_turn_and_nothing_is_left_behind(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    """design.md §4: more have left than remain, so the rest moves along and the old one is closed."""
+    await engine.submission.submit([NewTask("code") for _ in range(30)])
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
+    await engine.claims.claim("a1", view.incarnation, limit=20)
+    assert not await engine.upkeep.turn_generation(9), "ten remain, only nine have left"
+
+    assert await engine.upkeep.turn_generation(20)
+    assert await engine.upkeep.close_generations(100) == 0
+
+    assert connection.execute("SELECT no FROM lineshaft.generation").fetchall() == [(2,)]
+    assert len((await engine.claims.claim("a1", view.incarnation, limit=50)).tasks) == 10
+
+
+async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lost(
+    engine: Engine, dsn: str
+) -> None:
+    """It read the old number before the turn: until it has ended, the old generation stays open."""
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
+    async with await psycopg.AsyncConnection.connect(dsn) as submitter:
+        await engine.submission.submit([NewTask("late")], connection=submitter)
+        assert await engine.upkeep.turn_generation(5)
+        assert await engine.upkeep.close_generations(100) == 1, "the submitter might still write into it"
+        await submitter.commit()
+
+    (late,) = (await engine.claims.claim("a1", view.incarnation)).tasks
+    assert late.type == "late"
+    assert await engine.upkeep.close_generations(100) == 0
+
+
+async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine, dsn: str) -> None:
+    with psycopg.connect(dsn) as reader:
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM lineshaft.task_live")
+        assert await engine.upkeep.turn_generation(5)
+
+        assert await engine.upkeep.close_generations(100) == 0
+
+
+async def test_a_task_in_a_closed_generation_is_swept_up(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    await engine.submission.submit([NewTask("lost")])
+    connection.execute("UPDATE lineshaft.task_live SET generation = 0")
+    view = await engine.fleet.register(NewAgent(id="a1"))
+    assert (await engine.claims.claim("a1", view.incarnation)).tasks == []
+
+    await Promoter(engine.upkeep).run_once()
+
+    assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
+
+
+async def test_the_janitor_deletes_nothing_unless_told(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-250, R-131."""
+    done, dead = await claimed(engine, NewTask("done"), NewTask("dead", max_attempts=1))
+    await engine.lifecycle.complete([Completion(ref(done))])
+    await engine.lifecycle.fail([Failure(ref(dead), "boom")])
+    clock.advance(86_400 * 400)
+    partitions = Partitions(engine.database)
+
+    counts = await Janitor(engine.upkeep, partitions).run_once()
+    assert counts["event partitions made"] > 0
+    assert statuses(connection) == {"done": "COMPLETED", "dead": "DEAD_LETTERED"}
+
+    kept = Janitor(engine.upkeep, partitions, keep_tasks=timedelta(days=30))
+    assert (await kept.run_once())["finished tasks deleted"] == 1
+    assert statuses(connection) == {"dead": "DEAD_LETTERED"}
+
+
+async def test_what_a_living_task_depends_on_is_kept(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    (up,) = await claimed(engine, NewTask("up"))
+    await engine.submission.submit(
+        [NewTask("down", depends_on=[up.id], run_at=clock.now() + timedelta(days=999))]
+    )
+    await engine.lifecycle.complete([Completion(ref(up))])
+    clock.advance(86_400 * 400)
+
+    await Janitor(engine.upkeep, Partitions(engine.database), keep_tasks=timedelta(days=1)).run_once()
+
+    assert statuses(connection) == {"up": "COMPLETED", "down": "PENDING"}
+
+
+async def test_roll_call_marks_silent_agents_offline_once(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-080."""
+    await engine.fleet.register(NewAgent(id="silent"))
+    await engine.fleet.register(NewAgent(id="lively"))
+    clock.advance(60)
+    await engine.lifecycle.heartbeat("lively", 1)
+    clock.advance(31)
+
+    assert await RollCall(engine.fleet).run_once() == {"agents offline": 1}
+    assert await RollCall(engine.fleet).run_once() == {"agents offline": 0}
+    assert [a.status for a in await engine.fleet.read_all()] == ["active", "offline"]
+    assert kinds(connection).count("agent.offline") == 1
+    # Heard of again, it is active again.
+    await engine.lifecycle.heartbeat("silent", 1)
+    assert (await engine.fleet.read("silent")).status == "active"
+
+
+async def test_a_duty_that_fails_is_tried_again_and_the_loop_stops_when_told() -> None:
+    stop = asyncio.Event()
+
+    class Flaky:
+        name = "flaky"
+        interval_sec = 0.05
+        calls = 0
+
+        async def run_once(self) -> Mapping[str, int]:
+            self.calls += 1
+            if self.calls == 1:
+                raise RuntimeError("first time")
+            stop.set()
+            return {"done": 1}
+
+    duty = Flaky()
+    await asyncio.wait_for(loop.run(duty, stop), 10)
+
+    assert duty.calls == 2
+
+
+async def test_all_duties_run_side_by_side_until_stopped(engine: Engine) -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(supervise(all_duties(engine, Settings()), stop))
+    stop.set()
+
+    await asyncio.wait_for(running, 30)
