@@ -47,6 +47,12 @@ def kinds(connection: psycopg.Connection) -> list[str]:
     ]
 
 
+async def closed(engine: Engine) -> None:
+    """Until only the current generation is open. Writers of other databases count too: other tests' end soon."""
+    while await engine.upkeep.close_generations(100):
+        pass
+
+
 @pytest.mark.parametrize(
     ("start", "seconds", "reason"), [(False, 61, "claim_expired"), (True, 91, "heartbeat_timeout")]
 )
@@ -243,7 +249,7 @@ async def test_generations_turn_and_nothing_is_left_behind(
     assert not await engine.upkeep.turn_generation(9), "ten remain, only nine have left"
 
     assert await engine.upkeep.turn_generation(20)
-    assert await engine.upkeep.close_generations(100) == 0
+    await closed(engine)
 
     assert connection.execute("SELECT no FROM lineshaft.generation").fetchall() == [(2,)]
     assert len((await engine.claims.claim("a1", view.incarnation, limit=50)).tasks) == 10
@@ -262,7 +268,7 @@ async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lo
 
     (late,) = (await engine.claims.claim("a1", view.incarnation)).tasks
     assert late.type == "late"
-    assert await engine.upkeep.close_generations(100) == 0
+    await closed(engine)
 
 
 async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine, dsn: str) -> None:
@@ -271,7 +277,7 @@ async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine
         reader.execute("SELECT count(*) FROM lineshaft.task_live")
         assert await engine.upkeep.turn_generation(5)
 
-        assert await engine.upkeep.close_generations(100) == 0
+        await closed(engine)
 
 
 async def test_a_task_in_a_closed_generation_is_swept_up(
