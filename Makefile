@@ -6,9 +6,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test check lint types layers format schema lock clean
+.PHONY: help setup test check lint types layers format schema bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -50,6 +51,9 @@ format: $(READY) ## Format the code and fix what can be fixed by itself
 
 schema: $(READY) ## Write src/lineshaft/sql/schema.sql anew from the migrations
 	$(BIN)/python tests/write_schema.py
+
+bench: $(READY) ## Measure the engine against plain SQL (some minutes)
+	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
