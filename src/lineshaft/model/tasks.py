@@ -216,6 +216,33 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
     )
 
 
+class Resolver:
+    """Resolves the tasks of one call, mostly alike: what equals the task before is not checked again."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[Any, ...] | None = None
+        self._row: TaskRow | None = None
+
+    def __call__(self, task: NewTask, *, place: str = "") -> TaskRow:
+        shape = msgspec.structs.astuple(task)
+        shape = shape[:_SPEC] + shape[_SPEC + 1 :]
+        spec = task.spec
+        row = self._row
+        if row is None or shape != self._shape or not _SPECIAL.isdisjoint(spec):
+            row = resolve(task, place=place)
+            # A title or a dependency taken from the spec is this task's own.
+            self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
+            return row
+        faults: Faults = []
+        encoded = _json("spec", spec, faults)
+        if faults:
+            return resolve(task, place=place)
+        return msgspec.structs.replace(row, spec=encoded)
+
+
+_SPEC = NewTask.__struct_fields__.index("spec")
+#: Keys of a spec that decide more than the spec.
+_SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
 _PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
 
 

@@ -1,9 +1,10 @@
 """New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from lineshaft.ids import new_id
 from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
-from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow, resolve
+from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, Resolver, TaskRow
 from lineshaft.store.lanes import array_literal
 
 
@@ -102,6 +103,42 @@ LIVE_COLUMNS = (
 )
 
 
+#: What the tables put in by themselves: columns that have nothing else in a whole batch need not be sent.
+TASK_DEFAULTS: dict[str, Any] = {
+    "preset": "factory",
+    "required_capabilities": "{}",
+    "model_preferences": "{}",
+    "fallback_models": "{}",
+    "tags": "{}",
+    "priority_boost_per_minute": 0.1,
+    "max_duration_sec": 300.0,
+    "priority": 50,
+    "max_attempts": 3,
+    "require_decision_report": False,
+    "is_batch": False,
+}
+LIVE_DEFAULTS: dict[str, Any] = {
+    "priority": 50,
+    "downstream": 0,
+    "blocked": 0,
+    "limit_sec": 300.0,
+    "is_batch": False,
+    "is_gated": False,
+}
+
+
+def filled_columns(
+    columns: Sequence[str], defaults: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]
+) -> tuple[list[str], Iterable[tuple[Any, ...]]]:
+    """Rows without the columns that are all default, as a COPY sends them."""
+    names, kept = [], []
+    for name, values in zip(columns, zip(*rows, strict=True), strict=True):
+        if values.count(defaults.get(name)) < len(rows):
+            names.append(name)
+            kept.append(values)
+    return names, zip(*kept, strict=True)
+
+
 def task_values(draft: Draft) -> tuple[Any, ...]:
     """In the order of TASK_COLUMNS."""
     row = draft.row
@@ -138,18 +175,23 @@ def task_values(draft: Draft) -> tuple[Any, ...]:
     )
 
 
+@lru_cache(maxsize=1024)
+def _rank(priority: int, boost: float, now: datetime, deadline: datetime | None, downstream: int) -> float:
+    inputs = PriorityInputs(
+        priority=priority,
+        boost_per_minute=boost,
+        ready_at=now,
+        deadline=deadline,
+        downstream_length=downstream,
+    )
+    return rank(inputs, now)
+
+
 def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
     """In the order of LIVE_COLUMNS, as the statement insert_tasks would work them out."""
     row = draft.row
     scheduled = row.run_at is not None and row.run_at > now
     waits = scheduled or draft.blocked > 0
-    inputs = PriorityInputs(
-        priority=row.priority,
-        boost_per_minute=row.priority_boost_per_minute,
-        ready_at=now,
-        deadline=row.deadline,
-        downstream_length=draft.downstream,
-    )
     return (
         draft.id,
         "PENDING" if waits else "READY",
@@ -159,7 +201,7 @@ def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]
         draft.downstream,
         draft.blocked,
         row.deadline,
-        rank(inputs, now),
+        _rank(row.priority, row.priority_boost_per_minute, now, row.deadline, draft.downstream),
         rekey_at(row.deadline, now),
         None if waits else now,
         row.run_at if scheduled else None,
@@ -182,12 +224,13 @@ def draft_task(
     *,
     place: str,
     drafts: list[Draft],
+    resolver: Resolver,
     dag_id: str | None = None,
     parent: Draft | None = None,
     depth: int = 0,
 ) -> Draft:
     """Check a task and add it, and its children in order, to the drafts."""
-    row = resolve(task, place=place)
+    row = resolver(task, place=place)
     task_id = task.id or new_id("task")
     in_dag = dag_id is not None or bool(task.children)
     # A standalone task's DAG is virtual: an id that can be told from the task's own, and no row.
@@ -223,6 +266,7 @@ def draft_task(
                 inherited,
                 place=f"{place}.children[{number}]" if place else f"children[{number}]",
                 drafts=drafts,
+                resolver=resolver,
                 dag_id=dag,
                 parent=draft,
                 depth=depth + 1,

@@ -21,7 +21,7 @@ from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, Resolver
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.database import Connection, Database
@@ -235,12 +235,13 @@ class Operations:
             parent = await self._lifecycle.hold(connection, claim, "spawn from")
             dag_id = parent.task_dag_id
             drafts: list[Draft] = []
+            resolver = Resolver()
             heads = []
             by_key = {}
             for number, task in enumerate(tasks):
                 place = f"tasks[{number}]"
                 inherited = msgspec.structs.replace(task, parent_id=parent.id)
-                head = draft_task(inherited, place=place, drafts=drafts, dag_id=dag_id)
+                head = draft_task(inherited, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
                 by_key[task.key or head.id] = head
                 heads.append((task, head))
             for task, head in heads:

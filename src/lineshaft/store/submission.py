@@ -6,12 +6,13 @@ an idempotency key belongs to whoever inserted it first, so that twenty submitte
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
+from psycopg import sql
 
 from lineshaft.errors import (
     AlreadyExistsError,
@@ -22,15 +23,18 @@ from lineshaft.errors import (
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, Resolver
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database, configure
 from lineshaft.store.drafts import (
     LIVE_COLUMNS,
+    LIVE_DEFAULTS,
     TASK_COLUMNS,
+    TASK_DEFAULTS,
     DagDraft,
     Draft,
     draft_task,
+    filled_columns,
     live_values,
     place_in_graph,
     refuse_cycle,
@@ -41,9 +45,9 @@ from lineshaft.store.lanes import Lanes
 MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
 _COPY_FROM = 50
-_COPY_TASK = f"COPY lineshaft.task (created_at, {', '.join(TASK_COLUMNS)}) FROM STDIN"
-_COPY_LIVE = f"COPY lineshaft.task_live ({', '.join(LIVE_COLUMNS)}) FROM STDIN"
-_COPY_EVENT = "COPY lineshaft.event (at, kinds, task_id, dag_id) FROM STDIN"
+_CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
+#: A notification has 8,000 bytes at most; more lanes than this are all of them.
+_LANES_NAMED = 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,11 @@ class Submission:
                 f"A batch has at most {MAX_BATCH} tasks, this one has {len(tasks)}. Submit it in parts."
             )
         drafts: list[Draft] = []
+        resolver = Resolver()
         heads = []
         for number, task in enumerate(tasks):
             place = f"tasks[{number}]" if len(tasks) > 1 else ""
-            head = draft_task(task, place=place, drafts=drafts)
+            head = draft_task(task, place=place, drafts=drafts, resolver=resolver)
             if task.depends_on or head.row.context_tasks:
                 head.depends_on += dict.fromkeys([*task.depends_on, *head.row.context_tasks])
             heads.append(head)
@@ -117,11 +122,12 @@ class Submission:
             raise InvalidInputError(errors=[("title", "must not be empty")])
         dag_id = new_id("dag")
         drafts: list[Draft] = []
+        resolver = Resolver()
         by_key: dict[str, Draft] = {}
         heads: list[tuple[NewTask, Draft]] = []
         for number, task in enumerate(tasks):
             place = f"tasks[{number}]"
-            head = draft_task(task, place=place, drafts=drafts, dag_id=dag_id)
+            head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
             key = task.key or head.id
             if key in by_key:
                 raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this DAG")])
@@ -165,12 +171,15 @@ class Submission:
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
     ) -> tuple[dict[str, Submitted], dict[Lane, int]]:
         results = await self._take_keys(connection, drafts)
-        new = [
-            replace(draft, depends_on=list(draft.depends_on)) for draft in drafts if draft.id not in results
-        ]
-        stands_for = {draft_id: found.id for draft_id, found in results.items()}
-        for draft in new:
-            draft.depends_on = list(dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on))
+        new = drafts
+        if results:
+            # Copies: if this transaction must be run again, the answers may be others.
+            stands_for = {draft_id: found.id for draft_id, found in results.items()}
+            new = [
+                replace(draft, depends_on=list(dict.fromkeys(stands_for.get(n, n) for n in draft.depends_on)))
+                for draft in drafts
+                if draft.id not in results
+            ]
         await self._check_parents(connection, new)
         satisfied = await self._check_upstream(connection, new)
         wanted = [draft.row.lane for draft in new]
@@ -295,22 +304,19 @@ class Submission:
     async def _copy(self, connection: Connection, new: list[Draft]) -> None:
         cursor = await connection.execute(self._sql["read_clock"], self._database.now)
         now, generation = (await cursor.fetchall())[0]
+        asked = [(now, *task_values(draft)) for draft in new]
         placed = [live_values(draft, now, generation) for draft in new]
-        async with connection.cursor().copy(_COPY_TASK) as copy:
-            for draft in new:
-                await copy.write_row((now, *task_values(draft)))
-        async with connection.cursor().copy(_COPY_LIVE) as copy:
-            for values in placed:
-                await copy.write_row(values)
-        async with connection.cursor().copy(_COPY_EVENT) as copy:
-            for draft, values in zip(new, placed, strict=True):
-                kinds = "{task.created,task.ready}" if values[1] == "READY" else "{task.created}"
-                await copy.write_row((now, kinds, draft.id, draft.live_dag_id))
-        awake = sorted(
-            {draft.lane_id for draft, values in zip(new, placed, strict=True) if values[1] == "READY"}
-        )
+        events = [
+            (now, _CREATED_READY if live[1] == "READY" else _CREATED, draft.id, draft.live_dag_id)
+            for draft, live in zip(new, placed, strict=True)
+        ]
+        await _copy_rows(connection, "task", ("created_at", *TASK_COLUMNS), TASK_DEFAULTS, asked)
+        await _copy_rows(connection, "task_live", LIVE_COLUMNS, LIVE_DEFAULTS, placed)
+        await _copy_rows(connection, "event", ("at", "kinds", "task_id", "dag_id"), {}, events)
+        awake = sorted({live[3] for live in placed if live[1] == "READY"})
         if awake:
-            await connection.execute(self._sql["wake"], {"lanes": ",".join(map(str, awake))})
+            lanes = ",".join(map(str, awake)) if len(awake) < _LANES_NAMED else "*"
+            await connection.execute(self._sql["wake"], {"lanes": lanes})
 
     async def _insert_edges(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
         edges = [(draft.id, name) for draft in new for name in draft.depends_on]
@@ -324,3 +330,19 @@ class Submission:
                     "satisfied": [name in satisfied for _, name in edges],
                 },
             )
+
+
+async def _copy_rows(
+    connection: Connection,
+    table: LiteralString,
+    columns: Sequence[str],
+    defaults: Mapping[str, Any],
+    rows: Sequence[tuple[Any, ...]],
+) -> None:
+    names, kept = filled_columns(columns, defaults, rows)
+    statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
+        sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, names))
+    )
+    async with connection.cursor().copy(statement) as copy:
+        for row in kept:
+            await copy.write_row(row)

@@ -71,7 +71,7 @@ CREATE TABLE lineshaft.task (
     deadline timestamptz,
     run_at timestamptz,
     priority_boost_per_minute double precision NOT NULL DEFAULT 0.1 CHECK (priority_boost_per_minute >= 0),
-    max_duration_sec double precision CHECK (max_duration_sec > 0),
+    max_duration_sec double precision NOT NULL DEFAULT 300 CHECK (max_duration_sec > 0),
     heartbeat_interval_sec double precision CHECK (heartbeat_interval_sec > 0),
     priority smallint NOT NULL DEFAULT 50 CHECK (priority BETWEEN 0 AND 100),
     max_attempts smallint NOT NULL DEFAULT 3 CHECK (max_attempts > 0),
