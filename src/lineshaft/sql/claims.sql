@@ -20,10 +20,14 @@ me AS MATERIALIZED (
     SELECT
         agent.*,
         least(%(limit)s::integer, max_concurrent_tasks - held) AS room,
-        budget_usd - spent_usd - reserved_usd AS money
-    FROM lineshaft.agent
+        budget_usd - spent_usd - reserved_usd AS money,
+        clock.now,
+        clock.now + make_interval(secs => claim_ttl_sec) AS claim_until,
+        CASE WHEN %(start)s::boolean THEN clock.now END AS started_at,
+        CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status AS target
+    FROM lineshaft.agent CROSS JOIN clock
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
-    FOR NO KEY UPDATE
+    FOR NO KEY UPDATE OF agent
 ),
 -- Models nobody should call now: slowed down after a rate limit, or with an open breaker.
 unusable_model AS MATERIALIZED (
@@ -194,44 +198,48 @@ decided AS MATERIALIZED (
     LEFT JOIN dag_fit ON dag_fit.id = unlocked.id
     LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
 ),
+-- All that a READY row has no value for yet; whatever puts a row back empties these again.
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET status = CASE
-            WHEN decided.obstacle IS NOT NULL THEN 'READY'
-            WHEN %(start)s::boolean THEN 'RUNNING'
-            ELSE 'CLAIMED'
-        END::lineshaft.task_status,
-        parked = decided.obstacle,
-        epoch = live.epoch + (decided.obstacle IS NULL)::integer,
-        agent_id = CASE WHEN decided.obstacle IS NULL THEN me.id END,
-        model = CASE WHEN decided.obstacle IS NULL THEN decided.chosen_model END,
-        reserved_usd = CASE WHEN decided.obstacle IS NULL THEN decided.cost ELSE 0 END,
-        attempt_cost_usd = 0,
-        claimed_at = CASE WHEN decided.obstacle IS NULL THEN clock.now END,
-        heartbeat_at = CASE WHEN decided.obstacle IS NULL THEN clock.now END,
-        started_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean THEN clock.now END,
-        first_started_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean
-            THEN coalesce(live.first_started_at, clock.now) ELSE live.first_started_at END,
-        limit_at = CASE WHEN decided.obstacle IS NULL AND %(start)s::boolean
-            THEN clock.now + make_interval(secs => decided.limit_sec) END,
-        lease_until = CASE WHEN decided.obstacle IS NULL THEN clock.now + make_interval(secs => CASE
-            WHEN %(start)s::boolean THEN least(3 * coalesce(decided.heartbeat_sec, me.heartbeat_interval_sec), decided.limit_sec)
-            ELSE me.claim_ttl_sec
-        END) END,
-        progress = NULL
-    FROM decided CROSS JOIN clock CROSS JOIN me
-    WHERE live.id = decided.id AND decided.obstacle IS DISTINCT FROM 'contended'
-    RETURNING live.*, decided.effective
+    SET status = me.target,
+        epoch = live.epoch + 1,
+        agent_id = me.id,
+        model = decided.chosen_model,
+        reserved_usd = decided.cost,
+        claimed_at = me.now,
+        heartbeat_at = me.now,
+        started_at = me.started_at,
+        first_started_at = coalesce(live.first_started_at, me.started_at),
+        limit_at = me.started_at + decided.limit_sec * interval '1 second',
+        lease_until = CASE
+            WHEN me.started_at IS NULL THEN me.claim_until
+            ELSE me.now + least(3 * coalesce(decided.heartbeat_sec, me.heartbeat_interval_sec), decided.limit_sec) * interval '1 second'
+        END
+    FROM decided CROSS JOIN me
+    WHERE live.id = decided.id AND decided.obstacle IS NULL
+    RETURNING live.id, live.epoch, live.status, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.claimed_at,
+        live.lease_until, live.limit_at, live.cost_usd, live.reserved_usd, live.first_started_at, live.started_at, live.heartbeat_sec,
+        live.submission_no, decided.effective
+),
+parked AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = decided.obstacle
+    FROM decided
+    WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
+    RETURNING live.id
 ),
 -- Others that want a lock which was found held would only be found again by every claim: out of sight with them, some thousands at
 -- a time. Nobody can release the lock meanwhile: its row is locked by lock_granted.
 rivals AS MATERIALIZED (
-    SELECT id FROM lineshaft.task_live
-    WHERE status = 'READY' AND parked IS NULL
-      AND lock_key = ANY (ARRAY(SELECT DISTINCT lock_key FROM decided WHERE obstacle = 'lock'))
-      AND id <> ALL (ARRAY(SELECT id FROM decided))
-    LIMIT 2000
-    FOR UPDATE SKIP LOCKED
+    SELECT rival.id
+    FROM (SELECT DISTINCT lock_key FROM decided WHERE obstacle = 'lock') AS contended
+    CROSS JOIN LATERAL (
+        SELECT id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
+          AND id <> ALL (ARRAY(SELECT id FROM decided))
+        LIMIT 2000
+        FOR UPDATE SKIP LOCKED
+    ) AS rival
 ),
 rivals_parked AS (
     UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id
@@ -239,14 +247,14 @@ rivals_parked AS (
 counted AS (
     UPDATE lineshaft.agent
     SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now
-    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved WHERE agent_id IS NOT NULL) AS claimed, clock
+    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed, clock
     WHERE id = %(agent_id)s::text AND claimed.n > 0
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
     SELECT clock.now, CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
-        moved.id, moved.dag_id, moved.agent_id, moved.epoch
-    FROM moved CROSS JOIN clock WHERE moved.agent_id IS NOT NULL
+        moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
+    FROM moved CROSS JOIN clock
 ),
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
@@ -255,15 +263,15 @@ dag_logged AS (
     WHERE dag.status <> 'running'
 )
 SELECT
-    moved.id, moved.epoch, moved.status::text AS status, moved.dag_id AS live_dag_id, moved.agent_id IS NOT NULL AS claimed, moved.parked, moved.lock_key, moved.model, moved.attempts,
+    moved.id, moved.epoch, moved.status::text AS status, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts,
     moved.rate_limits, moved.claimed_at, moved.lease_until, moved.limit_at, moved.cost_usd, moved.reserved_usd,
     moved.first_started_at IS DISTINCT FROM moved.started_at OR moved.epoch > 1 AS resume,
-    task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts,
-    task.max_cost_usd, task.gates, task.require_decision_report,
-    coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec
-FROM moved
-CROSS JOIN me
-JOIN lineshaft.task ON task.id = moved.id
+    task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
+    task.require_decision_report, coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec,
+    -- Whoever called looks again if some were in the way of others; there is a row to say so even when nothing was claimed.
+    aside.n AS parked
+FROM (SELECT count(*)::integer AS n FROM parked) AS aside
+LEFT JOIN (moved CROSS JOIN me JOIN lineshaft.task ON task.id = moved.id) ON true
 ORDER BY moved.effective, moved.submission_no
 
 -- name: resumed

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
-from psycopg.rows import args_row, class_row
+from psycopg.rows import class_row
 
 from lineshaft.errors import NotFoundError, SupersededError
 from lineshaft.sql import catalog
@@ -29,8 +29,6 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     status: str
     live_dag_id: str | None
-    claimed: bool
-    parked: str | None
     lock_key: str | None
     model: str | None
     attempts: int
@@ -112,10 +110,10 @@ class Claims:
         }
         tasks: list[ClaimedTask] = []
         for _ in range(_ROUNDS):
-            rows = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
-            tasks += [row for row in rows if row.claimed]
+            claimed, parked = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            tasks += claimed
             # What was parked made room for others, which may be free.
-            if all(row.claimed for row in rows):
+            if not parked:
                 break
             parameters["limit"] = limit - len(tasks)
         self._left += len(tasks)
@@ -132,15 +130,18 @@ class Claims:
         # A generation that could not be closed yet is looked into by every claim: try again soon.
         self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
-    async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> list[ClaimedTask]:
-        async with connection.cursor(row_factory=args_row(ClaimedTask)) as cursor:
-            await cursor.execute(self._sql["claim_tasks"], {**self._database.now, **parameters})
-            rows = await cursor.fetchall()
-        if not rows:
-            # Nothing to do, or nobody to do it: an agent that was superseded must be told.
-            found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
-            _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())
-        return rows
+    async def _claim_once(
+        self, connection: Connection, parameters: dict[str, Any]
+    ) -> tuple[list[ClaimedTask], int]:
+        """The tasks that were claimed, and how many were put out of the way."""
+        cursor = await connection.execute(self._sql["claim_tasks"], {**self._database.now, **parameters})
+        rows = await cursor.fetchall()
+        if rows[0][0] is not None:
+            return [ClaimedTask(*row[:-1]) for row in rows], rows[0][-1]
+        # Nothing to do, or nobody to do it: an agent that was superseded must be told.
+        found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
+        _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())
+        return [], rows[0][-1]
 
     async def _with_history(self, tasks: list[ClaimedTask]) -> Claim:
         resumed = [task.id for task in tasks if task.resume]
