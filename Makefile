@@ -1,4 +1,4 @@
-# `make test` and `make demo` are all a newcomer needs; both set up what they use.
+# `make test` is all a newcomer needs: it sets up what it uses.
 # Needs Python 3.11+ and make. `uv` is used where it is installed, else venv and pip.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
