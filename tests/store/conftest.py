@@ -1,0 +1,24 @@
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.store.engine import Engine
+from tests.store.invariants import check_invariants
+from tests.store.world import World
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def world(
+    dsn: str, engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> AsyncIterator[World]:
+    """The engine, and afterwards the proof that whatever the test did left everything consistent."""
+    yield World(engine, connection, clock)
+    check_invariants(dsn)

@@ -1,0 +1,158 @@
+"""What must hold of the tables after any sequence of operations, whoever made it."""
+
+from typing import Any, LiteralString
+
+import psycopg
+
+#: Each statement gives the rows that break the rule it is named after. Locks `lost:…` are those that a test
+#: lets expire under their holder.
+RULES: dict[str, LiteralString] = {
+    "every task is either live or ended": """
+        SELECT task.id FROM lineshaft.task
+        WHERE 1 <> (SELECT count(*) FROM lineshaft.task_live WHERE id = task.id)
+                 + (SELECT count(*) FROM lineshaft.task_end WHERE id = task.id)
+    """,
+    "no state without its task": """
+        SELECT id FROM (SELECT id FROM lineshaft.task_live UNION ALL SELECT id FROM lineshaft.task_end) AS state
+        WHERE NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = state.id)
+    """,
+    "blocked counts the open edges": """
+        SELECT live.id, live.blocked FROM lineshaft.task_live AS live
+        WHERE live.blocked <> (
+            SELECT count(*) FROM lineshaft.edge WHERE edge.task_id = live.id AND NOT edge.satisfied
+        )
+    """,
+    "nothing READY waits for another": """
+        SELECT live.id FROM lineshaft.task_live AS live
+        JOIN lineshaft.edge ON edge.task_id = live.id AND NOT edge.satisfied
+        WHERE live.status NOT IN ('PENDING')
+    """,
+    "no edge stays open behind an end that satisfies it": """
+        SELECT edge.* FROM lineshaft.edge JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
+        WHERE NOT edge.satisfied AND (ended.status = 'COMPLETED' OR edge.kind = 'ended')
+    """,
+    "a batch is never handed out": """
+        SELECT id, status FROM lineshaft.task_live WHERE is_batch AND status <> 'PENDING'
+    """,
+    "an agent holds what its rows say": """
+        SELECT agent.id, agent.held, agent.reserved_usd FROM lineshaft.agent
+        LEFT JOIN lineshaft.task_live AS live ON live.agent_id = agent.id
+        GROUP BY agent.id, agent.held, agent.reserved_usd
+        HAVING agent.held <> count(live.id) OR agent.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+    """,
+    "a DAG has reserved what its tasks have": """
+        SELECT dag.id, dag.reserved_usd FROM lineshaft.dag
+        LEFT JOIN lineshaft.task_live AS live ON live.dag_id = dag.id
+        GROUP BY dag.id, dag.reserved_usd
+        HAVING dag.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+    """,
+    "a DAG counts its tasks": """
+        SELECT dag.* FROM lineshaft.dag CROSS JOIN LATERAL (
+            SELECT count(*) AS total,
+                count(*) FILTER (WHERE ended.status = 'COMPLETED') AS completed,
+                count(*) FILTER (WHERE ended.status = 'CANCELLED') AS cancelled,
+                count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') AS dead_lettered
+            FROM lineshaft.task LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+            WHERE task.dag_id = dag.id
+        ) AS actual
+        WHERE (dag.total, dag.completed, dag.cancelled, dag.dead_lettered)
+            IS DISTINCT FROM (actual.total, actual.completed, actual.cancelled, actual.dead_lettered)
+    """,
+    "a DAG has spent what its tasks cost": """
+        SELECT dag.id, dag.spent_usd, sum(cost) FROM lineshaft.dag
+        JOIN lineshaft.task ON task.dag_id = dag.id
+        CROSS JOIN LATERAL (
+            SELECT cost_usd AS cost FROM lineshaft.task_live WHERE id = task.id
+            UNION ALL
+            SELECT cost_usd FROM lineshaft.task_end WHERE id = task.id
+        ) AS state
+        GROUP BY dag.id, dag.spent_usd
+        HAVING dag.spent_usd <> sum(cost)
+    """,
+    "live tasks know their DAG once it is real": """
+        SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
+        JOIN lineshaft.task ON task.id = live.id
+        LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
+        WHERE live.dag_id IS DISTINCT FROM dag.id
+    """,
+    "a DAG's status is what U7 says": """
+        SELECT dag.id, dag.status, verdict.* FROM lineshaft.dag CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE live.id IS NULL) = count(*) AS over,
+                count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') > 0 AS dead,
+                count(*) FILTER (WHERE ended.status = 'CANCELLED') = count(*) AS all_cancelled,
+                count(*) FILTER (WHERE live.epoch > 0) > 0 AS claimed,
+                count(*) FILTER (WHERE live.status <> 'PENDING' OR live.blocked = 0 OR EXISTS (
+                    SELECT FROM lineshaft.edge JOIN lineshaft.task AS other ON other.id = edge.depends_on
+                    JOIN lineshaft.task_live AS other_live ON other_live.id = other.id
+                    WHERE edge.task_id = live.id AND NOT edge.satisfied AND other.dag_id <> dag.id
+                )) > 0 AS can_run
+            FROM lineshaft.task
+            LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+            LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+            WHERE task.dag_id = dag.id
+        ) AS verdict
+        WHERE NOT CASE
+            WHEN verdict.dead AND NOT verdict.can_run THEN dag.status = 'failed'
+            WHEN verdict.over AND verdict.all_cancelled THEN dag.status = 'cancelled'
+            WHEN verdict.over THEN dag.status = 'completed'
+            WHEN verdict.claimed THEN dag.status = 'running'
+            ELSE dag.status IN ('pending', 'running')
+        END
+    """,
+    "a lock is held by a task in an agent's hands, or by a batch with work left": """
+        SELECT lock.* FROM lineshaft.lock
+        LEFT JOIN lineshaft.task_live AS live ON live.id = lock.holder_task_id
+        WHERE (live.id IS NULL OR NOT (live.is_batch OR live.agent_id IS NOT NULL) OR live.lock_key <> lock.key)
+          AND lock.key NOT LIKE 'lost:%'
+    """,
+    "whoever works under a lock has it": """
+        SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
+        LEFT JOIN lineshaft.lock ON lock.key = live.lock_key
+        WHERE live.agent_id IS NOT NULL AND live.lock_key IS NOT NULL AND live.lock_key NOT LIKE 'lost:%'
+          AND lock.holder_task_id IS DISTINCT FROM coalesce(live.lock_owner, live.id)
+    """,
+    "nobody waits for a lock that is free while no head is in sight": """
+        SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
+        WHERE live.parked = 'lock'
+          AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = live.lock_key)
+          AND NOT EXISTS (
+            SELECT FROM lineshaft.task_live AS head
+            WHERE head.lock_key = live.lock_key AND head.status = 'READY' AND head.parked IS NULL
+          )
+    """,
+    "a batch's own lock never keeps its children waiting": """
+        SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
+        JOIN lineshaft.lock ON lock.key = live.lock_key AND lock.holder_task_id = live.lock_owner
+        WHERE live.parked = 'lock'
+    """,
+    "a key in force names a task that is not cancelled or dead": """
+        SELECT task_key.* FROM lineshaft.task_key
+        LEFT JOIN lineshaft.task ON task.id = task_key.task_id AND task.idempotency_key = task_key.key
+        LEFT JOIN lineshaft.task_end AS ended ON ended.id = task_key.task_id
+        WHERE task.id IS NULL OR ended.status IN ('CANCELLED', 'DEAD_LETTERED')
+    """,
+    "a dead letter lies on the review desk": """
+        SELECT ended.id FROM lineshaft.task_end AS ended
+        WHERE ended.status = 'DEAD_LETTERED' AND NOT EXISTS (
+            SELECT FROM lineshaft.dead_letter
+            WHERE dead_letter.task_id = ended.id AND dead_letter.epoch = ended.epoch
+        )
+    """,
+    "every task was created once": """
+        SELECT task.id FROM lineshaft.task
+        WHERE 1 <> (SELECT count(*) FROM lineshaft.events WHERE task_id = task.id AND kind = 'task.created')
+    """,
+    "an attempt is open only while its output is validated": """
+        SELECT attempt.task_id, attempt.outcome FROM lineshaft.attempt
+        LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
+        WHERE (attempt.outcome = 'validating') <> coalesce(live.status = 'VALIDATING', false)
+    """,
+}
+
+
+def check_invariants(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        broken: dict[str, list[Any]] = {
+            rule: rows for rule, statement in RULES.items() if (rows := connection.execute(statement).fetchall())
+        }
+    assert not broken
