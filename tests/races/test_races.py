@@ -1,4 +1,4 @@
-"""Two of everything at once. Where a race has a window, a third connection holds a row until both wait in it."""
+"""Two of everything at once. Where a race has a window, a third holds a row until both are there."""
 
 import asyncio
 import random

@@ -147,7 +147,8 @@ lock_granted AS (
         WHERE held.holder_task_id = excluded.holder_task_id
            OR (held.expires_at < excluded.acquired_at
                -- A batch keeps its lock while it has children to run: nobody heartbeats during a child's back-off.
-               AND NOT EXISTS (SELECT FROM lineshaft.task_live WHERE id = held.holder_task_id AND is_batch))
+               -- (Not EXISTS: the planner might read all batches for that.)
+               AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE id = held.holder_task_id), true))
     RETURNING key, holder_task_id
 ),
 unlocked AS MATERIALIZED (

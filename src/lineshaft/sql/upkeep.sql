@@ -86,7 +86,7 @@ gone AS (
     DELETE FROM lineshaft.lock
     USING clock
     WHERE lock.expires_at < clock.now
-      AND NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = lock.holder_task_id AND task_live.is_batch)
+      AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE task_live.id = lock.holder_task_id), true)
     RETURNING lock.key, lock.holder_task_id, lock.agent_id
 ),
 logged AS (

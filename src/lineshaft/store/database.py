@@ -28,7 +28,7 @@ _TRIES = 10
 
 #: The statistics of a queue are always wrong, and one plan that reads a whole table costs more than all the
 #: others together. Each statement has one plan that is right whatever the tables hold: keep to it.
-_PLAN_BY_INDEX = (
+PLAN_BY_INDEX = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_mergejoin', 'off', false),"
     " set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
 )
@@ -75,7 +75,7 @@ class Database:
 
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
-        await connection.execute(_PLAN_BY_INDEX)
+        await connection.execute(PLAN_BY_INDEX)
 
     async def open(self) -> None:
         try:

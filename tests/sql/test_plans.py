@@ -1,0 +1,108 @@
+"""The hot statements use their indexes, whatever the tables hold and whatever the statistics say."""
+
+import re
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+
+from lineshaft.sql import catalog
+from lineshaft.store.database import PLAN_BY_INDEX
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s::((?:double precision|[a-z_.]+)(?:\[\])?)")
+
+FILL = """
+INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute)
+SELECT 'lane' || i, '{}', '{}', 0.1 FROM generate_series(1, 20) AS i;
+INSERT INTO lineshaft.agent (id, registered_at, last_heartbeat, incarnation, max_concurrent_tasks)
+VALUES ('a', now(), now(), 1, 1000);
+INSERT INTO lineshaft.task (id, dag_id, type, title)
+SELECT 'task_' || i, 'dag_' || i, 'lane' || 1 + mod(i, 20), 't' FROM generate_series(1, 100000) AS i;
+INSERT INTO lineshaft.task_live
+    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, claimed_at, started_at, lease_until)
+SELECT
+    'task_' || i, CASE WHEN mod(i, 10) = 0 THEN 'RUNNING' ELSE 'READY' END::lineshaft.task_status,
+    1 + mod(i, 20), 50, now(), 1, 1, CASE WHEN mod(i, 10) = 0 THEN 'a' END, now(), now(),
+    CASE WHEN mod(i, 10) = 0 THEN now() + i * interval '1 second' END
+FROM generate_series(1, 90000) AS i;
+INSERT INTO lineshaft.task_end (id, status, ended_at, epoch)
+SELECT 'task_' || i, 'COMPLETED', now(), 1 FROM generate_series(90001, 100000) AS i;
+INSERT INTO lineshaft.edge (task_id, depends_on)
+SELECT 'task_' || i, 'task_' || i - 1 FROM generate_series(2, 50000) AS i;
+"""
+
+NOW = {"now": None}
+IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs": [1] * 100}
+SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
+CLAIM = NOW | {
+    "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "start": True, "lock_ttl": 600.0,
+}  # fmt: skip
+COMPLETE = NOW | IDS | SPENT | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "interval": 30.0, "lock_ttl": 600.0}
+
+CASES = [
+    ("claims", "claim_tasks", CLAIM, ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"]),
+    ("lifecycle", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
+    ("lifecycle", "complete_tasks", COMPLETE, ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"]),
+    ("lifecycle", "unblock_dependents", NOW | IDS, ["edge_dependents", "task_live_pkey", "task_end_pkey"]),
+    ("lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
+    ("lifecycle", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
+    ("upkeep", "lock_expired", NOW | {"limit": 100}, ["task_live_leased"]),
+    ("upkeep", "promote_due", NOW | {"limit": 100}, ["task_live_due", "task_live_pkey"]),
+    ("upkeep", "rekey_deadlines", NOW | {"limit": 100}, ["task_live_rekey", "task_live_pkey"]),
+]
+
+
+def generic_plan(connection: psycopg.Connection, stem: str, name: str, values: dict[str, Any]) -> str:
+    """The plan that the statement gets on the pool's connections."""
+    names: list[str] = []
+    types: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            names.append(found[1])
+            types.append(found[2])
+        return f"${names.index(found[1]) + 1}"
+
+    text = _PLACEHOLDER.sub(number, catalog.load(stem)[name]).replace("%%", "%")
+    connection.execute(PLAN_BY_INDEX)
+    connection.execute(f"PREPARE hot ({', '.join(types)}) AS {text}".encode())
+    given = ClientCursor(connection).mogrify(", ".join(["%s"] * len(names)), [values[name] for name in names])
+    rows = connection.execute(f"EXPLAIN EXECUTE hot ({given})".encode()).fetchall()
+    connection.execute("DEALLOCATE hot")
+    return "\n".join(row[0] for row in rows)
+
+
+@pytest.mark.parametrize("tables", ["empty", "huge", "analysed"])
+def test_hot_statements_use_their_indexes(connection: psycopg.Connection, tables: str) -> None:
+    """R-246: on empty tables, on a hundred thousand rows nobody has analysed, and on analysed ones."""
+    if tables != "empty":
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(FILL.encode())
+    if tables == "analysed":
+        connection.execute("ANALYZE")
+
+    for stem, name, values, indexes in CASES:
+        plan = generic_plan(connection, stem, name, values)
+        assert "Seq Scan on task" not in plan, f"{name}:\n{plan}"
+        assert "Seq Scan on edge" not in plan, f"{name}:\n{plan}"
+        for index in indexes:
+            assert index in plan, f"{name} doesn't use {index}:\n{plan}"
+
+
+def test_the_cost_of_a_claim_doesnt_grow_with_the_queue(connection: psycopg.Connection) -> None:
+    """R-246: the number of rows it reads is the number it takes, and one head a lane."""
+    connection.execute(FILL.encode())
+    connection.execute(PLAN_BY_INDEX)
+    statement = b"EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF) " + catalog.load("claims")["claim_tasks"].encode()
+
+    plan = "\n".join(row[0] for row in connection.execute(statement, CLAIM).fetchall())
+
+    reads = [
+        float(rows) * float(loops)
+        for rows, loops in re.findall(r"task_live_claimable.*?\(actual rows=([\d.]+) loops=(\d+)\)", plan)
+    ]
+    assert reads
+    # A head of each of 20 lanes, up to 100 of each lane for the merge, and the 100 that are taken.
+    assert sum(reads) <= 20 + 20 * 100 + 200, plan
