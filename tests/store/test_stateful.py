@@ -1,0 +1,260 @@
+"""The whole lifecycle, in any order Hypothesis can think of, against a model that fits on a page.
+
+Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database must
+say what the model says, and all counters and locks must add up.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lineshaft.clock import MovableClock
+from lineshaft.embedded import EmbeddedServer
+from lineshaft.model.tasks import NewTask, RetrySpec
+from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure
+from tests.conftest import TEMPLATE, clone
+from tests.store.invariants import check_invariants
+
+MAX_ATTEMPTS = 2
+LIVE = {"PENDING", "READY", "RUNNING", "RETRYING"}
+AGENTS = ("a1", "a2", "a3")
+
+
+@dataclass
+class Task:
+    """What the model knows about a task."""
+
+    status: str
+    #: Open dependencies that need success, and children that need any end.
+    needs: set[str] = field(default_factory=set)
+    awaits: set[str] = field(default_factory=set)
+    parent: str | None = None
+    lock: str | None = None
+    attempts: int = 0
+    epoch: int = 0
+    agent: str | None = None
+
+    def settle(self) -> None:
+        if self.status == "PENDING" and not self.needs and not self.awaits:
+            self.status = "READY"
+
+
+class Lifecycle(RuleBasedStateMachine):
+    server: EmbeddedServer
+
+    @initialize()
+    def start(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.clock = MovableClock()
+        self.databases: Iterator[str] = clone(self.server, "stateful", TEMPLATE)
+        self.dsn = next(self.databases)
+        self.runner = asyncio.Runner()
+        self.engine = Engine(self.dsn, clock=self.clock, max_connections=2)
+        self.runner.run(self.engine.database.open())
+        self.look = psycopg.connect(self.dsn, autocommit=True)
+        for agent in AGENTS:
+            self.runner.run(self.engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=2)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.look.close()
+            self.runner.run(self.engine.database.close())
+            self.runner.close()
+            next(self.databases, None)
+
+    def some(self, data: st.DataObject, *statuses: str) -> str:
+        return data.draw(st.sampled_from([name for name, t in self.tasks.items() if t.status in statuses]))
+
+    def have(self, *statuses: str) -> bool:
+        return any(task.status in statuses for task in self.tasks.values())
+
+    def new_task(self, upstream: set[str], lock: str | None = None) -> NewTask:
+        return NewTask(
+            "t",
+            depends_on=sorted(upstream),
+            lock_key=lock,
+            max_attempts=MAX_ATTEMPTS,
+            retry=RetrySpec(strategy="immediate"),
+        )
+
+    def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
+        open_ones = {u for u in upstream if self.tasks[u].status != "COMPLETED"}
+        self.tasks[name] = Task("PENDING", open_ones, parent=parent, lock=lock)
+        self.tasks[name].settle()
+
+    def ended(self, name: str) -> None:
+        """Whoever waited for this task moves on."""
+        for task in self.tasks.values():
+            task.awaits.discard(name)
+            if self.tasks[name].status == "COMPLETED":
+                task.needs.discard(name)
+            task.settle()
+
+    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]))
+    def submit(self, data: st.DataObject, lock: str | None) -> None:
+        possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
+        upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
+        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock)]))
+        self.add(found.id, upstream, lock=lock)
+
+    @rule(agent=st.sampled_from(AGENTS), limit=st.integers(1, 3))
+    def claim(self, agent: str, limit: int) -> None:
+        held = sum(task.agent == agent for task in self.tasks.values())
+        claimed = self.runner.run(self.engine.claims.claim(agent, 1, limit=limit, start=True)).tasks
+        locked = {t.lock for t in self.tasks.values() if t.status == "RUNNING" and t.lock}
+        ready = [t for t in self.tasks.values() if t.status == "READY"]
+        free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
+        assert len(claimed) == min(limit, 2 - held, free)
+        for found in claimed:
+            task = self.tasks[found.id]
+            assert task.status == "READY"
+            assert task.lock is None or task.lock not in locked
+            if task.lock:
+                locked.add(task.lock)
+            task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
+            assert found.epoch == task.epoch
+
+    def let_go(self, name: str, status: str) -> Task:
+        task = self.tasks[name]
+        task.status, task.agent = status, None
+        return task
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        done = Completion(ClaimRef(name, self.tasks[name].epoch), b"1")
+        for _ in range(2):  # the answer may have been lost on the way
+            (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
+            assert moved.unwrap() == "COMPLETED"
+        self.let_go(name, "COMPLETED")
+        self.ended(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        task = self.tasks[name]
+        (moved,) = self.runner.run(
+            self.engine.lifecycle.fail([Failure(ClaimRef(name, task.epoch), "it broke")])
+        )
+        task.attempts += 1
+        dead = task.attempts >= MAX_ATTEMPTS
+        self.let_go(name, "DEAD_LETTERED" if dead else "RETRYING")
+        assert moved.unwrap() == task.status
+        if dead:
+            self.ended(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        self.runner.run(self.engine.lifecycle.release([ClaimRef(name, self.tasks[name].epoch)]))
+        self.let_go(name, "READY")
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data(), n=st.integers(1, 2), wait=st.booleans())
+    def spawn(self, data: st.DataObject, n: int, wait: bool) -> None:
+        parent = self.some(data, "RUNNING")
+        claim = ClaimRef(parent, self.tasks[parent].epoch)
+        new = [self.new_task(set()) for _ in range(n)]
+        children = self.runner.run(self.engine.operations.spawn(claim, new, wait=wait))
+        for child in children:
+            self.add(child.id, set(), parent=parent)
+        if wait:
+            self.let_go(parent, "PENDING").awaits = {child.id for child in children}
+
+    @precondition(lambda self: self.have(*LIVE))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        first = self.some(data, *LIVE)
+        going, todo = {first}, [first]
+        while todo:
+            name = todo.pop()
+            below = {n for n, t in self.tasks.items() if name in t.needs or t.parent == name} - going
+            going |= below
+            todo += below
+        cancelled = self.runner.run(self.engine.operations.cancel(first, "no"))
+        expected = {name for name in going if self.tasks[name].status in LIVE}
+        assert set(cancelled) == expected
+        for name in expected:
+            self.let_go(name, "CANCELLED")
+        for name in expected:
+            self.ended(name)
+
+    @precondition(lambda self: self.have("DEAD_LETTERED", "CANCELLED", "RETRYING"))
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        name = self.some(data, "DEAD_LETTERED", "CANCELLED", "RETRYING")
+        task = self.tasks[name]
+        self.runner.run(self.engine.operations.retry(name))
+        if task.status == "RETRYING":
+            task.status = "READY"
+        else:
+            task.status, task.attempts = "PENDING", 0
+            task.settle()
+
+    @rule()
+    def promote(self) -> None:
+        self.clock.advance(1)
+        self.runner.run(self.engine.upkeep.promote_due(100))
+        for task in self.tasks.values():
+            if task.status == "RETRYING":
+                task.status = "READY"
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule()
+    def everybody_dies(self) -> None:
+        """All agents fall silent; the reaper takes everything back."""
+        self.clock.advance(91)
+        self.runner.run(self.engine.upkeep.reap(100))
+        dead = []
+        for name, task in self.tasks.items():
+            if task.status == "RUNNING":
+                task.attempts += 1
+                self.let_go(name, "DEAD_LETTERED" if task.attempts >= MAX_ATTEMPTS else "RETRYING")
+                dead += [name] if task.status == "DEAD_LETTERED" else []
+        for name in dead:
+            self.ended(name)
+
+    @invariant()
+    def the_database_says_what_the_model_says(self) -> None:
+        if not hasattr(self, "look"):
+            return
+        rows = self.look.execute(
+            "SELECT id, status::text, attempts, agent_id FROM lineshaft.tasks"
+        ).fetchall()
+        found = {row[0]: (row[1], row[2]) for row in rows}
+        assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}
+        check_invariants(self.dsn)
+
+
+def test_any_history_of_the_lifecycle(postgres: EmbeddedServer) -> None:
+    Lifecycle.server = postgres
+    run_state_machine_as_test(
+        Lifecycle,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+test_any_history_of_the_lifecycle = pytest.mark.timeout(300)(test_any_history_of_the_lifecycle)
