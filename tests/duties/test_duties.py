@@ -48,7 +48,7 @@ def kinds(connection: psycopg.Connection) -> list[str]:
 
 
 async def closed(engine: Engine) -> None:
-    """Until only the current generation is open. Writers of other databases count too: other tests' end soon."""
+    """Until only the current generation is open. Writers of other databases count too; they end soon."""
     while await engine.upkeep.close_generations(100):
         pass
 

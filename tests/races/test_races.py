@@ -336,6 +336,26 @@ async def test_a_dependent_submitted_while_its_upstream_completes(
         assert status(look, submitted[0].id) == Status.READY
 
 
+async def test_a_task_revived_while_its_upstream_completes(engines: tuple[Engine, Engine], dsn: str) -> None:
+    """What it waits for is counted while nothing of that can end."""
+    one, two = engines
+    dag = await one.submission.submit_dag(
+        "d", [NewTask("u", key="u"), NewTask("d", key="d", depends_on=["u"])]
+    )
+    (up,) = await running(one)
+    down = dag.tasks["d"].id
+    await one.operations.cancel(down, "for now")
+    with held(dsn, LIVE_ROW, up.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
+        await race(
+            look,
+            holder,
+            one.lifecycle.complete([Completion(ref(up), DONE)]),
+            two.operations.retry(down),
+        )
+        assert status(look, up.id) == Status.COMPLETED
+        assert status(look, down) == Status.READY
+
+
 async def test_two_edges_that_together_close_a_cycle(engines: tuple[Engine, Engine]) -> None:
     """R-143: added at the same moment, one of them is refused."""
     one, two = engines

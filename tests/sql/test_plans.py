@@ -38,7 +38,13 @@ SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] 
 CLAIM = NOW | {
     "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "start": True, "lock_ttl": 600.0,
 }  # fmt: skip
-COMPLETE = NOW | IDS | SPENT | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+COMPLETE = (
+    NOW
+    | IDS
+    | SPENT
+    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+    | {"accepted": False}
+)
 BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "interval": 30.0, "lock_ttl": 600.0}
 
 CASES = [

@@ -13,7 +13,8 @@ RULES: dict[str, LiteralString] = {
                  + (SELECT count(*) FROM lineshaft.task_end WHERE id = task.id)
     """,
     "no state without its task": """
-        SELECT id FROM (SELECT id FROM lineshaft.task_live UNION ALL SELECT id FROM lineshaft.task_end) AS state
+        SELECT id
+        FROM (SELECT id FROM lineshaft.task_live UNION ALL SELECT id FROM lineshaft.task_end) AS state
         WHERE NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = state.id)
     """,
     "blocked counts the open edges": """
@@ -102,8 +103,9 @@ RULES: dict[str, LiteralString] = {
     "a lock is held by a task in an agent's hands, or by a batch with work left": """
         SELECT lock.* FROM lineshaft.lock
         LEFT JOIN lineshaft.task_live AS live ON live.id = lock.holder_task_id
-        WHERE (live.id IS NULL OR NOT (live.is_batch OR live.agent_id IS NOT NULL) OR live.lock_key <> lock.key)
-          AND lock.key NOT LIKE 'lost:%'
+        WHERE lock.key NOT LIKE 'lost:%' AND (
+            live.id IS NULL OR live.lock_key <> lock.key OR NOT (live.is_batch OR live.agent_id IS NOT NULL)
+        )
     """,
     "whoever works under a lock has it": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
@@ -153,6 +155,8 @@ RULES: dict[str, LiteralString] = {
 def check_invariants(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         broken: dict[str, list[Any]] = {
-            rule: rows for rule, statement in RULES.items() if (rows := connection.execute(statement).fetchall())
+            rule: rows
+            for rule, statement in RULES.items()
+            if (rows := connection.execute(statement).fetchall())
         }
-    assert not broken
+    assert not broken, broken

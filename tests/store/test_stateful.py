@@ -1,7 +1,7 @@
 """The whole lifecycle, in any order Hypothesis can think of, against a model that fits on a page.
 
-Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database must
-say what the model says, and all counters and locks must add up.
+Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database
+must say what the model says, and all counters and locks must add up.
 """
 
 import asyncio

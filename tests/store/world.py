@@ -148,7 +148,17 @@ class World:
 
     def everything(self) -> dict[str, list[tuple[Any, ...]]]:
         """All tables that operations on tasks write to, to prove that nothing was changed."""
-        tables = ("task", "task_live", "task_end", "task_key", "edge", "dag", "attempt", "lock", "dead_letter")
+        tables = (
+            "task",
+            "task_live",
+            "task_end",
+            "task_key",
+            "edge",
+            "dag",
+            "attempt",
+            "lock",
+            "dead_letter",
+        )
         return {
             table: self.connection.execute(
                 sql.SQL("SELECT t.*::text FROM lineshaft.{} AS t ORDER BY 1").format(sql.Identifier(table))

@@ -126,6 +126,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Status.RUNNING, Operation.WAIT_CHILDREN, Status.PENDING, "task.waiting"),
     Transition(Status.CLAIMED, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     Transition(Status.RUNNING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    Transition(Status.VALIDATING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     # Output.
     Transition(Status.RUNNING, Operation.HAND_IN, Status.VALIDATING, "task.validating"),
     Transition(Status.VALIDATING, Operation.ACCEPT, Status.COMPLETED, "task.completed"),

@@ -6,6 +6,7 @@ task or, as in document 004, in `spec.constraints`; given in both places it must
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -159,7 +160,11 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
 def resolve(task: NewTask, *, place: str = "") -> TaskRow:
     """Check a task and fill in what its caller left open; `place` names it in messages (`tasks[3]`)."""
     faults: Faults = []
-    limits = _constraints(task, faults) if "constraints" in task.spec else None
+    given: Any = task.spec
+    if not isinstance(given, Mapping):
+        faults.append(("spec", f"must be an object, got {shown(given)}"))
+        given = {}
+    limits = _constraints(task, faults) if "constraints" in given else None
     # Most fields of most tasks are left out; a bulk submission feels every look at them.
     for name, check in _CHECKS:
         value = getattr(task, name)
@@ -174,14 +179,18 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
     retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
     gates = output.gates if task.output else ()
     faults += _gate_faults(gates)
-    spec = _json("spec", task.spec, faults) if task.spec else b"{}"
-    refs = _context_tasks(task.spec, faults) if "context_refs" in task.spec else ()
+    if output.type is not None and (fault := _text(output.type)):
+        faults.append(("output.type", fault))
+    checks = _json("output.validation_schema", gates, faults) if gates else None
+    spec = _json("spec", given, faults) if given else b"{}"
+    refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else _json("surface", task.surface, faults)
     if faults:
         prefix = f"{place}." if place else ""
         raise InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
     defaults = PRESETS[preset]
     boost, report = task.priority_boost_per_minute, output.require_decision_report
+    heartbeat = task.heartbeat_interval_sec
     max_cost = limits["max_cost_usd"] if limits else task.max_cost_usd
     duration = limits["max_duration_sec"] if limits else task.max_duration_sec
     capabilities = limits["required_capabilities"] if limits else task.required_capabilities
@@ -190,7 +199,7 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
         title=task.title or _title(task),
         spec=spec,
         preset=preset,
-        priority=DEFAULT_PRIORITY if task.priority is None else task.priority,
+        priority=DEFAULT_PRIORITY if task.priority is None else int(task.priority),
         priority_boost_per_minute=defaults.boost_per_minute if boost is None else float(boost),
         deadline=task.deadline,
         run_at=task.run_at,
@@ -202,11 +211,11 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
         max_cost_usd=None if max_cost is None else money(max_cost),
         max_total_cost_usd=None if task.max_total_cost_usd is None else money(task.max_total_cost_usd),
         max_duration_sec=defaults.max_duration_sec if duration is None else float(duration),
-        heartbeat_interval_sec=task.heartbeat_interval_sec,
+        heartbeat_interval_sec=None if heartbeat is None else float(heartbeat),
         max_attempts=task.max_attempts or defaults.max_attempts,
         retry=retry,
         output_type=output.type,
-        gates=msgspec.json.encode(gates) if gates else None,
+        gates=checks,
         require_decision_report=defaults.require_decision_report if report is None else report,
         idempotency_key=task.idempotency_key,
         tags=_names(task.tags),
@@ -228,7 +237,7 @@ class Resolver:
         shape = shape[:_SPEC] + shape[_SPEC + 1 :]
         spec = task.spec
         row = self._row
-        if row is None or shape != self._shape or not _SPECIAL.isdisjoint(spec):
+        if row is None or shape != self._shape or not isinstance(spec, dict) or not _SPECIAL.isdisjoint(spec):
             row = resolve(task, place=place)
             # A title or a dependency taken from the spec is this task's own.
             self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
@@ -322,7 +331,10 @@ def _gate_faults(gates: Iterable[Gate]) -> Iterable[tuple[str, str]]:
 def _retry_json(given: RetrySpec, preset: Preset, faults: Faults) -> bytes | None:
     """Only what the caller gave is kept; NULL means the preset's policy."""
     try:
-        return _checked_retry(given, preset)
+        try:
+            return _checked_retry(given, preset)
+        except TypeError:  # lists where there should be tuples can't be looked up
+            return _checked_retry.__wrapped__(given, preset)
     except InvalidInputError as error:
         faults += [(f"retry.{name}", fault) for name, fault in error.errors]
         return None
@@ -361,15 +373,42 @@ def _json(name: str, value: Any, faults: Faults) -> bytes:
                 f"must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(encoded)}; put it in an artifact",
             )
         )
-    if b"\\u0000" in encoded and "\0" in str(value):
+    if b"\\u0000" in encoded and _NUL.search(encoded):
         faults.append((name, "must not contain the character U+0000, which PostgreSQL can't store"))
+    if b"null" in encoded and _has_no_number(value):
+        faults.append((name, "must not contain NaN or an infinity, which JSON can't hold"))
     return encoded
+
+
+#: As JSON escapes it; two backslashes before u0000 are a backslash and the text u0000.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def _has_no_number(value: Any) -> bool:
+    """Whether a float somewhere inside is not a number: it would be stored as null."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return True
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting += item
+        elif isinstance(item, Gate):
+            waiting.append(item.schema)
+    return False
 
 
 def _text(value: Any) -> str | None:
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_TEXT or "\0" in value:
         return f"must be a text of 1 to {MAX_TEXT} characters, got {shown(value)}"
+    if not value.isascii() and _SURROGATE.search(value):
+        return f"must be valid Unicode, got {shown(value)}"
     return None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _texts(value: Any) -> str | None:
@@ -393,7 +432,9 @@ def _number(low: float, high: float, *, whole: bool = False) -> Callable[[Any], 
 
     def check(value: Any) -> str | None:
         right_type = isinstance(value, int) if whole else isinstance(value, int | float | Decimal)
-        if isinstance(value, bool) or not right_type or not low <= value <= high or not math.isfinite(value):
+        # A Decimal that is no number can't even be compared.
+        unordered = isinstance(value, Decimal) and not value.is_finite()
+        if isinstance(value, bool) or not right_type or unordered or not low <= value <= high:
             return f"must be a {kind} from {low:.15g} to {high:.15g}, got {shown(value)}"
         return None
 
@@ -421,7 +462,7 @@ def _priority(value: Any) -> str | None:
         check_priority(value)
     except InvalidInputError as error:
         return error.errors[0][1]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return f"must be a whole number from 0 to 100, got {shown(value)}"
     return None
 
@@ -434,15 +475,10 @@ def _preset(value: Any) -> str | None:
     )
 
 
-def _mapping(value: Any) -> str | None:
-    return None if isinstance(value, Mapping) else f"must be an object, got {shown(value)}"
-
-
 _CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
     ("type", _text),
     ("title", _text),
     ("id", _id),
-    ("spec", _mapping),
     ("priority", _priority),
     ("priority_boost_per_minute", _number(0, 1_000)),
     ("deadline", _instant),

@@ -65,7 +65,9 @@ head AS MATERIALIZED (
     SELECT
         eligible.*,
         generation.no AS generation,
-        first.rank - eligible.boost_per_minute * lineshaft.minutes(clock.now) AS effective,
+        -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
+        round((first.rank - eligible.boost_per_minute * lineshaft.minutes(clock.now)) * 1e6) AS effective,
+        first.submission_no,
         eligible.boost_per_minute * lineshaft.minutes(clock.now) AS aged
     FROM eligible
     CROSS JOIN clock
@@ -82,7 +84,7 @@ head AS MATERIALIZED (
 -- The best `room` tasks lie in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
 best_head AS MATERIALIZED (
     SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
-    FROM (SELECT * FROM head ORDER BY effective LIMIT (SELECT room FROM me)) AS best
+    FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
 ),
 -- How many to take from each lane. Read without locks; from a single lane it is simply all.
 quota AS MATERIALIZED (
@@ -97,13 +99,13 @@ quota AS MATERIALIZED (
             SELECT rank, submission_no
             FROM lineshaft.task_live
             WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
-              AND (best_head.heads < (SELECT room FROM me) OR rank <= best_head.worst + best_head.aged)
+              AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
             ORDER BY rank, submission_no
             LIMIT (SELECT room FROM me)
             OFFSET 0
         ) AS next
         WHERE heads > 1
-        ORDER BY next.rank - best_head.aged, next.submission_no
+        ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
         LIMIT (SELECT room FROM me)
     ) AS merged
     GROUP BY id, generation
@@ -111,12 +113,12 @@ quota AS MATERIALIZED (
 -- Contested rows are skipped, not waited for; the next ones of the lane take their place.
 locked AS MATERIALIZED (
     SELECT
-        taken.*, head.cost, head.model AS chosen_model, taken.rank - head.aged AS effective,
-        sum(head.cost) OVER (ORDER BY taken.rank - head.aged, taken.submission_no) AS cost_so_far
+        taken.*, head.cost, head.model AS chosen_model, round((taken.rank - head.aged) * 1e6) AS effective,
+        sum(head.cost) OVER (ORDER BY round((taken.rank - head.aged) * 1e6), taken.submission_no) AS cost_so_far
     FROM quota
     JOIN head ON head.id = quota.id AND head.generation = quota.generation
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, limit_sec
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, limit_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
         ORDER BY rank, submission_no
@@ -129,15 +131,35 @@ affordable AS MATERIALIZED (
     FROM locked CROSS JOIN me
     WHERE me.money IS NULL OR locked.cost_so_far <= me.money
 ),
--- One task a lock: the best. ON CONFLICT DO UPDATE locks the row also where its condition doesn't hold, so nobody can release the
--- lock between here and the parking of those who didn't get it.
+-- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a ceiling; what doesn't fit even
+-- alone is not counted against those after it.
+weighed AS MATERIALIZED (
+    SELECT
+        affordable.*,
+        coalesce(purse.money >= affordable.cost, true) AS fits_alone,
+        coalesce(purse.money >= sum(affordable.cost) FILTER (WHERE purse.money >= affordable.cost)
+            OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
+    FROM affordable
+    LEFT JOIN LATERAL (
+        SELECT dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
+        FROM lineshaft.dag WHERE dag.id = affordable.dag_id
+        OFFSET 0
+    ) AS purse ON true
+),
+-- One task a lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
+-- its condition doesn't hold, so nobody can release the lock between here and the parking of those who didn't get it.
 lock_granted AS (
     INSERT INTO lineshaft.lock AS held (key, holder_task_id, agent_id, acquired_at, expires_at)
-    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + make_interval(secs => %(lock_ttl)s::double precision)
+    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.ttl * interval '1 second'
     FROM (
-        SELECT DISTINCT ON (lock_key) lock_key, coalesce(lock_owner, id) AS holder
-        FROM affordable WHERE lock_key IS NOT NULL
-        ORDER BY lock_key, effective, submission_no
+        SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder,
+            -- It lasts no less than the lease: who needs to give a sign of life only once an hour keeps it that long.
+            greatest(
+                %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(weighed.heartbeat_sec, me.heartbeat_interval_sec)
+            ) AS ttl
+        FROM weighed CROSS JOIN me LEFT JOIN lineshaft.lock ON lock.key = weighed.lock_key
+        WHERE weighed.lock_key IS NOT NULL AND weighed.fits_alone AND weighed.fits
+        ORDER BY weighed.lock_key, lock.holder_task_id IS DISTINCT FROM weighed.lock_owner, weighed.effective, weighed.submission_no
     ) AS best
     CROSS JOIN clock
     ORDER BY best.lock_key
@@ -152,34 +174,25 @@ lock_granted AS (
     RETURNING key, holder_task_id
 ),
 unlocked AS MATERIALIZED (
-    SELECT affordable.*, affordable.lock_key IS NULL OR coalesce(affordable.id = (
+    SELECT weighed.*, weighed.lock_key IS NULL OR coalesce(weighed.id = (
         -- Children of one batch share its lock, but they run one at a time.
-        SELECT rival.id FROM affordable AS rival
+        SELECT rival.id FROM weighed AS rival
         JOIN lock_granted ON lock_granted.key = rival.lock_key AND lock_granted.holder_task_id = coalesce(rival.lock_owner, rival.id)
-        WHERE rival.lock_key = affordable.lock_key
+        WHERE rival.lock_key = weighed.lock_key AND rival.fits_alone AND rival.fits
         ORDER BY rival.effective, rival.submission_no
         LIMIT 1
     ), false) AS has_lock
-    FROM affordable
-),
--- What each DAG would have to reserve, best tasks first.
-dag_share AS MATERIALIZED (
-    SELECT id, dag_id, sum(cost) OVER (PARTITION BY dag_id ORDER BY effective, submission_no) AS needed
-    FROM unlocked WHERE has_lock AND dag_id IS NOT NULL
-),
-dag_fit AS MATERIALIZED (
-    SELECT dag_share.id, dag_share.dag_id, dag_share.needed
-    FROM dag_share
-    JOIN lineshaft.dag ON dag.id = dag_share.dag_id
-    WHERE dag.budget_ceiling_usd IS NULL
-       OR dag.spent_usd + dag.reserved_usd + dag_share.needed <= dag.budget_ceiling_usd
+    FROM weighed
 ),
 -- The condition is checked again on the row as it is when its lock is had: another claim may have been quicker.
 dag_reserved AS (
     UPDATE lineshaft.dag
     SET reserved_usd = dag.reserved_usd + share.needed,
         status = 'running', ended_at = NULL
-    FROM (SELECT dag_id, max(needed) AS needed FROM dag_fit GROUP BY dag_id ORDER BY dag_id) AS share
+    FROM (
+        SELECT dag_id, sum(cost) AS needed
+        FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
+    ) AS share
     WHERE dag.id = share.dag_id
       -- A running DAG without costs needs no update, and so no wait for its row.
       AND (share.needed > 0 OR dag.status <> 'running')
@@ -190,13 +203,14 @@ decided AS MATERIALIZED (
     SELECT
         unlocked.*,
         CASE
+            WHEN NOT unlocked.fits_alone THEN 'dag_budget'
+            -- Next time, when it is known what the better ones have left.
+            WHEN NOT unlocked.fits THEN 'later'
             WHEN NOT unlocked.has_lock THEN 'lock'
-            WHEN unlocked.dag_id IS NULL THEN NULL
-            WHEN dag_fit.id IS NULL THEN 'dag_budget'
-            WHEN dag_fit.needed > 0 AND dag_reserved.id IS NULL THEN 'contended'
+            WHEN unlocked.dag_id IS NULL OR unlocked.cost = 0 THEN NULL
+            WHEN dag_reserved.id IS NULL THEN 'contended'
         END AS obstacle
     FROM unlocked
-    LEFT JOIN dag_fit ON dag_fit.id = unlocked.id
     LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
 ),
 -- All that a READY row has no value for yet; whatever puts a row back empties these again.
@@ -219,8 +233,8 @@ moved AS (
     FROM decided CROSS JOIN me
     WHERE live.id = decided.id AND decided.obstacle IS NULL
     RETURNING live.id, live.epoch, live.status, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.claimed_at,
-        live.lease_until, live.limit_at, live.cost_usd, live.reserved_usd, live.first_started_at, live.started_at, live.heartbeat_sec,
-        live.submission_no, decided.effective
+        live.lease_until, live.limit_at, live.cost_usd, live.reserved_usd, live.heartbeat_sec, live.submission_no, decided.resume,
+        decided.effective
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
@@ -238,6 +252,10 @@ rivals AS MATERIALIZED (
         SELECT id FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
           AND id <> ALL (ARRAY(SELECT id FROM decided))
+          -- The next child of the batch that has the lock waits for nobody.
+          AND NOT EXISTS (
+            SELECT FROM lineshaft.lock WHERE lock.key = contended.lock_key AND lock.holder_task_id = task_live.lock_owner
+          )
         LIMIT 2000
         FOR UPDATE SKIP LOCKED
     ) AS rival
@@ -266,14 +284,27 @@ dag_logged AS (
 SELECT
     moved.id, moved.epoch, moved.status::text AS status, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts,
     moved.rate_limits, moved.claimed_at, moved.lease_until, moved.limit_at, moved.cost_usd, moved.reserved_usd,
-    moved.first_started_at IS DISTINCT FROM moved.started_at OR moved.epoch > 1 AS resume,
-    task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
+    moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
     task.require_decision_report, coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec,
     -- Whoever called looks again if some were in the way of others; there is a row to say so even when nothing was claimed.
-    aside.n AS parked
-FROM (SELECT count(*)::integer AS n FROM parked) AS aside
+    aside.n AS parked, aside.stranded
+FROM (
+    SELECT
+        (SELECT count(*)::integer FROM parked) AS n,
+        -- They got their document's lock, but another claim was quicker with their DAG's money.
+        ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL) AS stranded
+) AS aside
 LEFT JOIN (moved CROSS JOIN me JOIN lineshaft.task ON task.id = moved.id) ON true
 ORDER BY moved.effective, moved.submission_no
+
+-- name: free_stranded
+-- Locks of tasks that were not claimed after all; unless another claim has taken them since.
+DELETE FROM lineshaft.lock
+USING (
+    SELECT id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
+) AS idle
+WHERE lock.holder_task_id = idle.id
+RETURNING lock.key
 
 -- name: resumed
 -- What earlier attempts left behind, for tasks that were started before.

@@ -7,9 +7,19 @@
 -- name: snapshot
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 
--- name: plan_freely
--- For statements with optional filters, whose best plan depends on which filters are given. The pool's settings are for the hot path.
-SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'on', true)
+-- name: plan_for_filters
+-- For statements with optional filters: what isn't asked for is left out of the plan, joins included. The pool's setting, one plan for
+-- all, is for the hot path. Its others stay: a large table is read by index wherever there is one. Parallel workers start up in the time
+-- that a page takes, and would be taken from others.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('max_parallel_workers_per_gather', '0', true)
+
+-- name: plan_to_walk
+-- For lists that walk from the newest task on and stop when the page is full: not to collect and sort all that they might look at.
+SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true)
+
+-- name: plan_to_scan
+-- For the one list that reads a whole table. Where a scan is priced as forbidden, all joins look alike beside it, and the worst may be taken.
+SELECT set_config('enable_seqscan', 'on', true)
 
 -- name: read_tasks
 -- All columns of these tasks, whichever table they live in; what belongs to several rows is read by the statements below.
@@ -75,9 +85,9 @@ ORDER BY task_id, epoch
 -- Everything that these tasks wait for, directly or not, as open edges with how the upstream ended. The recursion stops with the limit: it
 -- runs only as far as rows are asked for.
 WITH RECURSIVE open_edge AS (
-    SELECT task_id, depends_on, 1 AS distance FROM lineshaft.edge WHERE task_id = ANY (%(ids)s::text[]) AND NOT satisfied
+    SELECT task_id, depends_on FROM lineshaft.edge WHERE task_id = ANY (%(ids)s::text[]) AND NOT satisfied
     UNION
-    SELECT edge.task_id, edge.depends_on, 2
+    SELECT edge.task_id, edge.depends_on
     FROM open_edge JOIN lineshaft.edge ON edge.task_id = open_edge.depends_on AND NOT edge.satisfied
 )
 SELECT open_edge.task_id, open_edge.depends_on, coalesce(ended.status, live.status)::text AS status, live.due_at
@@ -136,36 +146,55 @@ SELECT FROM lineshaft.task WHERE id = %(id)s::text
 -- keys_by_priority sort them. Otherwise keys_by_age walks through all tasks, newest first, no further than `scan` rows at a time.
 
 -- name: ids_of_parents
-SELECT id FROM lineshaft.task WHERE parent_id = ANY (%(parent_ids)s::text[]) LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task WHERE parent_id = ANY (%(parent_ids)s::text[]) LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_of_dags
-SELECT id FROM lineshaft.task WHERE dag_id = ANY (%(dag_ids)s::text[]) LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task WHERE dag_id = ANY (%(dag_ids)s::text[]) LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_tagged
-SELECT id FROM lineshaft.task WHERE tags && %(tags)s::text[] AND tags <> '{}' LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task WHERE tags && %(tags)s::text[] AND tags <> '{}' LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_held
 -- In an agent's hands: through the index of leases.
-SELECT id FROM lineshaft.task_live
-WHERE lease_until IS NOT NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY (%(agent_ids)s::text[]))
-LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task_live
+    WHERE lease_until IS NOT NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY (%(agent_ids)s::text[]))
+    LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_retrying
-SELECT id FROM lineshaft.task_live
-WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND status = 'RETRYING'
-LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task_live
+    WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND status = 'RETRYING'
+    LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_live
-SELECT id FROM lineshaft.task_live WHERE status = ANY (%(statuses)s::text[]::lineshaft.task_status[]) LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task_live WHERE status = ANY (%(live)s::text[]::lineshaft.task_status[]) LIMIT %(most)s::integer
+) AS found
 
 -- name: ids_ended_badly
-SELECT id FROM lineshaft.task_end
-WHERE status <> 'COMPLETED' AND status = ANY (%(statuses)s::text[]::lineshaft.task_status[])
-LIMIT %(most)s::integer
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task_end
+    WHERE status <> 'COMPLETED' AND status = ANY (%(ended)s::text[]::lineshaft.task_status[])
+    LIMIT %(most)s::integer
+) AS found
+
+-- name: ids_completed
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task_end WHERE status = 'COMPLETED' LIMIT %(most)s::integer
+) AS found
 
 -- name: keys_by_age
 -- Newest first, through task_by_age. The last row of the part that was looked at comes too, fitting or not: the list goes on behind it.
-SELECT created_at, id, fits, n = %(scan)s::integer AS is_last
+SELECT created_at, id, coalesce(fits, false) AS fits, n = %(scan)s::integer AS is_last
 FROM (
     SELECT looked_at.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
     FROM (
@@ -176,8 +205,9 @@ FROM (
             AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
             AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
             AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
-            AND (%(statuses)s::text[] IS NULL
-                 OR coalesce(live.status, ended.status) = ANY (%(statuses)s::text[]::lineshaft.task_status[]))
+            AND (%(any_status)s::boolean
+                 OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
+                 OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
             AND (%(agent_ids)s::text[] IS NULL OR coalesce(live.agent_id, ended.agent_id) = ANY (%(agent_ids)s::text[])) AS fits
         FROM lineshaft.task
         LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
@@ -193,42 +223,49 @@ ORDER BY created_at DESC, id DESC
 LIMIT %(limit)s::integer
 
 -- name: keys_among
+-- The same for a few tasks, collected first and then sorted: the planner would rather walk.
+WITH few AS MATERIALIZED (
+    SELECT created_at, id, dag_id, parent_id, type, title, tags, created_by FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
+)
 SELECT task.created_at, task.id, true AS fits, false AS is_last
-FROM lineshaft.task
+FROM few AS task
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
-WHERE task.id = ANY (%(ids)s::text[])
-  AND (task.created_at, task.id) < (coalesce(%(after_at)s::timestamptz, 'infinity'), coalesce(%(after_id)s::text, '') COLLATE "C")
+WHERE (task.created_at, task.id) < (coalesce(%(after_at)s::timestamptz, 'infinity'), coalesce(%(after_id)s::text, '') COLLATE "C")
   AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
   AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
   AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[]))
   AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
   AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
   AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
-  AND (%(statuses)s::text[] IS NULL
-       OR coalesce(live.status, ended.status) = ANY (%(statuses)s::text[]::lineshaft.task_status[]))
+  AND (%(any_status)s::boolean
+       OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
+       OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
   AND (%(agent_ids)s::text[] IS NULL OR coalesce(live.agent_id, ended.agent_id) = ANY (%(agent_ids)s::text[]))
 ORDER BY task.created_at DESC, task.id DESC
 LIMIT %(limit)s::integer
 
 -- name: keys_by_priority
--- What has not ended, by 004's formula at the instant at which the first page was read; ids NULL: all. What was never READY has no age.
-WITH live AS (
-    SELECT live.id, live.submission_no, live.status, live.agent_id,
-        lineshaft.rank(
-            live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, %(as_of)s::timestamptz), live.deadline,
-            %(as_of)s::timestamptz
-        ) - lane.boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS effective
+-- What has not ended, by rank as claims see it, at the instant at which the first page was read; ids NULL: all. What was never READY has
+-- no age. To a millionth, as in claims: what is equal is in the order of submission.
+WITH lane AS MATERIALIZED (
+    SELECT id, type, boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged FROM lineshaft.lane ORDER BY id
+),
+live AS (
+    SELECT live.id, live.submission_no, round(1e6 * CASE
+        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
+        ELSE lineshaft.rank(live.priority, live.downstream, 0, %(as_of)s::timestamptz, live.deadline, %(as_of)s::timestamptz)
+    END) AS effective
     FROM lineshaft.task_live AS live
-    JOIN lineshaft.lane ON lane.id = live.lane_id
+    JOIN lane ON lane.id = live.lane_id
     WHERE (%(ids)s::text[] IS NULL OR live.id = ANY (%(ids)s::text[]))
-      AND (%(statuses)s::text[] IS NULL OR live.status = ANY (%(statuses)s::text[]::lineshaft.task_status[]))
+      AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[])
       AND (%(agent_ids)s::text[] IS NULL OR live.agent_id = ANY (%(agent_ids)s::text[]))
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
 )
 SELECT live.effective, live.submission_no, live.id
 FROM live
-JOIN lineshaft.task ON task.id = live.id
+LEFT JOIN lineshaft.task ON task.id = live.id
 WHERE (live.effective, live.submission_no) > (
         coalesce(%(after_effective)s::double precision, '-infinity'), coalesce(%(after_no)s::bigint, 0)
     )
@@ -253,7 +290,7 @@ after AS MATERIALIZED (
 )
 SELECT effective, submission_no, id
 FROM (
-    SELECT next.rank - wanted.aged AS effective, next.submission_no, next.id
+    SELECT round((next.rank - wanted.aged) * 1e6) AS effective, next.submission_no, next.id
     FROM wanted
     CROSS JOIN after
     CROSS JOIN lineshaft.generation
@@ -261,15 +298,16 @@ FROM (
         SELECT id, rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = wanted.id
-          -- For the index, a little low because sums of floats are rounded; then exactly.
-          AND rank >= after.effective + wanted.aged - 0.000001
-          AND (rank - wanted.aged, submission_no) > (after.effective, after.no)
+          -- For the index, a little low because of the rounding; then exactly.
+          AND rank >= (after.effective - 1) / 1e6 + wanted.aged
+          AND (round((rank - wanted.aged) * 1e6), submission_no) > (after.effective, after.no)
         ORDER BY rank, submission_no
-        LIMIT %(limit)s::integer
+        -- Room for those that are in another order here, because they differ by less than a millionth.
+        LIMIT 2 * %(limit)s::integer
         OFFSET 0
     ) AS next
     UNION ALL
-    SELECT live.rank - wanted.aged, live.submission_no, live.id
+    SELECT round((live.rank - wanted.aged) * 1e6), live.submission_no, live.id
     FROM (
         SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock'
@@ -278,7 +316,7 @@ FROM (
     ) AS live
     JOIN wanted ON wanted.id = live.lane_id
     CROSS JOIN after
-    WHERE (live.rank - wanted.aged, live.submission_no) > (after.effective, after.no)
+    WHERE (round((live.rank - wanted.aged) * 1e6), live.submission_no) > (after.effective, after.no)
 ) AS found
 ORDER BY effective, submission_no
 LIMIT %(limit)s::integer
@@ -291,7 +329,7 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now
 
 -- name: dag_keys_by_age
 -- Newest first, as keys_by_age. A virtual DAG is listed at its task's place.
-SELECT created_at, id, dag_id, fits, n = %(scan)s::integer AS is_last
+SELECT created_at, id, dag_id, coalesce(fits, false) AS fits, n = %(scan)s::integer AS is_last
 FROM (
     SELECT looked_at.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
     FROM (
@@ -439,72 +477,92 @@ LIMIT %(limit)s::integer
 SELECT type, since FROM lineshaft.pause ORDER BY type
 
 
--- Figures, without ever counting a large table: see store/stats.py. A tier is its number, from 0 for critical.
+-- Figures, without ever counting a large table: see store/stats.py. A tier is its number, from 0 for critical; it is worked out from the
+-- rank, as claims do, because 004's formula costs several times as much a row. What was never READY has no age, and so no rank yet.
+-- Lanes are read in order, that is by index: see plan_to_scan.
+
+-- name: table_sizes
+-- How large the tables are, in pages, and whether the live one has more than `most` rows.
+SELECT coalesce(%(now)s::timestamptz, now()) AS now,
+    pg_relation_size('lineshaft.task_live') / current_setting('block_size')::integer AS live_pages,
+    pg_relation_size('lineshaft.task_end') / current_setting('block_size')::integer AS ended_pages,
+    pg_relation_size('lineshaft.attempt') / current_setting('block_size')::integer AS attempt_pages,
+    (SELECT count(*) FROM (SELECT id FROM lineshaft.task_live ORDER BY id LIMIT %(most)s::integer) AS some_tasks)::integer AS live_rows
 
 -- name: depth_counted
--- The first rows of the live table, by its primary key; all of them if they are no more than `most`.
-SELECT status, tier, count(*)::integer AS n, min(ready_at) AS oldest
+-- All live tasks; for few.
+WITH lane AS MATERIALIZED (
+    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
+    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    ORDER BY id
+)
+SELECT live.status::text AS status, live.tier, count(*)::integer AS n, min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.status::text AS status, CASE WHEN live.status = 'READY' THEN live.ready_at END AS ready_at,
-        width_bucket(
-            lineshaft.rank(live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now)
-            - lane.boost_per_minute * lineshaft.minutes(clock.now), %(tiers)s::double precision[]
-        ) AS tier
-    FROM (SELECT * FROM lineshaft.task_live ORDER BY id LIMIT %(most)s::integer) AS live
-    JOIN lineshaft.lane ON lane.id = live.lane_id
-    CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-) AS counted
-GROUP BY status, tier
+    SELECT live.status, live.ready_at, width_bucket(CASE
+        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
+        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
+    END, %(tiers)s::double precision[]) AS tier
+    FROM lineshaft.task_live AS live
+    JOIN lane ON lane.id = live.lane_id
+) AS live
+GROUP BY live.status, live.tier
 
 -- name: depth_indexed
 -- States that have an index of their own, each up to `most` rows: in an agent's hands, waiting for a retry, READY.
-SELECT source, status, tier, count(*)::integer AS n, min(ready_at) AS oldest
+WITH lane AS MATERIALIZED (
+    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
+    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    ORDER BY id
+)
+SELECT live.source, live.status::text AS status, live.tier, count(*)::integer AS n,
+    min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.source, live.status::text AS status, CASE WHEN live.status = 'READY' THEN live.ready_at END AS ready_at,
-        width_bucket(
-            lineshaft.rank(live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now)
-            - lane.boost_per_minute * lineshaft.minutes(clock.now), %(tiers)s::double precision[]
-        ) AS tier
+    SELECT live.source, live.status, live.ready_at, width_bucket(CASE
+        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
+        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
+    END, %(tiers)s::double precision[]) AS tier
     FROM (
-        (SELECT 'held' AS source, status, priority, downstream, lane_id, ready_at, deadline
+        (SELECT 'held' AS source, status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE lease_until IS NOT NULL LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'due', status, priority, downstream, lane_id, ready_at, deadline
+        (SELECT 'due', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'ready', status, priority, downstream, lane_id, ready_at, deadline
+        (SELECT 'ready', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE status = 'READY' AND parked IS NULL LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'ready', status, priority, downstream, lane_id, ready_at, deadline
+        (SELECT 'wants_lock', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock' LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'ready', status, priority, downstream, lane_id, ready_at, deadline
+        (SELECT 'wants_money', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
     ) AS live
-    JOIN lineshaft.lane ON lane.id = live.lane_id
-    CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-) AS counted
-GROUP BY source, status, tier
+    JOIN lane ON lane.id = live.lane_id
+) AS live
+GROUP BY live.source, live.status, live.tier
 
 -- name: depth_sampled
-SELECT status, tier, count(*)::integer AS n, min(ready_at) AS oldest
+WITH lane AS MATERIALIZED (
+    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
+    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    ORDER BY id
+)
+SELECT live.status::text AS status, live.tier, count(*)::integer AS n, min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.status::text AS status, CASE WHEN live.status = 'READY' THEN live.ready_at END AS ready_at,
-        width_bucket(
-            lineshaft.rank(live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now)
-            - lane.boost_per_minute * lineshaft.minutes(clock.now), %(tiers)s::double precision[]
-        ) AS tier
+    SELECT live.status, live.ready_at, width_bucket(CASE
+        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
+        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
+    END, %(tiers)s::double precision[]) AS tier
     FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
-    JOIN lineshaft.lane ON lane.id = live.lane_id
-    CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-) AS counted
-GROUP BY status, tier
+    JOIN lane ON lane.id = live.lane_id
+) AS live
+GROUP BY live.status, live.tier
 
--- name: table_pages
-SELECT coalesce(%(now)s::timestamptz, now()) AS now,
-    pg_relation_size('lineshaft.task_live') / current_setting('block_size')::integer AS live,
-    pg_relation_size('lineshaft.task_end') / current_setting('block_size')::integer AS ended,
-    pg_relation_size('lineshaft.attempt') / current_setting('block_size')::integer AS attempts
+-- name: oldest_of_first
+-- Ids begin with the time of submission: the longest-waiting task is most likely among the first by id.
+SELECT min(ready_at) AS oldest
+FROM (SELECT status, ready_at FROM lineshaft.task_live ORDER BY id LIMIT 1000) AS live
+WHERE status = 'READY'
 
 -- name: ended_sampled
 SELECT status::text AS status, count(*)::integer AS n
@@ -514,20 +572,22 @@ GROUP BY status
 -- name: ended_badly_counted
 -- Through task_end_not_completed, each up to `most`.
 SELECT 'CANCELLED' AS status,
-    (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'CANCELLED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS some)::integer AS n
+    (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'CANCELLED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS few)::integer AS n
 UNION ALL
 SELECT 'DEAD_LETTERED',
-    (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS some)::integer
+    (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS few)::integer
 
 -- name: ends_by_time
--- What ended in each part of a window, and what the attempts that completed cost, through task_end_by_age: at most `most` rows a part.
+-- What ended in each part of a window and, if asked for, what the attempts that completed cost, through task_end_by_age: at most `most` rows a part.
 -- A part that has more is cut at its last row's time, from which its rate can be told.
 SELECT
     extract(epoch FROM part.upto - part.since)::double precision AS seconds,
     extract(epoch FROM looked_at.last - part.since)::double precision AS covered,
     looked_at.n, looked_at.completed, looked_at.cancelled, looked_at.dead_lettered, looked_at.cost_usd
 FROM (
-    SELECT span.since + (n - 1) * span.step AS since, span.since + n * span.step AS upto
+    -- Steps are rounded to microseconds; the last one ends where the window does.
+    SELECT span.since + (n - 1) * span.step AS since,
+        CASE WHEN n = %(parts)s::integer THEN %(upto)s::timestamptz ELSE span.since + n * span.step END AS upto
     FROM (
         SELECT %(since)s::timestamptz AS since, (%(upto)s::timestamptz - %(since)s::timestamptz) / %(parts)s::integer AS step
     ) AS span
@@ -538,7 +598,7 @@ CROSS JOIN LATERAL (
         count(*) FILTER (WHERE status = 'COMPLETED')::integer AS completed,
         count(*) FILTER (WHERE status = 'CANCELLED')::integer AS cancelled,
         count(*) FILTER (WHERE status = 'DEAD_LETTERED')::integer AS dead_lettered,
-        coalesce(sum(CASE WHEN status = 'COMPLETED' THEN cost_usd - CASE WHEN epoch > 1 THEN coalesce((
+        coalesce(sum(CASE WHEN %(with_cost)s::boolean AND status = 'COMPLETED' THEN cost_usd - CASE WHEN epoch > 1 THEN coalesce((
             SELECT sum(attempt.cost_usd) FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch < ended.epoch
         ), 0) ELSE 0 END END), 0) AS cost_usd
     FROM (

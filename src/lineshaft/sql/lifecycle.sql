@@ -39,7 +39,8 @@ gone AS (
     USING input
     WHERE live.id = input.id
       AND live.epoch = input.epoch
-      AND (live.status = 'VALIDATING' OR (live.status = 'RUNNING' AND NOT live.is_gated))
+      -- Out of VALIDATING only once the gates have accepted it: handing in again is no way past them.
+      AND CASE WHEN %(accepted)s::boolean THEN live.status = 'VALIDATING' ELSE live.status = 'RUNNING' AND NOT live.is_gated END
       -- More than the task may cost is not accepted (R-235).
       AND (
         coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
@@ -233,11 +234,14 @@ beat AS (
         attempt_cost_usd = greatest(live.attempt_cost_usd, coalesce(input.cost, 0))
     FROM input, clock
     WHERE live.id = input.id AND live.epoch = input.epoch AND live.status IN ('RUNNING', 'VALIDATING') AND live.agent_id = %(agent_id)s::text
-    RETURNING live.id, live.dag_id, live.epoch, live.lock_key, live.lock_owner, input.progress, live.attempt_cost_usd, live.reserved_usd
+    RETURNING live.id, live.dag_id, live.epoch, live.lock_key, live.lock_owner, live.heartbeat_sec, input.progress, live.attempt_cost_usd,
+        live.reserved_usd
 ),
 renewed AS (
     UPDATE lineshaft.lock
-    SET expires_at = clock.now + make_interval(secs => %(lock_ttl)s::double precision)
+    SET expires_at = clock.now + make_interval(secs => greatest(
+        %(lock_ttl)s::double precision, 3 * coalesce(beat.heartbeat_sec, %(interval)s::double precision)
+    ))
     FROM beat, clock
     WHERE lock.key = beat.lock_key AND lock.holder_task_id = coalesce(beat.lock_owner, beat.id)
 ),
@@ -460,13 +464,16 @@ SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN strin
 WITH fitting AS MATERIALIZED (
     SELECT waiting.id
     FROM (
-        SELECT live.id, live.dag_id, sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
+        SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
+            sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
         FROM lineshaft.task_live AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
+        JOIN lineshaft.dag ON dag.id = live.dag_id
         WHERE live.parked = 'dag_budget' AND live.dag_id = ANY (%(dag_ids)s::text[])
+          -- One that is still too dear holds up nobody.
+          AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
     ) AS waiting
-    JOIN lineshaft.dag ON dag.id = waiting.dag_id
-    WHERE dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + waiting.needed <= dag.budget_ceiling_usd
+    WHERE waiting.money IS NULL OR waiting.needed <= waiting.money
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
@@ -498,22 +505,17 @@ FROM unnest(
 SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
 
--- name: dependents
--- Who waits for these tasks' success, directly.
-SELECT edge.task_id, edge.depends_on
-FROM lineshaft.edge
-WHERE edge.depends_on = ANY (%(ids)s::text[]) AND edge.kind = 'success' AND NOT edge.satisfied
-
 -- name: children
 SELECT id, parent_id FROM lineshaft.task WHERE parent_id = ANY (%(ids)s::text[])
 
 -- name: batch_outputs
--- What a batch parent's output is made of: its children's, in the order they were listed.
-SELECT task.parent_id, task.id, ended.status::text AS status, ended.output
-FROM lineshaft.task
-JOIN lineshaft.task_end AS ended ON ended.id = task.id
-WHERE task.parent_id = ANY (%(ids)s::text[])
-ORDER BY task.parent_id, task.id
+-- What a batch parent's output is made of: its children's. Each waits for the one listed before it, which gives their order.
+SELECT child.parent_id, child.id, ended.output,
+    ARRAY(SELECT before.depends_on FROM lineshaft.edge AS before WHERE before.task_id = child.id) AS after
+FROM lineshaft.edge
+JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = edge.task_id
+JOIN lineshaft.task_end AS ended ON ended.id = child.id
+WHERE edge.task_id = ANY (%(ids)s::text[])
 
 -- name: save_step
 -- Fenced by the claim. A step that is recorded already keeps its first result.
@@ -551,12 +553,16 @@ INSERT INTO lineshaft.task_live (
 )
 SELECT
     task.id, dag.id,
-    CASE WHEN open.n > 0 OR input.delay > 0 THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+    CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
     input.lane_id, task.priority, 0, open.n, task.deadline,
     lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
     lineshaft.rekey_at(task.deadline, clock.now),
-    CASE WHEN open.n > 0 OR input.delay > 0 THEN NULL ELSE clock.now END,
-    CASE WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay) END,
+    CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
+    CASE
+        WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay)
+        -- Its children are all done: whoever called ends it in this transaction.
+        WHEN task.is_batch AND open.n = 0 THEN clock.now
+    END,
     (SELECT last_value FROM lineshaft.generation_no),
     task.lock_key, input.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
@@ -570,11 +576,52 @@ LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 CROSS JOIN LATERAL (
     SELECT count(*)::integer AS n FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied
 ) AS open
-RETURNING id, dag_id, status::text, lane_id, epoch
+RETURNING id, dag_id, status::text, lane_id, epoch, is_batch AND blocked = 0 AS batch_done
+
+-- name: rekey_paths
+-- The critical path below these tasks has changed, and so has that of whatever they wait for. Ten levels each way are enough: the
+-- boost stops at ten. A row that is just being moved by another is left as it is: it may be a point or so off its turn.
+WITH RECURSIVE above AS (
+    SELECT id COLLATE "C", 0 AS height FROM unnest(%(ids)s::text[]) AS changed (id)
+    UNION
+    SELECT edge.depends_on, above.height + 1
+    FROM above JOIN lineshaft.edge ON edge.task_id = above.id AND NOT edge.satisfied
+    WHERE above.height <= 10
+),
+below AS (
+    SELECT live.id AS origin, live.id, 0 AS depth
+    FROM lineshaft.task_live AS live WHERE live.id = ANY (ARRAY(SELECT DISTINCT id FROM above))
+    UNION
+    SELECT below.origin, live.id, below.depth + 1
+    FROM below
+    JOIN lineshaft.edge ON edge.depends_on = below.id AND NOT edge.satisfied
+    JOIN lineshaft.task_live AS live ON live.id = edge.task_id
+    WHERE below.depth < 10
+),
+length AS MATERIALIZED (
+    SELECT origin AS id, max(depth)::smallint AS n FROM below GROUP BY origin
+),
+free AS MATERIALIZED (
+    SELECT live.id, length.n
+    FROM length JOIN lineshaft.task_live AS live ON live.id = length.id
+    WHERE least(live.downstream, 10) <> length.n
+    ORDER BY live.id
+    FOR UPDATE OF live SKIP LOCKED
+)
+UPDATE lineshaft.task_live AS live
+SET downstream = free.n,
+    rank = lineshaft.rank(
+        live.priority, free.n, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+    ),
+    rekey_at = lineshaft.rekey_at(live.deadline, clock.now)
+FROM free, lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE live.id = free.id AND lane.id = live.lane_id
 
 -- name: dag_runs
 -- A virtual DAG that becomes real while its task runs.
-UPDATE lineshaft.dag SET status = 'running', reserved_usd = %(reserved)s::numeric WHERE id = %(id)s::text
+UPDATE lineshaft.dag
+SET status = 'running', reserved_usd = %(reserved)s::numeric, spent_usd = %(spent)s::numeric
+WHERE id = %(id)s::text
 
 -- name: read_live
 SELECT id, epoch, status::text FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])

@@ -123,7 +123,7 @@ def up(
     with _connect(dsn) as connection:
         _check_server(connection)
         while (migration := _next_pending(_compare(connection, known), known)) is not None:
-            if _apply_next(dsn, connection, known, on_start, wait_sec):
+            if _apply(dsn, connection, migration, known, on_start=on_start, wait_sec=wait_sec):
                 applied.append(migration)
     return applied
 
@@ -193,21 +193,21 @@ def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -
     return next((m for m in migrations if m.version in todo), None)
 
 
-def _apply_next(
+def _apply(
     dsn: str,
     connection: psycopg.Connection[tuple[object, ...]],
+    migration: Migration,
     migrations: Sequence[Migration],
+    *,
     on_start: Callable[[Migration], None],
     wait_sec: float,
 ) -> bool:
-    """Take the lock and apply the next migration; False if another process got there first."""
-    before = _next_pending(_compare(connection, migrations), migrations)
+    """Take the lock and apply a migration; False if another process got there first."""
     deadline = time.monotonic() + wait_sec
     while True:
         with connection.transaction():
             if _one(connection, "try_lock")[0]:
-                migration = _next_pending(_compare(connection, migrations), migrations)
-                if migration is None or migration is not before:
+                if _next_pending(_compare(connection, migrations), migrations) is not migration:
                     return False
                 on_start(migration)
                 _run(dsn, connection, migration)

@@ -1,5 +1,28 @@
 -- What people and parents do to tasks: cancel, retry by hand, spawn, add dependencies, change priority. Used by store/operations.py.
 
+-- name: doomed
+-- Everything that goes down with a task, each with all that it hangs on: children, and with `cascade` whatever needs the success of a
+-- task that goes down. What has ended already drags nothing along but its own children.
+WITH RECURSIVE doomed AS (
+    SELECT %(id)s::text COLLATE "C" AS id
+    UNION
+    SELECT below.id
+    FROM doomed
+    CROSS JOIN LATERAL (
+        SELECT task.id FROM lineshaft.task WHERE task.parent_id = doomed.id
+        UNION ALL
+        SELECT edge.task_id FROM lineshaft.edge
+        WHERE %(cascade)s::boolean AND edge.depends_on = doomed.id AND edge.kind = 'success' AND NOT edge.satisfied
+          AND EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = doomed.id)
+    ) AS below
+)
+SELECT doomed.id, task.parent_id,
+    ARRAY(
+        SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = doomed.id AND edge.kind = 'success' AND NOT edge.satisfied
+    ) AS waits_for
+FROM doomed
+LEFT JOIN lineshaft.task ON task.id = doomed.id
+
 -- name: lock_edges
 -- Edges between existing tasks are added one transaction at a time, so that two of them can't close a cycle together.
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.edges', 0))
@@ -13,6 +36,13 @@ WITH RECURSIVE upstream AS (
     FROM upstream JOIN lineshaft.edge ON edge.task_id = upstream.depends_on AND NOT edge.satisfied
 )
 SELECT task_id, depends_on FROM upstream
+
+-- name: insert_waits
+-- A parent that waits again for the same child waits anew.
+INSERT INTO lineshaft.edge (task_id, depends_on, kind, satisfied)
+SELECT %(parent)s::text, child.id, 'ended', child.ended
+FROM unnest(%(ids)s::text[], %(ended)s::boolean[]) AS child (id, ended)
+ON CONFLICT (task_id, depends_on) DO UPDATE SET satisfied = excluded.satisfied
 
 -- name: existing_edges
 SELECT depends_on FROM lineshaft.edge WHERE task_id = %(id)s::text
@@ -32,8 +62,18 @@ UPDATE lineshaft.task_live SET dag_id = %(dag_id)s::text WHERE id = %(id)s::text
 -- name: read_revivable
 -- What a revival needs to know: the lane of the task's own preferences, its key, and whether it is a batch.
 SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,
-    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch, task.parent_id, task.lock_key,
-    dag.id AS dag_id
+    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch, dag.id AS dag_id,
+    -- Batches around it with the same lock, the outermost first.
+    ARRAY(
+        WITH RECURSIVE around AS (
+            SELECT batch.id, batch.parent_id, batch.lock_key, 1 AS distance
+            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch
+            UNION ALL
+            SELECT batch.id, batch.parent_id, batch.lock_key, around.distance + 1
+            FROM around JOIN lineshaft.task AS batch ON batch.id = around.parent_id AND batch.is_batch
+        )
+        SELECT around.id FROM around WHERE around.lock_key = task.lock_key ORDER BY around.distance DESC
+    ) AS lock_owners
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id
 LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
@@ -54,3 +94,12 @@ SET status = 'READY', due_at = NULL, ready_at = coalesce(live.ready_at, clock.no
 FROM lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.id = %(id)s::text AND live.status = 'RETRYING' AND lane.id = live.lane_id
 RETURNING live.id, live.dag_id, live.lane_id
+
+-- name: lock_waited_for
+-- Before a revival counts what its tasks wait for: no upstream may end between the count and the commit, or it would find nobody to
+-- count down. Whoever was ending already is waited for, and counted by the next statement, under a newer snapshot.
+SELECT live.id
+FROM lineshaft.task_live AS live
+WHERE live.id = ANY (ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied))
+ORDER BY live.id
+FOR KEY SHARE

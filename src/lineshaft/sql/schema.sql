@@ -222,7 +222,7 @@ CREATE TABLE lineshaft.task (
     deadline timestamp with time zone,
     run_at timestamp with time zone,
     priority_boost_per_minute double precision NOT NULL DEFAULT 0.1,
-    max_duration_sec double precision,
+    max_duration_sec double precision NOT NULL DEFAULT 300,
     heartbeat_interval_sec double precision,
     priority smallint NOT NULL DEFAULT 50,
     max_attempts smallint NOT NULL DEFAULT 3,

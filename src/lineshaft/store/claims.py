@@ -86,6 +86,7 @@ class Claims:
         self._database = database
         self._generations = generations
         self._sql = catalog.load("claims")
+        self._unpark = catalog.load("lifecycle")["unpark_lock_waiters"]
         #: Tasks this process has claimed since it last saw to the generations.
         self._left = 0
         self._turn_at = _TURN_AFTER
@@ -109,13 +110,19 @@ class Claims:
             "lock_ttl": LOCK_TTL_SEC,
         }
         tasks: list[ClaimedTask] = []
+        stranded: set[str] = set()
         for _ in range(_ROUNDS):
-            claimed, parked = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            claimed, parked, without = await self._database.run_alone(
+                lambda own: self._claim_once(own, parameters)
+            )
             tasks += claimed
+            stranded.update(without)
             # What was parked made room for others, which may be free.
-            if not parked:
+            if not parked and not without:
                 break
             parameters["limit"] = limit - len(tasks)
+        if stranded := stranded - {task.id for task in tasks}:
+            await self._database.run(lambda own: self._free(own, sorted(stranded)))
         self._left += len(tasks)
         if self._left >= self._turn_at:
             await self._turn()
@@ -132,16 +139,22 @@ class Claims:
 
     async def _claim_once(
         self, connection: Connection, parameters: dict[str, Any]
-    ) -> tuple[list[ClaimedTask], int]:
-        """The tasks that were claimed, and how many were put out of the way."""
+    ) -> tuple[list[ClaimedTask], int, list[str]]:
+        """The tasks that were claimed, how many were put out of the way, and who has a lock for nothing."""
         cursor = await connection.execute(self._sql["claim_tasks"], {**self._database.now, **parameters})
         rows = await cursor.fetchall()
         if rows[0][0] is not None:
-            return [ClaimedTask(*row[:-1]) for row in rows], rows[0][-1]
+            return [ClaimedTask(*row[:-2]) for row in rows], *rows[0][-2:]
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
         found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
         _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())
-        return [], rows[0][-1]
+        return [], *rows[0][-2:]
+
+    async def _free(self, connection: Connection, task_ids: list[str]) -> None:
+        cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
+        keys = [row[0] for row in await cursor.fetchall()]
+        if keys:
+            await connection.execute(self._unpark, {"keys": keys})
 
     async def _with_history(self, tasks: list[ClaimedTask]) -> Claim:
         resumed = [task.id for task in tasks if task.resume]

@@ -29,7 +29,13 @@ class Draft:
     dag_id: str
     #: None while the DAG is virtual.
     live_dag_id: str | None
+    #: What the caller wrote: keys of the call, or ids.
+    asked: tuple[str, ...] = ()
     depends_on: list[str] = field(default_factory=list)
+    #: Keys that `spec.context_refs` names, with the ids they stand for.
+    refs: Mapping[str, str] = field(default_factory=dict)
+    batch: "Draft | None" = None
+    first_child: "Draft | None" = None
     is_batch: bool = False
     lock_owner: str | None = None
     content: bytes = b""
@@ -234,7 +240,7 @@ def draft_task(
     task_id = task.id or new_id("task")
     in_dag = dag_id is not None or bool(task.children)
     # A standalone task's DAG is virtual: an id that can be told from the task's own, and no row.
-    dag = dag_id or f"dag_{task_id.removeprefix('task_')}"
+    dag = dag_id or f"dag_{task_id if task.id else task_id.removeprefix('task_')}"
     draft = Draft(
         id=task_id,
         row=row,
@@ -242,10 +248,16 @@ def draft_task(
         parent_id=task.parent_id if parent is None else parent.id,
         dag_id=dag,
         live_dag_id=dag if in_dag else None,
+        batch=parent,
         is_batch=bool(task.children),
-        lock_owner=None if parent is None or row.lock_key is None else parent.lock_owner or parent.id,
+        lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
     )
+    if task.depends_on or row.context_tasks:
+        draft.asked = tuple(dict.fromkeys([*task.depends_on, *row.context_tasks]))
     if row.idempotency_key is not None:
+        if parent is not None:
+            fault = "a child is created with its batch: give the key to the batch"
+            raise InvalidInputError(errors=[(f"{place}.idempotency_key", fault)])
         draft.content = content_hash(row.type, msgspec.json.decode(row.spec))
     drafts.append(draft)
     if task.children:
@@ -253,30 +265,73 @@ def draft_task(
             raise InvalidInputError(
                 errors=[(f"{place}.children", f"are nested deeper than {MAX_CHILD_DEPTH}")]
             )
-        previous: Draft | None = None
-        for number, child in enumerate(task.children):
-            inherited = msgspec.structs.replace(
-                child,
-                lock_key=task.lock_key if child.lock_key is None else child.lock_key,
-                priority=task.priority if child.priority is None else child.priority,
-                max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
-                preset=task.preset if child.preset is None else child.preset,
-            )
-            below = draft_task(
-                inherited,
-                place=f"{place}.children[{number}]" if place else f"children[{number}]",
-                drafts=drafts,
-                resolver=resolver,
-                dag_id=dag,
-                parent=draft,
-                depth=depth + 1,
-            )
-            below.depends_on += below.row.context_tasks
-            if previous is not None:
-                below.depends_on.append(previous.id)
-            draft.depends_on.append(below.id)
-            previous = below
+        _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth)
     return draft
+
+
+def _draft_children(
+    task: NewTask, batch: Draft, *, drafts: list[Draft], resolver: Resolver, depth: int
+) -> None:
+    previous: Draft | None = None
+    for number, child in enumerate(task.children):
+        inherited = msgspec.structs.replace(
+            child,
+            lock_key=task.lock_key if child.lock_key is None else child.lock_key,
+            priority=task.priority if child.priority is None else child.priority,
+            max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
+            preset=task.preset if child.preset is None else child.preset,
+            # A batch has no work that could wait until then, but its first child has.
+            run_at=task.run_at if child.run_at is None and number == 0 else child.run_at,
+        )
+        below = draft_task(
+            inherited,
+            place=f"{batch.place}.children[{number}]" if batch.place else f"children[{number}]",
+            drafts=drafts,
+            resolver=resolver,
+            dag_id=batch.dag_id,
+            parent=batch,
+            depth=depth + 1,
+        )
+        if previous is None:
+            batch.first_child = below
+        else:
+            wait_for(below, [previous.id])
+        batch.depends_on.append(below.id)
+        previous = below
+
+
+def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
+    """The outermost batch around a task that has the same lock: it holds it for all of them (R-196)."""
+    owner = None
+    while lock_key is not None and batch is not None:
+        if batch.row.lock_key == lock_key:
+            owner = batch.id
+        batch = batch.batch
+    return owner
+
+
+def wait_for(draft: Draft, names: Iterable[str]) -> None:
+    """Hold a task back. The children of a batch run one after another, so the first holds back all."""
+    held: Draft | None = draft
+    while held is not None:
+        held.depends_on = list(dict.fromkeys([*held.depends_on, *names]))
+        held = held.first_child
+
+
+def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
+    """Make tasks wait for what they asked for; `ids` are those of the call's keys."""
+    for draft in drafts:
+        if draft.asked:
+            wait_for(draft, [ids.get(name, name) for name in draft.asked])
+            draft.refs = {name: ids[name] for name in draft.row.context_tasks if name in ids}
+
+
+def with_refs(row: TaskRow, ids: Mapping[str, str]) -> TaskRow:
+    """References by key as references by id: keys are forgotten once the call is over."""
+    spec = msgspec.json.decode(row.spec)
+    names = {f"task:{key}:output": f"task:{task_id}:output" for key, task_id in ids.items()}
+    spec["context_refs"] = [names.get(ref, ref) for ref in spec["context_refs"]]
+    return msgspec.structs.replace(row, spec=msgspec.json.encode(spec))
 
 
 def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:

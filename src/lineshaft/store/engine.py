@@ -7,6 +7,7 @@ from lineshaft.clock import Clock
 from lineshaft.store.claims import Claims
 from lineshaft.store.database import Database
 from lineshaft.store.fleet import Fleet
+from lineshaft.store.insights import Insights
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
@@ -26,6 +27,7 @@ class Engine:
         self.claims = Claims(self.database, self.upkeep)
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
+        self.insights = Insights(self.database)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

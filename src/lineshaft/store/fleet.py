@@ -83,15 +83,19 @@ class Fleet:
         }
 
         async def work(connection: Connection) -> None:
-            cursor = await connection.execute(self._sql["held_by"], {"agent_id": agent_id})
-            held = [row[0] for row in await cursor.fetchall()]
-            await self._lifecycle.fail_held(connection, agent_id, held)
+            await self._fail_held(connection, agent_id)
             cursor = await connection.execute(self._sql["register_agent"], values)
             (incarnation,) = (await cursor.fetchall())[0]
+            # What the old incarnation claimed just before it was superseded.
+            await self._fail_held(connection, agent_id)
             await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
 
         await self._database.run(work)
         return await self.read(agent_id)
+
+    async def _fail_held(self, connection: Connection, agent_id: str) -> None:
+        cursor = await connection.execute(self._sql["held_by"], {"agent_id": agent_id})
+        await self._lifecycle.fail_held(connection, agent_id, [row[0] for row in await cursor.fetchall()])
 
     async def read(self, agent_id: str) -> AgentView:
         found = await self.read_all([agent_id])
@@ -119,6 +123,8 @@ class Fleet:
             raise InvalidInputError(
                 errors=[("status", f"must be active, draining or offline, got {status!r}")]
             )
+        if max_concurrent_tasks is not None:
+            _refuse(_slot_faults(max_concurrent_tasks))
         values = {
             "id": agent_id,
             "add_budget": None if add_budget_usd is None else money(add_budget_usd, "add_budget_usd"),
@@ -143,14 +149,20 @@ class Fleet:
 
 
 def _check(agent: NewAgent) -> None:
-    faults = []
-    if not 1 <= agent.max_concurrent_tasks <= MAX_SLOTS:
-        faults.append(
-            ("max_concurrent_tasks", f"must be from 1 to {MAX_SLOTS}, got {agent.max_concurrent_tasks!r}")
-        )
+    faults = _slot_faults(agent.max_concurrent_tasks)
     for name in ("poll_interval_sec", "claim_ttl_sec", "heartbeat_interval_sec"):
         value = getattr(agent, name)
         if not 0.05 <= value <= 86_400:  # noqa: PLR2004 - as in the settings: a twentieth of a second to a day
             faults.append((name, f"must be from 0.05 to 86400 seconds, got {value!r}"))
+    _refuse(faults)
+
+
+def _slot_faults(slots: int) -> list[tuple[str, str]]:
+    if 1 <= slots <= MAX_SLOTS:
+        return []
+    return [("max_concurrent_tasks", f"must be from 1 to {MAX_SLOTS}, got {slots!r}")]
+
+
+def _refuse(faults: list[tuple[str, str]]) -> None:
     if faults:
         raise InvalidInputError(errors=faults)

@@ -6,6 +6,7 @@ wanted to hand in is kept as an event. Repeating a call that won answers as it d
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 from psycopg.rows import class_row
 
 from lineshaft.errors import InvalidTransitionError, StaleClaimError, SupersededError
-from lineshaft.model import ratelimit, retry
+from lineshaft.model import graph, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
@@ -78,9 +79,16 @@ class Lifecycle:
                 },
             )
             answers = {row[0]: "continue" for row in await cursor.fetchall()}
-            missing = [beat.claim.id for beat in beats if beat.claim.id not in answers]
+            missing = {beat.claim.id: beat.claim.epoch for beat in beats if beat.claim.id not in answers}
             if missing:
-                ends = await connection.execute(self._sql["read_ends"], {"ids": missing})
+                # One that was not started yet is still held, but only its start ends the wait for it.
+                found = await connection.execute(self._sql["read_live"], {"ids": list(missing)})
+                for name, epoch, status in await found.fetchall():
+                    if status == Status.CLAIMED and epoch == missing[name]:
+                        answers[name] = "continue"
+                        del missing[name]
+            if missing:
+                ends = await connection.execute(self._sql["read_ends"], {"ids": list(missing)})
                 cancelled = {row[0] for row in await ends.fetchall() if row[2] == Status.CANCELLED}
                 answers |= {name: "cancel" if name in cancelled else "lost" for name in missing}
             return answers
@@ -115,7 +123,6 @@ class Lifecycle:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         """Record the output; a task with gates goes to VALIDATING and waits for `accept` or `reject`."""
-        by_id = {item.claim.id: item for item in completions}
 
         async def work(connection: Connection) -> list[Moved]:
             done = await self._complete(connection, completions)
@@ -123,7 +130,7 @@ class Lifecycle:
             rest = [item for item in completions if item.claim.id not in moved]
             if rest:
                 moved |= await self._complete_specially(connection, rest)
-            return [moved[name] for name in by_id]
+            return [moved[item.claim.id] for item in completions]
 
         return await self._database.run(work)
 
@@ -142,6 +149,7 @@ class Lifecycle:
                 "costs": array_literal([item.spent.cost_usd for item in items]),
                 "tokens_in": array_literal([item.spent.tokens_input for item in items]),
                 "tokens_out": array_literal([item.spent.tokens_output for item in items]),
+                "accepted": False,
             },
         )
         unblocked = await connection.execute(self._sql["unblock_dependents"], {**self._database.now, **ids})
@@ -167,7 +175,10 @@ class Lifecycle:
         rest: list[Completion] = []
         for item in items:
             task = locked.get(item.claim.id)
-            if task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
+            if task is not None and task.epoch == item.claim.epoch and task.status == Status.VALIDATING:
+                # The same call again: its output is being checked.
+                moved[task.id] = Moved(task.id, Status.VALIDATING)
+            elif task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
                 rest.append(item)
             elif task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
                 error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
@@ -185,6 +196,16 @@ class Lifecycle:
             await self._hand_in(connection, gated)
             moved |= {item.claim.id: Moved(item.claim.id, Status.VALIDATING) for item in gated}
         if rest:
+            cursor = await connection.execute(
+                self._sql["read_ends"], {"ids": [item.claim.id for item in rest]}
+            )
+            ends = {(row[0], row[1]): row for row in await cursor.fetchall()}
+            for item in rest:
+                end = ends.get((item.claim.id, item.claim.epoch))
+                if end is not None and end[2:5:2] == _TOO_DEAR:
+                    # The same call again, which cost too much the first time.
+                    moved[item.claim.id] = Moved(item.claim.id, Status.DEAD_LETTERED)
+            rest = [item for item in rest if item.claim.id not in moved]
             answers = await self._answer(
                 connection,
                 [item.claim for item in rest],
@@ -227,12 +248,15 @@ class Lifecycle:
         """Batches whose children are all done are done themselves, and so may be the batches above them."""
         while batches:
             cursor = await connection.execute(self._sql["batch_outputs"], {"ids": batches})
-            outputs: dict[str, list[Any]] = {name: [] for name in batches}
-            for parent, _, _, output in await cursor.fetchall():
-                outputs[parent].append(_raw(output))
+            outputs: dict[str, dict[str, msgspec.Raw | None]] = {name: {} for name in batches}
+            after: dict[str, dict[str, list[str]]] = {name: {} for name in batches}
+            for parent, child, output, before in await cursor.fetchall():
+                outputs[parent][child] = _raw(output)
+                after[parent][child] = before
             changes = Changes(self._database.now)
             for task in (await self.lock(connection, batches)).values():
-                output = msgspec.json.encode(outputs[task.id])
+                listed = [name for name in graph.order(after[task.id]) if name in outputs[task.id]]
+                output = msgspec.json.encode([outputs[task.id][name] for name in listed])
                 changes.end(task, Status.COMPLETED, spent=UNREPORTED, output=output)
                 changes.event(task, ["task.completed"])
             batches = await changes.write(connection)
@@ -249,13 +273,15 @@ class Lifecycle:
             for item in failures:
                 task = locked.get(item.claim.id)
                 if task is not None and task.epoch == item.claim.epoch and task.status in _HELD:
+                    # Once, also if the call names it twice.
                     held.append((task, item))
+                    del locked[task.id]
                 else:
                     rest.append(item)
             moved = await self._fail_locked(connection, held)
             if rest:
                 claims = [item.claim for item in rest]
-                moved |= {m.id: m for m in await self._answer(connection, claims, set(), None, "fail")}
+                moved = {m.id: m for m in await self._answer(connection, claims, set(), None, "fail")} | moved
             return [moved[item.claim.id] for item in failures]
 
         return await self._database.run(work)
@@ -320,9 +346,11 @@ class Lifecycle:
     ) -> retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
+            told = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
+            now = self._database.now["now"] or datetime.now(UTC)
             waited = ratelimit.decide_rate_limit(
                 waits_so_far=task.rate_limits,
-                retry_after_sec=failure.retry_after_sec,
+                retry_after_sec=ratelimit.parse_retry_after(told, now),
                 spent_quota=ratelimit.is_spent_quota(failure.error),
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),
@@ -364,8 +392,7 @@ class Lifecycle:
             causes = {t.parent_id: t for t in dead}
             families = await self.lock(connection, parents)
             batches = [task for task in families.values() if task.is_batch]
-            cursor = await connection.execute(self._sql["children"], {"ids": [task.id for task in batches]})
-            siblings = [row[0] for row in await cursor.fetchall() if row[0] not in seen]
+            siblings = await self._descendants(connection, [task.id for task in batches], seen)
             for task in (await self.lock(connection, siblings)).values():
                 changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason="sibling failed")
                 changes.attempt(task, "cancelled", spent=UNREPORTED)
@@ -379,6 +406,15 @@ class Lifecycle:
             seen |= {*parents, *siblings}
             dead = batches
 
+    async def _descendants(self, connection: Connection, ids: list[str], without: set[str]) -> list[str]:
+        """Children of these tasks, and theirs; not those of the ones left out."""
+        found: dict[str, None] = {}
+        while ids:
+            cursor = await connection.execute(self._sql["children"], {"ids": ids})
+            ids = [row[0] for row in await cursor.fetchall() if row[0] not in found and row[0] not in without]
+            found |= dict.fromkeys(ids)
+        return list(found)
+
     async def release(self, claims: Sequence[ClaimRef], *, delay_sec: float | None = None) -> list[Moved]:
         """Hand back without using an attempt; with a delay it comes back later."""
 
@@ -391,6 +427,8 @@ class Lifecycle:
                 task = locked.get(claim.id)
                 if task is None or task.epoch != claim.epoch or task.status not in _STARTABLE:
                     continue
+                # Once, also if the call names it twice.
+                del locked[task.id]
                 changes.requeue(task, target, delay_sec=delay_sec or None, spent=UNREPORTED)
                 changes.attempt(task, "released", spent=UNREPORTED)
                 kinds = ["task.released"] if delay_sec else ["task.released", "task.ready"]
@@ -482,6 +520,8 @@ class Lifecycle:
         return answers
 
 
+#: Status and category.
+_TOO_DEAR = (Status.DEAD_LETTERED, retry.FailureCategory.BUDGET_EXCEEDED)
 _STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})
 _HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 

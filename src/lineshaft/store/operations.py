@@ -1,7 +1,7 @@
 """What people and parents do to tasks: cancel, retry by hand, spawn children, add a dependency."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -21,15 +21,15 @@ from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import NewTask, Resolver
+from lineshaft.model.tasks import NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.database import Connection, Database
-from lineshaft.store.drafts import DagDraft, Draft, draft_task, refuse_cycle
+from lineshaft.store.drafts import DagDraft, Draft
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.outcomes import ClaimRef
-from lineshaft.store.submission import Submission, Submitted
+from lineshaft.store.submission import Submission, Submitted, draft_by_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,8 @@ class _Revivable:
     idempotency_key: str | None
     spec: bytes
     is_batch: bool
-    parent_id: str | None
-    lock_key: str | None
     dag_id: str | None
+    lock_owners: list[str]
 
     @property
     def lane(self) -> Lane:
@@ -78,53 +77,47 @@ class Operations:
         """
 
         async def work(connection: Connection) -> list[str]:
-            causes = {task_id: ""}
             locked: dict[str, LockedTask] = {}
             # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
             while True:
-                await self._spread(connection, causes, cascade=cascade)
-                missing = [name for name in causes if name not in locked]
-                if not missing:
+                cursor = await connection.execute(self._sql["doomed"], {"id": task_id, "cascade": cascade})
+                above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
+                if above.keys() <= locked.keys():
                     break
-                found = await self._lifecycle.lock_with_dependents(connection, sorted(causes))
-                locked = found | dict.fromkeys((name for name in causes if name not in found), _NOT_LIVE)
-            live = {name: task for name, task in locked.items() if task is not _NOT_LIVE}
+                found = await self._lifecycle.lock_with_dependents(connection, sorted(above))
+                locked = found | dict.fromkeys((name for name in above if name not in found), _NOT_LIVE)
+            live = {name: locked[name] for name in above if locked[name] is not _NOT_LIVE}
             if task_id not in live:
                 await self._check_cancelled(connection, task_id)
                 return []
             changes = Changes(self._database.now)
             for name, task in live.items():
-                why = reason if name == task_id else f"Parent {causes[name]} cancelled"
+                cause = next((upstream for upstream in above[name] if upstream in live), task_id)
+                why = reason if name == task_id else f"Parent {cause} cancelled"
                 changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
                 changes.attempt(task, "cancelled", spent=UNREPORTED)
                 changes.event(task, ["task.cancelled"], {"reason": why})
             await self._lifecycle.finish(connection, changes)
+            # What these tasks waited for has less below it now.
+            waited = [name for name in live if any(upstream not in live for upstream in above[name][:-1])]
+            if waited:
+                await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": waited})
             return sorted(live)
 
         return await self._database.run(work)
 
-    async def _spread(self, connection: Connection, causes: dict[str, str], *, cascade: bool) -> None:
-        """Add everything that goes down with these tasks, each with its direct upstream."""
-        frontier = list(causes)
-        while frontier:
-            cursor = await connection.execute(self._moves["children"], {"ids": frontier})
-            rows = await cursor.fetchall()
-            if cascade:
-                cursor = await connection.execute(self._moves["dependents"], {"ids": frontier})
-                rows += await cursor.fetchall()
-            frontier = []
-            for below, above in rows:
-                if below not in causes:
-                    causes[below] = above
-                    frontier.append(below)
-
     async def _check_cancelled(self, connection: Connection, task_id: str) -> None:
+        status = await self._end(connection, task_id)
+        if status != Status.CANCELLED:
+            raise InvalidTransitionError(f"Can't cancel task {task_id}: it is {status} already.")
+
+    async def _end(self, connection: Connection, task_id: str) -> str:
+        """How a task ended that is not live."""
         cursor = await connection.execute(self._moves["read_ends"], {"ids": [task_id]})
         row = await cursor.fetchone()
         if row is None:
             raise NotFoundError(f"There is no task {task_id}.")
-        if row[2] != Status.CANCELLED:
-            raise InvalidTransitionError(f"Can't cancel task {task_id}: it is {row[2]} already.")
+        return str(row[2])
 
     async def retry(self, task_id: str, *, delay_sec: float = 0.0) -> Status:
         """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
@@ -161,18 +154,20 @@ class Operations:
             below = [task for task in found_below if task.status != Status.COMPLETED]
             tasks |= {task.id: task for task in below}
             frontier = [task for task in below if task.is_batch]
-        # Children first: a batch counts what it waits for.
-        revived = sorted(tasks.values(), key=lambda task: task.is_batch)
+        revived = list(tasks.values())
         await self._retake_keys(connection, revived)
         lanes = await self._lanes.find(connection, [task.lane for task in revived])
+        owners = await self._lock_owners(connection, tasks)
+        await connection.execute(self._sql["lock_waited_for"], {"ids": list(tasks)})
         cursor = await connection.execute(
             self._moves["revive_tasks"],
             {
                 **self._database.now,
                 "ids": [task.id for task in revived],
                 "lane_ids": [lanes[task.lane] for task in revived],
-                "delays": [delay_sec if task.id == task_id else 0.0 for task in revived],
-                "lock_owners": [task.parent_id if task.lock_key else None for task in revived],
+                # A batch has no work that could wait, but its children have.
+                "delays": [0.0 if task.is_batch else float(delay_sec) for task in revived],
+                "lock_owners": [owners.get(task.id) for task in revived],
             },
         )
         rows = await cursor.fetchall()
@@ -180,13 +175,28 @@ class Operations:
             self._sql["resolve_dead_letters"], {**self._database.now, "ids": list(tasks)}
         )
         await self._recount_dags(connection, revived)
+        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
         ready = [row for row in rows if row[2] == Status.READY]
         await self._log_ready(connection, ["task.resolved"], [(row[0], row[1], row[4]) for row in rows])
         await self._log_ready(connection, ["task.ready"], [(row[0], row[1], row[4]) for row in ready])
         if ready:
             lane_ids = sorted({row[3] for row in ready})
             await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
-        return next(Status(row[2]) for row in rows if row[0] == task_id)
+        if done := [row[0] for row in rows if row[5]]:
+            await self._lifecycle.finish_batches(connection, done)
+        return next(Status.COMPLETED if row[5] else Status(row[2]) for row in rows if row[0] == task_id)
+
+    async def _lock_owners(
+        self, connection: Connection, tasks: Mapping[str, _Revivable]
+    ) -> dict[str, str | None]:
+        """For each task the outermost batch that can hold its lock: one that is live, or revived with it."""
+        around = sorted({name for task in tasks.values() for name in task.lock_owners} - tasks.keys())
+        cursor = await connection.execute(self._moves["read_live"], {"ids": around})
+        able = tasks.keys() | {row[0] for row in await cursor.fetchall()}
+        return {
+            task.id: next((name for name in task.lock_owners if name in able), None)
+            for task in tasks.values()
+        }
 
     async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
         async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:
@@ -235,33 +245,23 @@ class Operations:
             parent = await self._lifecycle.hold(connection, claim, "spawn from")
             dag_id = parent.task_dag_id
             drafts: list[Draft] = []
-            resolver = Resolver()
-            heads = []
-            by_key = {}
-            for number, task in enumerate(tasks):
-                place = f"tasks[{number}]"
-                inherited = msgspec.structs.replace(task, parent_id=parent.id)
-                head = draft_task(inherited, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
-                by_key[task.key or head.id] = head
-                heads.append((task, head))
-            for task, head in heads:
-                names = dict.fromkeys([*task.depends_on, *head.row.context_tasks])
-                if parent.id in names:
-                    raise CycleError([head.id, parent.id, head.id])
-                head.depends_on += [by_key[name].id if name in by_key else name for name in names]
-            refuse_cycle(drafts, {head.id: key for key, head in by_key.items()})
-            virtual = parent.dag_id is None
-            if virtual:
+            own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
+            heads = draft_by_key(own, dag_id, drafts).values()
+            if parent.dag_id is None:
                 await self._make_dag(connection, parent)
+                parent = replace(parent, dag_id=dag_id)
             results = await self._submission.write_in(connection, drafts, [])
             added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
-            children = [results[head.id] for _, head in heads]
+            children = [results[head.id] for head in heads]
             changes = Changes(self._database.now)
             changes.touch_dag(dag_id, added=added)
             if wait:
-                open_children = await self._wait_for(connection, parent.id, [child.id for child in children])
+                open_children = await self._wait_for(connection, parent.id, children)
                 self._pause(changes, parent, open_children)
             await changes.write(connection)
+            if wait:
+                ids = [child.id for child in children]
+                await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
             return children
 
         return await self._database.run(work, pipeline=False)
@@ -271,23 +271,26 @@ class Operations:
         await connection.execute(
             self._inserts["insert_dag"], {**self._database.now, **dag.parameters(), "total": 1}
         )
-        await connection.execute(self._moves["dag_runs"], {"id": dag.id, "reserved": parent.reserved_usd})
+        await connection.execute(
+            self._moves["dag_runs"],
+            {"id": dag.id, "reserved": parent.reserved_usd, "spent": parent.cost_usd},
+        )
         await connection.execute(self._sql["join_dag"], {"id": parent.id, "dag_id": dag.id})
         await connection.execute(self._inserts["log_dag_created"], {**self._database.now, "id": dag.id})
 
-    async def _wait_for(self, connection: Connection, parent: str, children: Sequence[str]) -> int:
+    async def _wait_for(self, connection: Connection, parent: str, children: Sequence[Submitted]) -> int:
         """Edges from a parent to children it waits for; those that have ended already don't count."""
-        names = list(dict.fromkeys(children))
+        names = list(dict.fromkeys(child.id for child in children))
+        if any(child.duplicate for child in children):
+            # These exist already, so they must not end meanwhile, and may be waiting for others.
+            await connection.execute(self._sql["lock_edges"], {})
+            await connection.execute(self._inserts["lock_upstream"], {"ids": names})
+        await self._refuse_late_cycle(connection, parent, names)
         cursor = await connection.execute(self._moves["read_ends"], {"ids": names})
         ended = {row[0] for row in await cursor.fetchall()}
         await connection.execute(
-            self._inserts["insert_edges"],
-            {
-                "task_ids": [parent] * len(names),
-                "depends_on": names,
-                "kinds": ["ended"] * len(names),
-                "satisfied": [name in ended for name in names],
-            },
+            self._sql["insert_waits"],
+            {"parent": parent, "ids": names, "ended": [name in ended for name in names]},
         )
         return len(names) - len(ended)
 
@@ -311,10 +314,8 @@ class Operations:
             cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
             live = {row[0] for row in await cursor.fetchall()}
             locked = await self._lifecycle.lock(connection, [task_id])
-            if task_id not in locked:
-                await self._check_cancelled(connection, task_id)
             if task_id not in locked or locked[task_id].status not in {Status.PENDING, Status.READY}:
-                status = locked[task_id].status if task_id in locked else Status.CANCELLED
+                status = locked[task_id].status if task_id in locked else await self._end(connection, task_id)
                 raise InvalidTransitionError(
                     f"Can't add a dependency to task {task_id}: it is {status}; only what nobody has claimed "
                     "yet can be made to wait."
@@ -342,6 +343,11 @@ class Operations:
             )
             waits = len(new) - len(satisfied)
             await connection.execute(self._sql["block_task"], {"id": task_id, "n": waits})
+            if waits and locked[task_id].lock_key is not None:
+                # It may have been the one that was let past those who wait for the same lock.
+                keys = {"keys": [locked[task_id].lock_key]}
+                await connection.execute(self._moves["unpark_lock_waiters"], keys)
+            await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": [task_id]})
             if waits and locked[task_id].status == Status.READY:
                 changes = Changes(self._database.now)
                 changes.event(locked[task_id], ["task.waiting"])

@@ -101,6 +101,11 @@ _HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 _AFTER_FAILURE = frozenset({Status.RETRYING, Status.DEAD_LETTERED, Status.READY})
 
 
+def _storable(text: str) -> str:
+    """Whatever a broken program said, in characters that PostgreSQL can store."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
 def record_failure(
     changes: Changes,
     task: LockedTask,
@@ -108,8 +113,8 @@ def record_failure(
     decision: retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit,
     lane_id: int,
 ) -> Status:
-    error = failure.error[:MAX_ERROR] or "no message"
-    category = failure.kind
+    error = _storable(failure.error[:MAX_ERROR]) or "no message"
+    category = _storable(failure.kind)
     spent = failure.spent
     told: dict[str, Any] = {"category": category, "error": error}
     if isinstance(decision, ratelimit.WaitForLimit):

@@ -6,13 +6,16 @@ an idempotency key belongs to whoever inserted it first, so that twenty submitte
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from lineshaft.errors import (
     AlreadyExistsError,
@@ -25,7 +28,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
 from lineshaft.model.tasks import NewTask, Resolver
 from lineshaft.sql import catalog
-from lineshaft.store.database import Connection, Database, configure
+from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import (
     LIVE_COLUMNS,
     LIVE_DEFAULTS,
@@ -35,10 +38,12 @@ from lineshaft.store.drafts import (
     Draft,
     draft_task,
     filled_columns,
+    link,
     live_values,
     place_in_graph,
     refuse_cycle,
     task_values,
+    with_refs,
 )
 from lineshaft.store.lanes import Lanes
 
@@ -80,19 +85,15 @@ class Submission:
 
         With a `connection` it becomes part of that connection's transaction, and of its commit or rollback.
         """
-        if len(tasks) > MAX_BATCH:
-            raise InvalidInputError(
-                f"A batch has at most {MAX_BATCH} tasks, this one has {len(tasks)}. Submit it in parts."
-            )
+        _check_number(len(tasks))
         drafts: list[Draft] = []
         resolver = Resolver()
         heads = []
         for number, task in enumerate(tasks):
             place = f"tasks[{number}]" if len(tasks) > 1 else ""
-            head = draft_task(task, place=place, drafts=drafts, resolver=resolver)
-            if task.depends_on or head.row.context_tasks:
-                head.depends_on += dict.fromkeys([*task.depends_on, *head.row.context_tasks])
-            heads.append(head)
+            heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
+        _check_number(len(drafts))
+        link(drafts, {})
         # A standalone task's DAG is virtual, but one with children is a real one.
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
@@ -114,30 +115,12 @@ class Submission:
         """Submit tasks that depend on each other by `key`, or on existing ones by id."""
         if not tasks:
             raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-        if len(tasks) > MAX_BATCH:
-            raise InvalidInputError(
-                f"A DAG has at most {MAX_BATCH} tasks at first, this one has {len(tasks)}."
-            )
+        _check_number(len(tasks))
         if not title.strip():
             raise InvalidInputError(errors=[("title", "must not be empty")])
         dag_id = new_id("dag")
         drafts: list[Draft] = []
-        resolver = Resolver()
-        by_key: dict[str, Draft] = {}
-        heads: list[tuple[NewTask, Draft]] = []
-        for number, task in enumerate(tasks):
-            place = f"tasks[{number}]"
-            head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
-            key = task.key or head.id
-            if key in by_key:
-                raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this DAG")])
-            by_key[key] = head
-            heads.append((task, head))
-        keys_of = {head.id: key for key, head in by_key.items()}
-        for task, head in heads:
-            wanted = dict.fromkeys([*task.depends_on, *head.row.context_tasks])
-            head.depends_on += [by_key[name].id if name in by_key else name for name in wanted]
-        refuse_cycle(drafts, keys_of)
+        heads = draft_by_key(tasks, dag_id, drafts)
         dag = DagDraft(
             id=dag_id,
             title=title,
@@ -145,18 +128,20 @@ class Submission:
             ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
         )
         results = await self._write(drafts, [dag], connection)
-        return SubmittedDag(dag_id, {key: results[head.id] for key, head in by_key.items()})
+        return SubmittedDag(dag_id, {key: results[head.id] for key, head in heads.items()})
 
     async def _write(
         self, drafts: list[Draft], dags: list[DagDraft], connection: Connection | None
     ) -> dict[str, Submitted]:
-        if connection is not None:
-            configure(connection)
-            results, _ = await self._write_in(connection, drafts, dags)
-            return results
-        results, lanes = await self._database.run(
-            lambda own: self._write_in(own, drafts, dags), pipeline=len(drafts) < _COPY_FROM
-        )
+        # In a pipeline an error comes with a later statement, or with the end of the transaction.
+        with _naming_taken_ids():
+            if connection is not None:
+                async with _as_guest(connection):
+                    results, _ = await self._write_in(connection, drafts, dags)
+                return results
+            results, lanes = await self._database.run(
+                lambda own: self._write_in(own, drafts, dags), pipeline=len(drafts) < _COPY_FROM
+            )
         self._lanes.remember(lanes)
         return results
 
@@ -164,22 +149,21 @@ class Submission:
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
     ) -> dict[str, Submitted]:
         """Write drafts as part of another operation's transaction, outside a pipeline."""
-        results, _ = await self._write_in(connection, drafts, dags)
+        with _naming_taken_ids():
+            results, _ = await self._write_in(connection, drafts, dags)
         return results
 
     async def _write_in(
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
     ) -> tuple[dict[str, Submitted], dict[Lane, int]]:
         results = await self._take_keys(connection, drafts)
-        new = drafts
-        if results:
-            # Copies: if this transaction must be run again, the answers may be others.
-            stands_for = {draft_id: found.id for draft_id, found in results.items()}
-            new = [
-                replace(draft, depends_on=list(dict.fromkeys(stands_for.get(n, n) for n in draft.depends_on)))
-                for draft in drafts
-                if draft.id not in results
-            ]
+        stands_for = {draft_id: found.id for draft_id, found in results.items()}
+        # Copies: if this transaction must be run again, the answers may be others.
+        new = [
+            _stand_in(draft, stands_for) if stands_for or draft.refs else draft
+            for draft in drafts
+            if draft.id not in results
+        ]
         await self._check_parents(connection, new)
         satisfied = await self._check_upstream(connection, new)
         wanted = [draft.row.lane for draft in new]
@@ -193,16 +177,10 @@ class Submission:
                 self._sql["insert_dag"], {**self._database.now, **dag.parameters(), "total": totals[dag.id]}
             )
         place_in_graph(new, satisfied)
-        try:
-            if len(new) < _COPY_FROM:
-                await self._insert(connection, new)
-            else:
-                await self._copy(connection, new)
-        except psycopg.errors.UniqueViolation as error:
-            raise AlreadyExistsError(
-                f"A task with one of these ids exists already ({error.diag.message_detail}). Leave the id "
-                "out to get a new one, or use an idempotency_key to get the existing task."
-            ) from None
+        if len(new) < _COPY_FROM:
+            await self._insert(connection, new)
+        else:
+            await self._copy(connection, new)
         await self._insert_edges(connection, new, satisfied)
         for dag in dags:
             await connection.execute(self._sql["log_dag_created"], {**self._database.now, "id": dag.id})
@@ -210,15 +188,11 @@ class Submission:
 
     async def _take_keys(self, connection: Connection, drafts: list[Draft]) -> dict[str, Submitted]:
         """Duplicates, by the id that the new task would have had; their children go with them."""
+        # Of two with the same key in one call, the first has it.
         keyed: dict[str, Draft] = {}
-        results: dict[str, Submitted] = {}
         for draft in drafts:
-            key = draft.row.idempotency_key
-            if key is not None and keyed.setdefault(key, draft) is not draft:
-                # Twice in one call: the second stands for the first.
-                results[draft.id] = Submitted(
-                    keyed[key].id, duplicate=True, mismatch=keyed[key].content != draft.content
-                )
+            if draft.row.idempotency_key is not None:
+                keyed.setdefault(draft.row.idempotency_key, draft)
         if not keyed:
             return {}
         keys = sorted(keyed)
@@ -231,17 +205,16 @@ class Submission:
                 "hashes": [keyed[key].content for key in keys],
             },
         )
-        lost = set(keys) - {row[0] for row in await cursor.fetchall()}
-        if lost:
-            cursor = await connection.execute(self._sql["read_keys"], {"keys": sorted(lost)})
-            for key, task_id, known in await cursor.fetchall():
-                draft = keyed[key]
-                results[draft.id] = Submitted(task_id, duplicate=True, mismatch=bytes(known) != draft.content)
-        first = {d.id: results[d.id] for d in drafts if d.id in results}
-        # The second of two in one call stands for whatever the first stands for.
-        for draft_id, found in first.items():
-            if found.id in first:
-                results[draft_id] = replace(first[found.id], mismatch=found.mismatch)
+        owners = {row[0]: (keyed[row[0]].id, keyed[row[0]].content) for row in await cursor.fetchall()}
+        if lost := [key for key in keys if key not in owners]:
+            cursor = await connection.execute(self._sql["read_keys"], {"keys": lost})
+            owners |= {key: (task_id, bytes(known)) for key, task_id, known in await cursor.fetchall()}
+        results: dict[str, Submitted] = {}
+        for draft in drafts:
+            if draft.row.idempotency_key is not None:
+                owner, content = owners[draft.row.idempotency_key]
+                if owner != draft.id:
+                    results[draft.id] = Submitted(owner, duplicate=True, mismatch=content != draft.content)
         gone = set(results)
         for draft in drafts:
             if draft.parent_id in gone:
@@ -330,6 +303,64 @@ class Submission:
                     "satisfied": [name in satisfied for _, name in edges],
                 },
             )
+
+
+def draft_by_key(tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft]) -> dict[str, Draft]:
+    """Tasks of one call that may depend on each other by `key`; one without a key goes by its id."""
+    heads: dict[str, Draft] = {}
+    resolver = Resolver()
+    for number, task in enumerate(tasks):
+        place = f"tasks[{number}]"
+        head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
+        key = task.key or head.id
+        if heads.setdefault(key, head) is not head:
+            raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
+    _check_number(len(drafts))
+    link(drafts, {key: head.id for key, head in heads.items()})
+    refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
+    return heads
+
+
+def _check_number(tasks: int) -> None:
+    if tasks > MAX_BATCH:
+        raise InvalidInputError(
+            f"A call has at most {MAX_BATCH} tasks, children included; this one has {tasks}. "
+            "Submit them in parts."
+        )
+
+
+def _stand_in(draft: Draft, stands_for: Mapping[str, str]) -> Draft:
+    """A copy that names the tasks which its upstream ones turned out to be."""
+    names = dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on)
+    refs = {key: stands_for.get(task_id, task_id) for key, task_id in draft.refs.items()}
+    return replace(draft, depends_on=list(names), row=with_refs(draft.row, refs) if refs else draft.row)
+
+
+@contextmanager
+def _naming_taken_ids() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        if error.diag.table_name not in {"task", "task_live"}:
+            raise
+        raise AlreadyExistsError(
+            f"A task with one of these ids exists already ({error.diag.message_detail}). Leave the id "
+            "out to get a new one, or use an idempotency_key to get the existing task."
+        ) from None
+
+
+@asynccontextmanager
+async def _as_guest(connection: Connection) -> AsyncIterator[None]:
+    """In the caller's transaction: what is refused leaves nothing behind, and the connection is as before."""
+    if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
+        # Otherwise ours would be the outermost transaction, and be committed here.
+        await connection.execute("SELECT")
+    theirs, connection.row_factory = connection.row_factory, tuple_row
+    try:
+        async with connection.transaction():
+            yield
+    finally:
+        connection.row_factory = theirs
 
 
 async def _copy_rows(

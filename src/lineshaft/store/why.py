@@ -1,0 +1,260 @@
+"""Why a task is not running, told from the same rows that a claim would look at.
+
+`claim_tasks` decides what can be claimed; this explains it. Of a READY task `runnable` says whether any
+active agent's claim would get it once it is its turn: a place further back in the queue is no reason. An
+agent must pass every test by itself: one that is free and one that has money don't make a third that is both.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import NamedTuple
+
+from lineshaft.model.states import Status
+from lineshaft.store.reading import Row
+from lineshaft.store.views import dead_above
+
+#: So many of a kind are named, the rest are counted.
+_NAMED = 3
+
+
+class ReasonCode(StrEnum):
+    BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
+    UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
+    WAITING_RETRY = "waiting_retry"
+    SCHEDULED = "scheduled"
+    NO_CAPABLE_AGENT = "no_capable_agent"
+    NO_AFFORDABLE_AGENT = "no_affordable_agent"
+    DAG_BUDGET = "dag_budget"
+    BREAKER_OPEN = "breaker_open"
+    LOCK_HELD = "lock_held"
+    SLOWDOWN = "slowdown"
+    AGENTS_FULL = "agents_full"
+    PAUSED = "paused"
+
+
+class Reason(NamedTuple):
+    code: ReasonCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    task_id: str
+    status: Status
+    #: A claim would get it now. Never true of what is in an agent's hands or has ended: there is nothing to
+    #: claim.
+    runnable: bool
+    reasons: tuple[Reason, ...]
+
+
+def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Iterable[Row]) -> Why:
+    """From a row of why_task and the rows of upstream, why_models and why_agents."""
+    status = Status(task["status"])
+    reasons: list[Reason] = []
+    if status is Status.PENDING:
+        reasons = [*_dependencies(task, upstream), *_schedule(task)]
+    elif status is Status.RETRYING:
+        reasons = [_retry(task)]
+    elif status is Status.READY:
+        unusable: dict[str, datetime | None] = {}
+        for row in models:
+            # An open breaker outlasts a slow-down.
+            unusable[row["model"]] = (
+                None if row["until"] is None else unusable.get(row["model"], row["until"])
+            )
+        reasons = [*_guards(task), *_money_of_dag(task), *_agents(task, unusable, list(agents))]
+    runnable = status is Status.READY and not reasons
+    return Why(task["id"], status, runnable, tuple(reasons))
+
+
+def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
+    direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
+    if direct:
+        states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
+        what = "its children" if task["is_batch"] else "other tasks"
+        advice = ""
+        if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
+            advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
+        yield Reason(ReasonCode.BLOCKED_BY_DEPENDENCY, f"Waits for {what}: {states}.{advice}")
+    if dead := dead_above(upstream).get(task["id"]):
+        yield Reason(
+            ReasonCode.UPSTREAM_DEAD_LETTERED,
+            f"Dead letters upstream: {_listed(dead)}. They wait for a person: retry or change them, then "
+            "this goes on; or cancel them, and it is cancelled too.",
+        )
+
+
+def _schedule(task: Row) -> Iterable[Reason]:
+    if task["due_at"] is not None:
+        yield Reason(ReasonCode.SCHEDULED, f"Is not to run before {_when(task['due_at'], task['now'])}.")
+
+
+def _retry(task: Row) -> Reason:
+    after = f" after {task['last_category']}" if task["last_category"] else ""
+    return Reason(
+        ReasonCode.WAITING_RETRY,
+        f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
+        f"{task['max_attempts']} attempts are used. Retry it by hand to try at once.",
+    )
+
+
+def _guards(task: Row) -> Iterable[Reason]:
+    for name in task["paused"]:
+        what = "Everything" if name == "*" else f"Type {name!r}"
+        yield Reason(ReasonCode.PAUSED, f"{what} is paused by hand. Resume it.")
+    if task["breaker_state"] is not None:
+        yield Reason(ReasonCode.BREAKER_OPEN, _breaker(task))
+    if task["slowed_until"] is not None:
+        because = f" ({task['slowed_because']})" if task["slowed_because"] else ""
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"All claims are held back until {_iso(task['slowed_until'])}, after a rate limit{because}."
+            " Delete the slow-down * to go on at once.",
+        )
+    if task["lock_refused"]:
+        by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} is held by task {task['lock_holder']}{by} until that ends, or until "
+            f"{_iso(task['lock_expires_at'])} if it isn't renewed. Delete the lock if the holder is gone.",
+        )
+    elif task["parked"] == "lock":
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} was held and is free now: the promoter brings this back at its next "
+            "tick.",
+        )
+
+
+def _breaker(task: Row) -> str:
+    opened = (
+        f"The breaker of type {task['type']!r} is {task['breaker_state']} since {_iso(task['opened_at'])}"
+    )
+    if task["forced"]:
+        return f"{opened}, by hand. Reset it."
+    if task["probe_task_id"]:
+        return f"{opened}; task {task['probe_task_id']} is its probe and decides whether it closes."
+    return f"{opened}, after {task['failures']} failures. Tasks run again once a probe works; or reset it."
+
+
+def _money_of_dag(task: Row) -> Iterable[Reason]:
+    ceiling, cost = task["budget_ceiling_usd"], task["cost_usd"]
+    if ceiling is None:
+        return
+    left = ceiling - task["spent_usd"] - task["reserved_usd"]
+    if cost > left:
+        yield Reason(
+            ReasonCode.DAG_BUDGET,
+            f"DAG {task['dag_id']} has {_usd(left)} left of {_usd(ceiling)} ({_usd(task['spent_usd'])} "
+            f"spent, {_usd(task['reserved_usd'])} reserved) and the task may cost {_usd(cost)}. Wait for "
+            "reservations to be settled, raise the ceiling, or cancel it.",
+        )
+    elif task["parked"] == "dag_budget":
+        yield Reason(
+            ReasonCode.DAG_BUDGET,
+            f"DAG {task['dag_id']} had too little money and has {_usd(left)} now: the promoter brings this "
+            "back at its next tick.",
+        )
+
+
+class _Agent:
+    """One agent's view of the task: each test as claim_tasks makes it."""
+
+    def __init__(self, row: Row, task: Row, unusable: dict[str, datetime | None]) -> None:
+        self.row = row
+        self.id: str = row["id"]
+        self.active = row["status"] == "active"
+        self.missing = sorted(set(task["required_capabilities"]) - set(row["capabilities"]))
+        self.wrong_type = row["types"] is not None and task["type"] not in row["types"]
+        wanted, own = task["models"], row["models_available"]
+        # Without preferences the agent uses its own first model.
+        candidates = own[:1] if not wanted else [m for m in wanted if not own or m in own]
+        self.no_model = bool(wanted) and not candidates
+        self.held_back = [m for m in candidates if m in unusable]
+        self.models_ok = (not wanted and not own) or len(self.held_back) < len(candidates)
+        self.money: Decimal | None = row["money"]
+        self.affords = self.money is None or self.money >= task["cost_usd"]
+        self.free = row["held"] < row["max_concurrent_tasks"]
+
+    @property
+    def capable(self) -> bool:
+        return not (self.wrong_type or self.missing or self.no_model)
+
+
+def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]) -> Iterable[Reason]:
+    agents = [_Agent(row, task, unusable) for row in rows]
+    capable = [agent for agent in agents if agent.capable and agent.active]
+    if not capable:
+        yield Reason(ReasonCode.NO_CAPABLE_AGENT, _nobody(task, agents))
+        return
+    if any(agent.models_ok and agent.affords and agent.free for agent in capable):
+        return
+    held_back = {m for agent in capable if not agent.models_ok for m in agent.held_back}
+    if slowed := sorted((until, m) for m in held_back if (until := unusable[m]) is not None):
+        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slow-down.",
+        )
+    if broken := sorted(m for m in held_back if unusable[m] is None):
+        keys = _listed(f"model:{model}" for model in broken)
+        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+    if poor := [agent for agent in capable if not agent.affords]:
+        left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
+        yield Reason(
+            ReasonCode.NO_AFFORDABLE_AGENT,
+            f"The task may cost {_usd(task['cost_usd'])}; {left} left. Add to a budget or register an agent.",
+        )
+    if full := [agent for agent in capable if not agent.free]:
+        slots = _listed(f"{a.id} {a.row['held']} of {a.row['max_concurrent_tasks']}" for a in full)
+        yield Reason(ReasonCode.AGENTS_FULL, f"Slots are taken: {slots}. Wait, raise a limit, or add agents.")
+
+
+def _nobody(task: Row, agents: Sequence[_Agent]) -> str:
+    wants = [f"type {task['type']!r}"]
+    if task["required_capabilities"]:
+        wants.append(
+            f"capabilities {_listed(task['required_capabilities'], len(task['required_capabilities']))}"
+        )
+    if task["models"]:
+        wants.append(f"one of the models {_listed(task['models'], len(task['models']))}")
+    needs = f"It needs an active agent for {', '.join(wants)}."
+    if idle := [agent for agent in agents if agent.capable]:
+        names = _listed(f"{agent.id} ({agent.row['status']})" for agent in idle)
+        return f"{needs} Able, but not active: {names}."
+    active = [agent for agent in agents if agent.active]
+    if not active:
+        return f"{needs} No agent is active: register one."
+    # Those that come closest say most.
+    closest = sorted(active, key=lambda a: (a.wrong_type, len(a.missing) + a.no_model, a.id))
+    return f"{needs} Active: {'; '.join(f'{agent.id} {_lacks(agent)}' for agent in closest[:_NAMED])}."
+
+
+def _lacks(agent: _Agent) -> str:
+    if agent.wrong_type:
+        return f"takes only {_listed(agent.row['types']) or 'nothing'}"
+    lacks = [*agent.missing, *(["such a model"] if agent.no_model else [])]
+    return f"lacks {', '.join(lacks)}"
+
+
+def _listed(items: Iterable[str], most: int = _NAMED) -> str:
+    found = list(items)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def _usd(amount: Decimal) -> str:
+    return f"{amount.normalize():f} USD"
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _when(at: datetime, now: datetime) -> str:
+    if at <= now:
+        return f"{_iso(at)}, which has come: the promoter takes it up at its next tick"
+    return _iso(at)

@@ -1,0 +1,522 @@
+"""What a caller may ask for: every fault told at once, and nothing left open in what comes out."""
+
+import json
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.priority import Lane
+from lineshaft.model.retry import FailureCategory, Strategy
+from lineshaft.model.tasks import (
+    MAX_LIST,
+    MAX_SPEC_BYTES,
+    MAX_TEXT,
+    Gate,
+    NewTask,
+    OutputContract,
+    Resolver,
+    RetrySpec,
+    TaskRow,
+    policy,
+    resolve,
+)
+
+NOON = datetime(2026, 2, 8, 12, tzinfo=UTC)
+
+
+def faults(task: NewTask, **options: Any) -> dict[str, str]:
+    with pytest.raises(InvalidInputError) as caught:
+        resolve(task, **options)
+    return dict(caught.value.errors)
+
+
+# Defaults and presets.
+
+
+def test_only_the_type_is_required() -> None:
+    """R-004, R-009, R-019: everything else has document 004's default."""
+    row = resolve(NewTask("eng-backend"))
+
+    assert (row.type, row.title, row.spec, row.preset) == ("eng-backend", "eng-backend", b"{}", "factory")
+    assert (row.priority, row.priority_boost_per_minute, row.max_attempts) == (50, 0.1, 3)
+    assert (row.max_duration_sec, row.require_decision_report) == (300.0, False)
+    assert (row.retry, row.gates, row.deadline, row.run_at) == (None, None, None, None)
+    assert (row.required_capabilities, row.tags, row.context_tasks) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("preset", "limits", "report", "first_delay"),
+    [
+        ("factory", (0.1, 3, 300.0), False, 10.0),
+        ("loki", (0.0, 3, 3_600.0), True, 60.0),
+        ("officeplane", (0.0, 4, 300.0), False, 5.0),
+    ],
+)
+def test_presets(preset: str, limits: tuple[float, int, float], report: bool, first_delay: float) -> None:
+    """U2, U3, U11, U15, R-093, R-165: each document's defaults; explicit fields always win."""
+    row = resolve(NewTask("x", preset=preset))
+    assert (row.priority_boost_per_minute, row.max_attempts, row.max_duration_sec) == limits
+    assert row.require_decision_report is report
+    assert policy(None, row.preset).initial_delay_sec == first_delay
+
+    own = resolve(
+        NewTask(
+            "x",
+            preset=preset,
+            priority_boost_per_minute=2,
+            max_attempts=7,
+            max_duration_sec=1,
+            output=OutputContract(require_decision_report=not report),
+        )
+    )
+    assert (own.priority_boost_per_minute, own.max_attempts, own.max_duration_sec) == (2.0, 7, 1.0)
+    assert own.require_decision_report is not report
+
+
+@pytest.mark.parametrize(
+    ("spec", "title"),
+    [
+        ({"goal": " Ship it ", "action": "build"}, "Ship it"),
+        ({"action": "build"}, "build"),
+        ({"goal": " ", "action": 7}, "code"),
+        ({"goal": "g" * 2_000}, "g" * MAX_TEXT),
+    ],
+)
+def test_titles(spec: dict[str, Any], title: str) -> None:
+    """R-005, R-006: from the goal, the action or the type; an own title wins."""
+    assert resolve(NewTask("code", spec=spec)).title == title
+    assert resolve(NewTask("code", spec=spec, title="Mine")).title == "Mine"
+
+
+def test_what_is_kept_is_normal() -> None:
+    """R-010, R-025, R-052: duplicates collapse; capabilities are a set, models are a list."""
+    row = resolve(
+        NewTask(
+            "x",
+            required_capabilities=["web", "python", "web"],
+            model_preferences=["y", "x", "y"],
+            fallback_models=["z", "z"],
+            tags=["b", "a", "b"],
+            max_cost_usd=0.1,
+            heartbeat_interval_sec=7,
+            priority=50.0,  # type: ignore[arg-type]
+        )
+    )
+
+    assert row.required_capabilities == ("python", "web")
+    assert (row.model_preferences, row.fallback_models, row.tags) == (("y", "x"), ("z",), ("b", "a"))
+    assert row.lane == Lane("x", ("python", "web"), ("y", "x"), 0.1, Decimal("0.1"))
+    # One type a column, whatever the caller wrote: a list of mixed ones could not be sent.
+    assert (type(row.priority), type(row.heartbeat_interval_sec)) == (int, float)
+
+
+# Limits in two places.
+
+
+def test_limits_may_stand_in_the_spec() -> None:
+    """R-007: where document 004 has them."""
+    constraints = {
+        "max_cost_usd": 0.5,
+        "max_duration_sec": 60,
+        "required_capabilities": ["python"],
+        "model_preferences": ["x"],
+        "fallback_models": ["y"],
+    }
+
+    row = resolve(NewTask("x", spec={"constraints": constraints, "prompt": "p"}))
+
+    assert (row.max_cost_usd, row.max_duration_sec) == (Decimal("0.5"), 60.0)
+    assert (row.required_capabilities, row.model_preferences, row.fallback_models) == (
+        ("python",),
+        ("x",),
+        ("y",),
+    )
+    assert json.loads(row.spec) == {"constraints": constraints, "prompt": "p"}
+
+
+def test_limits_in_both_places_must_agree() -> None:
+    """R-007: 0.5 and 0.50 do, as do a list and a tuple; each other pair is a fault."""
+    both = {"max_cost_usd": 0.5, "required_capabilities": ["a"], "max_duration_sec": 60.0}
+    row = resolve(
+        NewTask(
+            "x",
+            spec={"constraints": both},
+            max_cost_usd=Decimal("0.50"),
+            required_capabilities=("a",),
+            max_duration_sec=60,
+        )
+    )
+    assert row.max_cost_usd == Decimal("0.5")
+
+    found = faults(
+        NewTask(
+            "x",
+            spec={"constraints": both | {"model_preferences": ["x"]}},
+            max_cost_usd=0.6,
+            required_capabilities=["b"],
+            model_preferences=["x", "y"],
+            max_duration_sec=60,
+        )
+    )
+    assert set(found) == {"max_cost_usd", "required_capabilities", "model_preferences"}
+    assert "is 0.6 but spec.constraints has 0.5; give one" in found["max_cost_usd"]
+
+
+def test_limits_in_the_spec_are_checked_like_any_other() -> None:
+    """R-007."""
+    bad = {
+        "max_cost_usd": "a lot",
+        "max_duration_sec": 0,
+        "required_capabilities": "python",
+        "model_preferences": [""],
+        "fallback_models": [1],
+    }
+    assert set(faults(NewTask("x", spec={"constraints": bad}))) == set(bad)
+
+
+@pytest.mark.parametrize("constraints", [["be quick", "be nice"], None, "none", {"other": 1}])
+def test_constraints_of_document_000_are_kept_verbatim(constraints: Any) -> None:
+    """R-006: a list of sentences limits nothing."""
+    row = resolve(NewTask("x", spec={"constraints": constraints}))
+    assert json.loads(row.spec) == {"constraints": constraints}
+    assert row.max_cost_usd is None
+
+
+# Faults.
+
+
+def test_every_fault_is_told_at_once_with_its_place() -> None:
+    """R-009: one answer is enough to mend them all."""
+    task = NewTask(
+        " ",
+        id="../x",
+        title="",
+        priority=101,
+        priority_boost_per_minute=-1,
+        deadline=datetime(2026, 1, 1),  # noqa: DTZ001 - that is the fault
+        run_at="soon",  # type: ignore[arg-type]
+        depends_on="abc",
+        tags=["ok", ""],
+        lock_key="\0",
+        max_cost_usd=-1,
+        max_total_cost_usd=math.nan,
+        max_duration_sec=0,
+        heartbeat_interval_sec=1e12,
+        max_attempts=0,
+        preset="mine",
+        retry=RetrySpec(strategy="random", initial_delay_sec=-1),
+        output=OutputContract(validation="prayer"),
+        spec={"context_refs": ["file:x"]},
+        created_by="\ud800",
+    )
+
+    found = faults(task, place="tasks[3]")
+
+    names = (
+        "type id title priority priority_boost_per_minute deadline run_at depends_on tags lock_key"
+        " max_cost_usd max_total_cost_usd max_duration_sec heartbeat_interval_sec max_attempts preset"
+        " retry.strategy retry.initial_delay_sec output.validation spec.context_refs created_by"
+    )
+    assert set(found) == {f"tasks[3].{name}" for name in names.split()}
+    assert "got 101" in found["tasks[3].priority"]
+    assert set(faults(NewTask("x", priority=-1))) == {"priority"}
+
+
+@pytest.mark.parametrize(
+    "priority", [-1, 101, 50.5, "50", True, math.inf, math.nan, 10**400, Decimal("NaN"), []]
+)
+def test_priorities_that_are_none(priority: Any) -> None:
+    """U1: whole numbers from 0 to 100, nothing else."""
+    assert set(faults(NewTask("x", priority=priority))) == {"priority"}
+
+
+@given(st.integers(0, 100))
+def test_priorities(priority: int) -> None:
+    """U1: zero is a priority, not a missing one."""
+    assert resolve(NewTask("x", priority=priority)).priority == priority
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, math.nan, math.inf, Decimal("NaN"), Decimal("sNaN"), "1", True, 10**400, 0.04, None]
+)
+def test_durations(value: Any) -> None:
+    """U11: at least a twentieth of a second, at most a year."""
+    if value is None:
+        assert resolve(NewTask("x", max_duration_sec=None)).max_duration_sec == 300.0
+    else:
+        assert set(faults(NewTask("x", max_duration_sec=value))) == {"max_duration_sec"}
+
+
+@pytest.mark.parametrize("value", ["a", "task_01J8K2M", "A.b-c_d", "9", "x" * 128])
+def test_ids(value: str) -> None:
+    """R-001: safe as a file name."""
+    assert resolve(NewTask("x", id=value)).type == "x"
+
+
+@pytest.mark.parametrize(
+    "value", ["", "../x", "a/b", "a b", ".hidden", "-x", "_x", "ä", "x" * 129, "a\n", "a\0", 7]
+)
+def test_ids_that_are_no_file_names(value: Any) -> None:
+    """R-001."""
+    assert set(faults(NewTask("x", id=value))) == {"id"}
+
+
+def test_sizes() -> None:
+    """Hostile input: texts, lists and specs have limits."""
+    long = "x" * (MAX_TEXT + 1)
+    assert set(faults(NewTask("x", title=long, lock_key=long, idempotency_key=long))) == {
+        "title",
+        "lock_key",
+        "idempotency_key",
+    }
+    assert set(faults(NewTask("x", tags=["t"] * (MAX_LIST + 1)))) == {"tags"}
+    assert set(faults(NewTask("x", spec={"a": "x" * MAX_SPEC_BYTES}))) == {"spec"}
+    assert len(resolve(NewTask("x", spec={"a": "x" * (MAX_SPEC_BYTES - 8)})).spec) == MAX_SPEC_BYTES
+
+
+# What JSON or PostgreSQL can't hold.
+
+
+@pytest.mark.parametrize("spec", [5, None, "text", ["constraints"], [], 0, object()])
+def test_a_spec_is_an_object(spec: Any) -> None:
+    """R-007: whatever else it is, it is refused and not tripped over."""
+    assert set(faults(NewTask("x", spec=spec))) == {"spec"}
+    with pytest.raises(InvalidInputError):
+        Resolver()(NewTask("x", spec=spec))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("\0", id="U+0000"),
+        pytest.param({"\0": 1}, id="U+0000 in a key"),
+        pytest.param(["\\\0"], id="U+0000 after a backslash"),
+        pytest.param("\ud800", id="surrogate"),
+        pytest.param(math.nan, id="NaN"),
+        pytest.param({"a": [{"b": -math.inf}]}, id="infinity"),
+        pytest.param(nested(100_000), id="depth"),
+    ],
+)
+def test_values_that_can_not_be_stored(value: Any) -> None:
+    """Hostile input: U+0000, lone surrogates, NaN, and nesting that no parser survives."""
+    assert set(faults(NewTask("x", spec={"deep": {"er": value}}))) == {"spec"}
+    assert set(faults(NewTask("x", surface={"a": value}))) == {"surface"}
+    gate = OutputContract(validation="json-schema", validation_schema={"const": value})
+    assert set(faults(NewTask("x", output=gate))) == {"output.validation_schema"}
+
+
+@pytest.mark.parametrize(
+    "value", ["\\u0000", "\\\\u0000", "u0000", "a\\", None, "null", 2**70, 1e300, nested(100)]
+)
+def test_values_that_only_look_like_it(value: Any) -> None:
+    """A backslash and the text u0000 are no U+0000, and null is no NaN."""
+    row = resolve(NewTask("x", spec={"a": value}))
+    assert json.loads(row.spec) == {"a": value}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters(codec="utf-8") | st.sampled_from('\0\\u0"'), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def storable(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, str):
+        return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, dict):
+        return all(map(storable, value)) and all(map(storable, value.values()))
+    return all(map(storable, value)) if isinstance(value, list) else True
+
+
+@given(JSON)
+def test_a_spec_is_stored_as_it_is_or_refused(value: Any) -> None:
+    """R-006: verbatim, never quietly changed."""
+    task = NewTask("x", spec={"a": value})
+    if storable(value):
+        assert json.loads(resolve(task).spec) == {"a": value}
+    else:
+        assert set(faults(task)) == {"spec"}
+
+
+# References.
+
+
+def test_references() -> None:
+    """R-008: tasks are implicit dependencies, artifacts are handed through; each task once."""
+    refs = ["task:a:output", "artifact:logo", "task:b:c:output", "task:a:output", "artifact:s3://x:y"]
+
+    assert resolve(NewTask("x", spec={"context_refs": refs})).context_tasks == ("a", "b:c")
+
+
+@pytest.mark.parametrize(
+    "refs", ["task:a:output", 7, None, [7], {"a": 1}, ["task:a"], ["task::output"], ["artifact:"], [""]]
+)
+def test_references_that_are_none(refs: Any) -> None:
+    """R-008: a misspelt one is told, not ignored."""
+    assert set(faults(NewTask("x", spec={"context_refs": refs}))) == {"spec.context_refs"}
+
+
+# Retry policies.
+
+
+def test_only_what_was_given_is_kept_of_a_policy() -> None:
+    """R-019, U3: what is left out follows the preset."""
+    row = resolve(NewTask("x", preset="loki", retry=RetrySpec(initial_delay_sec=5, max_delay_sec=None)))
+
+    assert row.retry is not None
+    stored = json.loads(row.retry)
+    assert stored == {"initial_delay_sec": 5, "max_delay_sec": None}
+    found = policy(stored, row.preset)
+    assert (found.initial_delay_sec, found.max_delay_sec, found.jitter) == (5, None, False)
+    assert found.backoff_multiplier == 2.0
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_categories_of_a_policy(kind: type) -> None:
+    """R-118: a list or a tuple, in any spelling; twice, because the second time it is remembered."""
+    for _ in range(2):
+        row = resolve(
+            NewTask("x", retry=RetrySpec(retry_on=kind(["Timeout", "my own"]), no_retry_on=kind([])))
+        )
+        assert row.retry is not None
+        found = policy(json.loads(row.retry), row.preset)
+        assert found.retry_on == (FailureCategory.TIMEOUT, "my own")
+        assert found.no_retry_on == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"strategy": "hope"}, "strategy"),
+        ({"initial_delay_sec": -1}, "initial_delay_sec"),
+        ({"backoff_multiplier": 0.5}, "backoff_multiplier"),
+        ({"max_delay_sec": math.inf}, "max_delay_sec"),
+        ({"jitter": "yes"}, "jitter"),
+        ({"retry_on": ("",)}, "retry_on"),
+        ({"retry_on": [["x"]]}, "retry_on"),
+        ({"no_retry_on": "crash"}, "no_retry_on"),
+    ],
+)
+def test_policies_that_are_none(given: dict[str, Any], name: str) -> None:
+    """R-019."""
+    assert set(faults(NewTask("x", retry=RetrySpec(**given)))) == {f"retry.{name}"}
+
+
+@given(st.sampled_from(list(Strategy)), st.floats(0, 1e6), st.none() | st.floats(0, 1e6), st.booleans())
+def test_a_policy_comes_back_as_it_went(
+    strategy: Strategy, delay: float, longest: float | None, jitter: bool
+) -> None:
+    """R-019: what the row has is what was asked for."""
+    spec = RetrySpec(strategy=strategy, initial_delay_sec=delay, max_delay_sec=longest, jitter=jitter)
+    row = resolve(NewTask("x", retry=spec))
+    assert row.retry is not None
+    found = policy(json.loads(row.retry), row.preset)
+    assert (found.strategy, found.jitter) == (strategy, jitter)
+    assert (found.initial_delay_sec, found.max_delay_sec) == (delay, longest)
+
+
+# Gates.
+
+
+@pytest.mark.parametrize(
+    ("output", "gates"),
+    [
+        (OutputContract(), None),
+        (OutputContract(validation="none", validation_schema={}), None),
+        (OutputContract(validation=(Gate("none"),)), None),
+        (OutputContract(validation="regex", validation_schema="^a"), [{"method": "regex", "schema": "^a"}]),
+        (
+            OutputContract(validation=(Gate("json-schema", {"type": "object"}), Gate("none"), Gate("human"))),
+            [{"method": "json-schema", "schema": {"type": "object"}}, {"method": "human", "schema": None}],
+        ),
+    ],
+)
+def test_gates(output: OutputContract, gates: Any) -> None:
+    """R-095, F-38: one method with its schema beside it, or several in order."""
+    row = resolve(NewTask("x", output=output))
+    assert (None if row.gates is None else json.loads(row.gates)) == gates
+
+
+def test_a_gate_that_nobody_knows() -> None:
+    """R-095: 422 at creation, each by name."""
+    output = OutputContract(validation=(Gate("regex", "x"), Gate("prayer"), Gate("luck")), type="\0")
+    with pytest.raises(InvalidInputError) as caught:
+        resolve(NewTask("x", output=output))
+    assert [name for name, _ in caught.value.errors] == [
+        "output.validation",
+        "output.validation",
+        "output.type",
+    ]
+    assert "'luck'" in str(caught.value)
+
+
+# Many alike.
+
+
+def plain_tasks() -> st.SearchStrategy[NewTask]:
+    return st.builds(
+        NewTask,
+        type=st.sampled_from(["a", "b"]),
+        priority=st.none() | st.sampled_from([1, 50]),
+        tags=st.sampled_from([(), ("t",)]),
+        max_cost_usd=st.none() | st.just(0.5),
+        spec=st.sampled_from(
+            [
+                {},
+                {"n": 1},
+                {"goal": "g"},
+                {"action": "a"},
+                {"constraints": {"max_duration_sec": 9}},
+                {"context_refs": ["task:t:output"]},
+                {"n": math.nan},
+            ]
+        ),
+        preset=st.sampled_from([None, "loki", "none such"]),
+    )
+
+
+@given(st.lists(plain_tasks(), max_size=6))
+def test_a_bulk_submission_resolves_each_task_as_if_it_were_alone(tasks: list[NewTask]) -> None:
+    """The quick way for tasks that are alike gives the same rows and the same faults."""
+
+    def outcome(function: Any, task: NewTask) -> TaskRow | tuple[tuple[str, str], ...]:
+        try:
+            found: TaskRow = function(task, place="p")
+        except InvalidInputError as error:
+            return error.errors
+        return found
+
+    resolver = Resolver()
+    for task in tasks:
+        assert outcome(resolver, task) == outcome(resolve, task)
+
+
+def test_what_the_http_api_reads_is_the_same_task() -> None:
+    """The same struct is decoded from JSON; a misspelt field is refused."""
+    body = b'{"type": "x", "priority": 3, "children": [{"type": "y"}], "retry": {"max_delay_sec": null}}'
+    task = msgspec.json.decode(body, type=NewTask)
+    assert (task.priority, task.children[0].type) == (3, "y")
+    assert json.loads(resolve(task).retry or b"") == {"max_delay_sec": None}
+    with pytest.raises(msgspec.ValidationError, match="priorty"):
+        msgspec.json.decode(b'{"type": "x", "priorty": 3}', type=NewTask)
