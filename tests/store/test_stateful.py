@@ -249,9 +249,10 @@ def test_any_history_of_the_lifecycle(postgres: EmbeddedServer) -> None:
     run_state_machine_as_test(
         Lifecycle,
         settings=settings(
-            max_examples=12,
+            max_examples=6,
             stateful_step_count=25,
             deadline=None,
+            derandomize=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
