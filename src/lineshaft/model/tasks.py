@@ -21,6 +21,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane, check_priority
 from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
+from lineshaft.model.storable import json_fault
 
 MAX_TEXT = 1_000
 MAX_LIST = 1_000
@@ -373,15 +374,11 @@ def _json(name: str, value: Any, faults: Faults) -> bytes:
                 f"must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(encoded)}; put it in an artifact",
             )
         )
-    if b"\\u0000" in encoded and _NUL.search(encoded):
-        faults.append((name, "must not contain the character U+0000, which PostgreSQL can't store"))
+    if fault := json_fault(encoded):
+        faults.append((name, fault))
     if b"null" in encoded and _has_no_number(value):
         faults.append((name, "must not contain NaN or an infinity, which JSON can't hold"))
     return encoded
-
-
-#: As JSON escapes it; two backslashes before u0000 are a backslash and the text u0000.
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def _has_no_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection
 
@@ -218,6 +219,8 @@ class Changes:
         )
 
     def event(self, task: LockedTask, kinds: Sequence[str], data: Any = None) -> None:
+        told = None if data is None else msgspec.json.encode(data)
+        check_json(data=told)
         self._events.append(
             (
                 "{" + ",".join(kinds) + "}",
@@ -225,7 +228,7 @@ class Changes:
                 task.dag_id,
                 task.agent_id,
                 task.epoch,
-                None if data is None else msgspec.json.encode(data).decode(),
+                None if told is None else told.decode(),
             )
         )
 

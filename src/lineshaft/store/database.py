@@ -16,7 +16,7 @@ from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
-from lineshaft.errors import UnavailableError
+from lineshaft.errors import InvalidInputError, UnavailableError
 
 T = TypeVar("T")
 
@@ -108,6 +108,14 @@ class Database:
                 yield connection
         except PoolTimeout:
             raise UnavailableError("No database connection became free within 10 s. Try again.") from None
+        except (UnicodeError, psycopg.DataError) as error:
+            if _is_about_characters(error):
+                # Data is checked by the name of its field (model/storable.py); this is for ids and the like.
+                raise InvalidInputError(
+                    "The call has a text with a character that PostgreSQL can't store (U+0000, or half of a "
+                    "surrogate pair). Remove it; nothing was changed."
+                ) from error
+            raise
         except psycopg.OperationalError as error:
             if error.sqlstate is None or error.sqlstate.startswith(("08", "57")):
                 raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
@@ -150,6 +158,15 @@ def configure(connection: Connection, *, prepare: bool = True) -> None:
     for name in ("json", "jsonb"):
         adapters.register_loader(name, _RawJsonb)
     adapters.register_loader("jsonb", _RawJsonbBinary)
+
+
+def _is_about_characters(error: UnicodeError | psycopg.DataError) -> bool:
+    # Without a state: the driver itself refused to send it.
+    return (
+        isinstance(error, UnicodeError)
+        or error.sqlstate in {"22021", "22P05"}
+        or (error.sqlstate is None and "NUL" in str(error))
+    )
 
 
 def _first_line(error: psycopg.Error) -> str:

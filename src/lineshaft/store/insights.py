@@ -12,6 +12,7 @@ import msgspec
 
 from lineshaft.errors import NotFoundError
 from lineshaft.model.states import Status
+from lineshaft.model.storable import is_storable
 from lineshaft.store.database import Database
 from lineshaft.store.listing import DagFilter, TaskFilter, TaskOrder, dag_keys, task_keys
 from lineshaft.store.reading import (
@@ -23,7 +24,6 @@ from lineshaft.store.reading import (
     decode_cursor,
     encode_cursor,
     in_snapshot,
-    storable,
 )
 from lineshaft.store.stats import Bounds, Stats, read_stats
 from lineshaft.store.views import (
@@ -252,7 +252,7 @@ def _grouped(rows: Iterable[Row], name: str) -> defaultdict[str, list[Row]]:
 
 
 def _check_name(name: str, what: str) -> None:
-    if not storable(name):
+    if not is_storable(name):
         raise NotFoundError(f"There is no {what} {name!r}.")
 
 

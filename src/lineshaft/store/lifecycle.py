@@ -17,6 +17,7 @@ from lineshaft.errors import InvalidTransitionError, StaleClaimError, Superseded
 from lineshaft.model import graph, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json
 from lineshaft.model.tasks import policy
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
@@ -99,10 +100,12 @@ class Lifecycle:
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal = Decimal(0)
     ) -> bytes:
         """Record a step's result; gives the one that counts, which is the first."""
+        check_json(data=data)
         values = {"name": name, "data": data.decode(), "cost": cost_usd}
         return bytes((await self._save("save_step", claim, values))[0] or b"null")
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
+        check_json(data=data)
         await self._save("save_checkpoint", claim, {"data": data.decode()})
 
     async def _save(self, statement: str, claim: ClaimRef, values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
+from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
@@ -75,6 +76,7 @@ class Operations:
 
         Cancelling a cancelled task changes nothing; a COMPLETED or DEAD_LETTERED one can't be cancelled.
         """
+        reason = mended(reason)
 
         async def work(connection: Connection) -> list[str]:
             locked: dict[str, LockedTask] = {}

@@ -6,6 +6,7 @@ from typing import Any
 from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, StaleClaimError
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json, mended
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 
 MAX_ERROR = 10_000
@@ -27,6 +28,10 @@ class Completion:
     artifacts: bytes | None = None
     decision_report: bytes | None = None
     spent: Spent = UNREPORTED
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad output is refused alone and not with all others of its call.
+        check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Beat:
     claim: ClaimRef
     progress: bytes | None = None
     spent: Spent = UNREPORTED
+
+    def __post_init__(self) -> None:
+        check_json(progress=self.progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +109,6 @@ _HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 _AFTER_FAILURE = frozenset({Status.RETRYING, Status.DEAD_LETTERED, Status.READY})
 
 
-def _storable(text: str) -> str:
-    """Whatever a broken program said, in characters that PostgreSQL can store."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-
-
 def record_failure(
     changes: Changes,
     task: LockedTask,
@@ -113,8 +116,8 @@ def record_failure(
     decision: retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit,
     lane_id: int,
 ) -> Status:
-    error = _storable(failure.error[:MAX_ERROR]) or "no message"
-    category = _storable(failure.kind)
+    error = mended(failure.error[:MAX_ERROR]) or "no message"
+    category = mended(failure.kind)
     spent = failure.spent
     told: dict[str, Any] = {"category": category, "error": error}
     if isinstance(decision, ratelimit.WaitForLimit):

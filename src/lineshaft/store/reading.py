@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
+from lineshaft.model.storable import is_storable
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
 
@@ -66,21 +67,12 @@ def check_limit(limit: int) -> None:
         raise InvalidInputError(errors=[("limit", f"must be from 1 to {MAX_LIMIT}, got {limit}")])
 
 
-def storable(text: str) -> bool:
-    """Whether PostgreSQL could hold this; what it can't is the name of nothing."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def refuse_unstorable(**filters: Sequence[str]) -> None:
     faults = [
         (name, f"must be text that PostgreSQL can hold, got {shown(value)}")
         for name, values in filters.items()
         for value in values
-        if not storable(value)
+        if not is_storable(value)
     ]
     if faults:
         raise InvalidInputError(errors=faults)
@@ -102,7 +94,7 @@ def decode_cursor(text: str | None, kind: type[Key]) -> Key | None:
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         key = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
-        if not all(storable(value) for value in msgspec.structs.astuple(key) if isinstance(value, str)):
+        if not all(is_storable(value) for value in msgspec.structs.astuple(key) if isinstance(value, str)):
             raise ValueError  # noqa: TRY301 - one message for all that is no cursor
     except (ValueError, binascii.Error, msgspec.MsgspecError):
         fault = f"must be the next_cursor of the same list and order, as it was given, got {shown(text)}"

@@ -1,0 +1,47 @@
+"""Characters that PostgreSQL can't store: U+0000, and half of a surrogate pair.
+
+Texts for people (reasons, errors) are mended: what a broken program said must not get lost for one character.
+Data (outputs, steps, checkpoints) is refused: whoever reads it finds what was handed in, or nothing.
+"""
+
+import re
+
+from lineshaft.errors import InvalidInputError
+
+#: Each escape of a JSON text as a whole, so that a backslash and the text u0000 are not taken for one. What
+#: the group finds can't be stored.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def mended(text: str) -> str:
+    """The same text with a mark in place of each character that can't be stored."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def json_fault(encoded: bytes) -> str | None:
+    """What is wrong with a JSON text. Nearly every one passes the first test, which costs nothing."""
+    if b"\\u" not in encoded:
+        return None
+    if not (found := next((match[1] for match in _ESCAPE.finditer(encoded) if match[1]), None)):
+        return None
+    if found == b"u0000":
+        return "must not contain the character U+0000, which PostgreSQL can't store; remove it or encode it"
+    return f"must not contain half of a surrogate pair (\\{found.decode()}), which is no character; remove it"
+
+
+def check_json(**named: bytes | None) -> None:
+    """Refuse JSON that can't be stored, by the name of the field that it is in."""
+    for name, encoded in named.items():
+        if encoded is not None and (fault := json_fault(encoded)):
+            raise InvalidInputError(errors=[(name, fault)])
