@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 from lineshaft.errors import NotFoundError, SupersededError
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
+from lineshaft.store.round_trip import round_trip
 
 LOCK_TTL_SEC = 600.0
 #: A claim that found tasks whose lock is held looks again, this often; each time it has parked more of them.
@@ -141,8 +142,9 @@ class Claims:
         self, connection: Connection, parameters: dict[str, Any]
     ) -> tuple[list[ClaimedTask], int, list[str]]:
         """The tasks that were claimed, how many were put out of the way, and who has a lock for nothing."""
-        cursor = await connection.execute(self._sql["claim_tasks"], {**self._database.now, **parameters})
-        rows = await cursor.fetchall()
+        (rows,) = await round_trip(
+            connection, (self._sql["claim_tasks"], {**self._database.now, **parameters})
+        )
         if rows[0][0] is not None:
             return [ClaimedTask(*row[:-2]) for row in rows], *rows[0][-2:]
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.

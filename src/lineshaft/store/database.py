@@ -5,6 +5,9 @@ one round trip. A deadlock or a serialization failure rolls it back whole, so it
 """
 
 import asyncio
+import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
@@ -19,6 +22,13 @@ from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.errors import InvalidInputError, UnavailableError
 
 T = TypeVar("T")
+
+#: It lost against another transaction, or its prepared statements were dropped (store/round_trip.py).
+_TRY_AGAIN = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.InvalidSqlStatementName,
+)
 
 Connection = AsyncConnection[Any]
 
@@ -61,6 +71,8 @@ class Database:
     ) -> None:
         """`prepare=False` is for a pooler in transaction mode that doesn't know prepared statements."""
         self.dsn = dsn
+        #: A connection that was given out for longer than this is taken for dead, and cut. None: never.
+        self.answer_within_sec: float | None = None
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
         self._pool = AsyncConnectionPool(
@@ -105,7 +117,14 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         try:
             async with self._pool.connection() as connection:
-                yield connection
+                if self.answer_within_sec is None:
+                    yield connection
+                    return
+                timer = asyncio.get_running_loop().call_later(self.answer_within_sec, shut_down, connection)
+                try:
+                    yield connection
+                finally:
+                    timer.cancel()
         except PoolTimeout:
             raise UnavailableError("No database connection became free within 10 s. Try again.") from None
         except (UnicodeError, psycopg.DataError) as error:
@@ -143,12 +162,25 @@ class Database:
             try:
                 async with self.connection() as connection:
                     return await work(connection)
-            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+            except _TRY_AGAIN:
                 if attempt == _TRIES:
                     raise
                 # Whoever collided should not meet again at once.
                 await asyncio.sleep(0.002 * attempt)
         raise AssertionError("unreachable")
+
+
+def shut_down(connection: AsyncConnection[Any]) -> None:
+    """End whatever waits on a connection that doesn't answer: its call fails at once.
+
+    Cancelling the call would try to reach the server first. Closing the connection would free its number for
+    another socket too early.
+    """
+    with (
+        contextlib.suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as same,
+    ):
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def configure(connection: Connection, *, prepare: bool = True) -> None:

@@ -25,6 +25,7 @@ from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lanes import Lanes, array_literal
 from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved, record_failure, refusal
+from lineshaft.store.round_trip import Rows, transaction
 
 
 class Lifecycle:
@@ -126,37 +127,22 @@ class Lifecycle:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         """Record the output; a task with gates goes to VALIDATING and waits for `accept` or `reject`."""
+        parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
+        steps = ("lock_dependents", "complete_tasks", "unblock_dependents")
 
         async def work(connection: Connection) -> list[Moved]:
-            done = await self._complete(connection, completions)
-            moved = {name: Moved(name, Status.COMPLETED) for name in done}
-            rest = [item for item in completions if item.claim.id not in moved]
-            if rest:
-                moved |= await self._complete_specially(connection, rest)
+            calls = [(self._sql[step], parameters) for step in steps]
+            async with transaction(connection, *calls) as (_, done, unblocked):
+                await self._after_completion(connection, done, unblocked)
+                moved = {row[0]: Moved(row[0], Status.COMPLETED) for row in done}
+                rest = [item for item in completions if item.claim.id not in moved]
+                if rest:
+                    moved |= await self._complete_specially(connection, rest)
             return [moved[item.claim.id] for item in completions]
 
-        return await self._database.run(work)
+        return await self._database.run_alone(work)
 
-    async def _complete(self, connection: Connection, items: Sequence[Completion]) -> set[str]:
-        claims = _claim_columns([item.claim for item in items])
-        ids = {"ids": claims["ids"]}
-        await connection.execute(self._sql["lock_dependents"], ids)
-        cursor = await connection.execute(
-            self._sql["complete_tasks"],
-            {
-                **self._database.now,
-                **claims,
-                "outputs": array_literal([_text(item.output) for item in items]),
-                "artifacts": array_literal([_text(item.artifacts) for item in items]),
-                "reports": array_literal([_text(item.decision_report) for item in items]),
-                "costs": array_literal([item.spent.cost_usd for item in items]),
-                "tokens_in": array_literal([item.spent.tokens_input for item in items]),
-                "tokens_out": array_literal([item.spent.tokens_output for item in items]),
-                "accepted": False,
-            },
-        )
-        unblocked = await connection.execute(self._sql["unblock_dependents"], {**self._database.now, **ids})
-        rows = await cursor.fetchall()
+    async def _after_completion(self, connection: Connection, rows: Rows, unblocked: Rows) -> None:
         locks = sorted({row[4] for row in rows if row[3]})
         if locks:
             await connection.execute(self._sql["unpark_lock_waiters"], {"keys": locks})
@@ -164,8 +150,7 @@ class Lifecycle:
         if dags:
             await connection.execute(self._sql["unpark_budget_waiters"], {"dag_ids": dags})
             await connection.execute(self._sql["judge_dags"], {**self._database.now, "dag_ids": dags})
-        await self.finish_batches(connection, [row[0] for row in await unblocked.fetchall() if row[1]])
-        return {row[0] for row in rows}
+        await self.finish_batches(connection, [row[0] for row in unblocked if row[1]])
 
     async def _complete_specially(
         self, connection: Connection, items: Sequence[Completion]
@@ -537,6 +522,18 @@ def _claim_columns(claims: Sequence[ClaimRef]) -> dict[str, Any]:
     return {
         "ids": array_literal([claim.id for claim in claims]),
         "epochs": array_literal([claim.epoch for claim in claims]),
+    }
+
+
+def _completion_columns(items: Sequence[Completion]) -> dict[str, Any]:
+    return {
+        **_claim_columns([item.claim for item in items]),
+        "outputs": array_literal([_text(item.output) for item in items]),
+        "artifacts": array_literal([_text(item.artifacts) for item in items]),
+        "reports": array_literal([_text(item.decision_report) for item in items]),
+        "costs": array_literal([item.spent.cost_usd for item in items]),
+        "tokens_in": array_literal([item.spent.tokens_input for item in items]),
+        "tokens_out": array_literal([item.spent.tokens_output for item in items]),
     }
 
 

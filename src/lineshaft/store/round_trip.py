@@ -1,0 +1,153 @@
+"""Statements that go to the server together and are answered together: one round trip for all of them.
+
+For what runs thousands of times a second. psycopg's own pipeline asks the event loop some twenty times for
+three statements, which costs the client more than the statements cost the server. Here libpq gets them all at
+once, and the loop is asked when there is something to read.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, LiteralString
+from weakref import WeakKeyDictionary
+
+from psycopg import abc, adapt, errors
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Ready, Wait
+
+from lineshaft.store.database import Connection
+from lineshaft.store.lanes import array_literal
+
+Call = tuple[LiteralString, Mapping[str, Any]]
+Rows = list[tuple[Any, ...]]
+
+
+async def round_trip(connection: Connection, *calls: Call) -> list[Rows]:
+    """The rows of each statement. Outside a transaction all are done, or none.
+
+    Parameters go as text, so statements must cast them all, as ours do; an array may be text already.
+    """
+    statements = [_positional(sql) for sql, _ in calls]
+    prepared = await _prepare(connection, statements)
+    pgconn = connection.pgconn
+    pgconn.enter_pipeline_mode()
+    for statement, (_, parameters) in zip(statements, calls, strict=True):
+        values = [_text(parameters[name]) for name in statement.parameters]
+        if statement.name in prepared:
+            pgconn.send_query_prepared(statement.name, values)
+        else:
+            pgconn.send_query_params(statement.text, values)
+    transformer = adapt.Transformer(connection)
+    return [_rows(transformer, result) for result in await _answers(connection)]
+
+
+@asynccontextmanager
+async def transaction(connection: Connection, *calls: Call) -> AsyncIterator[list[Rows]]:
+    """A transaction that begins with these statements, and gives their rows."""
+    try:
+        yield (await round_trip(connection, _BEGIN, *calls))[1:]
+    except BaseException:
+        if not connection.closed:
+            await round_trip(connection, _ROLLBACK)
+        raise
+    await round_trip(connection, _COMMIT)
+
+
+_BEGIN: Call = ("BEGIN", {})
+_COMMIT: Call = ("COMMIT", {})
+_ROLLBACK: Call = ("ROLLBACK", {})
+
+
+class _Statement:
+    """A statement of the catalog as libpq wants it: parameters by number."""
+
+    def __init__(self, sql: LiteralString) -> None:
+        self.parameters: list[str] = []
+        self.text = _PLACEHOLDER.sub(self._number, sql).encode()
+        # The same for every connection, and short enough for PostgreSQL's limit of 63 bytes.
+        self.name = b"lineshaft_%x" % (hash(self.text) & 0xFFFFFFFFFFFFFFFF)
+
+    def _number(self, placeholder: re.Match[str]) -> str:
+        name = placeholder[1]
+        if name is None:
+            return "%"
+        if name not in self.parameters:
+            self.parameters.append(name)
+        return f"${self.parameters.index(name) + 1}"
+
+
+_PLACEHOLDER = re.compile(r"%(?:\((\w+)\)s|%)")
+_positional = lru_cache(maxsize=None)(_Statement)
+#: What each connection has prepared; that lives as long as the connection.
+_prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
+
+
+async def _prepare(connection: Connection, statements: Sequence[_Statement]) -> set[bytes]:
+    """The names of what is prepared: all statements with parameters, unless a pooler can't have that."""
+    if connection.prepare_threshold is None:
+        return set()
+    known = _prepared.setdefault(connection, set())
+    new = {each.name: each for each in statements if each.parameters and each.name not in known}
+    if new:
+        connection.pgconn.enter_pipeline_mode()
+        for name, statement in new.items():
+            connection.pgconn.send_prepare(name, statement.text)
+        await _answers(connection)
+        known.update(new)
+    return known
+
+
+async def _answers(connection: Connection) -> list[PGresult]:
+    """Wait until everything that was sent is answered."""
+    pgconn = connection.pgconn
+    pgconn.pipeline_sync()
+    results = await connection.wait(_read(pgconn))
+    pgconn.exit_pipeline_mode()
+    for result in results:
+        if result.status == ExecStatus.FATAL_ERROR:
+            error = errors.error_from_result(result)
+            if isinstance(error, errors.InvalidSqlStatementName):
+                # psycopg drops all prepared statements of a connection after a rollback, ours too.
+                del _prepared[connection]
+            raise error
+    return results
+
+
+def _read(pgconn: PGconn) -> abc.PQGen[list[PGresult]]:
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            # The server may be unable to take more before it has got rid of an answer.
+            pgconn.consume_input()
+    results: list[PGresult] = []
+    while True:
+        while pgconn.is_busy():
+            if (yield Wait.R):
+                pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            continue
+        if result.status == ExecStatus.PIPELINE_SYNC:
+            return results
+        results.append(result)
+
+
+def _rows(transformer: abc.Transformer, result: PGresult) -> Rows:
+    if not result.ntuples:
+        return []
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, tuple)
+
+
+def _text(value: object) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, datetime):
+        return value.isoformat().encode()
+    if isinstance(value, list):
+        return array_literal(value).encode()
+    return str(value).encode()
