@@ -77,16 +77,21 @@ RULES: dict[str, LiteralString] = {
         WHERE live.dag_id IS DISTINCT FROM dag.id
     """,
     "a DAG's status is what U7 says": """
+        WITH RECURSIVE stuck AS (
+            SELECT edge.task_id AS id FROM lineshaft.edge
+            JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
+            WHERE NOT edge.satisfied
+            UNION
+            SELECT edge.task_id FROM stuck JOIN lineshaft.edge ON edge.depends_on = stuck.id
+            WHERE NOT edge.satisfied
+        )
         SELECT dag.id, dag.status, verdict.* FROM lineshaft.dag CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE live.id IS NULL) = count(*) AS over,
                 count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') > 0 AS dead,
                 count(*) FILTER (WHERE ended.status = 'CANCELLED') = count(*) AS all_cancelled,
                 count(*) FILTER (WHERE live.epoch > 0) > 0 AS claimed,
-                count(*) FILTER (WHERE live.status <> 'PENDING' OR live.blocked = 0 OR EXISTS (
-                    SELECT FROM lineshaft.edge JOIN lineshaft.task AS other ON other.id = edge.depends_on
-                    JOIN lineshaft.task_live AS other_live ON other_live.id = other.id
-                    WHERE edge.task_id = live.id AND NOT edge.satisfied AND other.dag_id <> dag.id
-                )) > 0 AS can_run
+                count(*) FILTER (WHERE live.id IS NOT NULL AND live.id NOT IN (SELECT id FROM stuck)) > 0
+                    AS can_run
             FROM lineshaft.task
             LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
             LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

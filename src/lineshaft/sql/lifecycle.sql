@@ -387,17 +387,25 @@ verdict AS MATERIALIZED (
                 ELSE 'completed'
             END
             WHEN dag.dead_lettered > 0 AND NOT EXISTS (
-                -- Can anything still run? Not what waits for a dependency; but that one may be a task of another DAG.
+                -- Can anything still run? Not what waits for a task that can't. So it is enough to look at those that wait for
+                -- nothing in this DAG: whether all that they wait for elsewhere is alive, and waits for nothing that has ended badly.
                 SELECT FROM lineshaft.task
                 JOIN lineshaft.task_live AS live ON live.id = task.id
                 WHERE task.dag_id = dag.id
                   AND (
                     live.status <> 'PENDING' OR live.blocked = 0
-                    OR EXISTS (
+                    OR NOT EXISTS (
                         SELECT FROM lineshaft.edge
-                        JOIN lineshaft.task AS upstream ON upstream.id = edge.depends_on AND upstream.dag_id <> dag.id
-                        JOIN lineshaft.task_live AS upstream_live ON upstream_live.id = upstream.id
-                        WHERE edge.task_id = live.id AND NOT edge.satisfied
+                        LEFT JOIN lineshaft.task_live AS upstream ON upstream.id = edge.depends_on
+                        WHERE edge.task_id = live.id AND NOT edge.satisfied AND (upstream.id IS NULL OR upstream.dag_id = dag.id)
+                    )
+                    AND NOT EXISTS (
+                        WITH RECURSIVE above AS (
+                            SELECT edge.depends_on AS id FROM lineshaft.edge WHERE edge.task_id = live.id AND NOT edge.satisfied
+                            UNION
+                            SELECT edge.depends_on FROM above JOIN lineshaft.edge ON edge.task_id = above.id AND NOT edge.satisfied
+                        )
+                        SELECT FROM above WHERE NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = above.id)
                     )
                   )
             ) THEN 'failed'
@@ -418,8 +426,23 @@ changed AS (
 INSERT INTO lineshaft.event (at, kinds, dag_id)
 SELECT clock.now, ARRAY['dag.' || changed.status::text], changed.id FROM changed CROSS JOIN clock
 
--- name: lock_dags
-SELECT id FROM lineshaft.dag WHERE id = ANY (%(dag_ids)s::text[]) ORDER BY id FOR NO KEY UPDATE
+-- name: lock_dags_below
+-- These DAGs, and those of whatever waits for these tasks, directly or through others: their verdict may change too. Locked together in
+-- one order, before any of them is written. All of them, not only those with a dead letter: one may just be getting its first.
+WITH RECURSIVE below AS (
+    SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+    UNION
+    SELECT edge.task_id FROM below JOIN lineshaft.edge ON edge.depends_on = below.id AND NOT edge.satisfied
+)
+SELECT dag.id
+FROM lineshaft.dag
+WHERE dag.id = ANY (ARRAY(
+    SELECT live.dag_id FROM below JOIN lineshaft.task_live AS live ON live.id = below.id WHERE live.dag_id IS NOT NULL
+    UNION
+    SELECT unnest(%(dag_ids)s::text[])
+))
+ORDER BY dag.id
+FOR NO KEY UPDATE
 
 -- name: release_locks
 -- Only the holder's own: a lock that expired and was granted to another stays with that one.

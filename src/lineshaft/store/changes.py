@@ -112,6 +112,8 @@ class Changes:
     _dags: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
     _locks: list[tuple[str, str]] = field(default_factory=list)
     _ended_ids: list[str] = field(default_factory=list)
+    #: Whatever waits for these can't run any more, or can again.
+    _prospects: list[str] = field(default_factory=list)
 
     def requeue(
         self,
@@ -174,6 +176,8 @@ class Changes:
             )
         )
         self._ended_ids.append(task.id)
+        if status is not Status.COMPLETED:
+            self._prospects.append(task.id)
         self._settle(task, cost)
         if task.dag_id is not None:
             share = self._dags[task.dag_id]
@@ -235,11 +239,19 @@ class Changes:
     def touch_dag(self, dag_id: str, *, added: int = 0) -> None:
         self._dags[dag_id].added += added
 
-    def revive(self, dag_id: str, status: Status) -> None:
-        """A task of this DAG that had ended has not ended any more."""
-        share = self._dags[dag_id]
-        share.cancelled -= status is Status.CANCELLED
-        share.dead -= status is Status.DEAD_LETTERED
+    def revive(self, task_id: str, dag_id: str | None, status: Status) -> None:
+        """A task that had ended has not ended any more."""
+        self.reconsider(task_id, dag_id)
+        if dag_id is not None:
+            share = self._dags[dag_id]
+            share.cancelled -= status is Status.CANCELLED
+            share.dead -= status is Status.DEAD_LETTERED
+
+    def reconsider(self, task_id: str, dag_id: str | None) -> None:
+        """Judge the DAGs of a task, and of what waits for it, anew: it waits for more or less than before."""
+        self._prospects.append(task_id)
+        if dag_id is not None:
+            self.touch_dag(dag_id)
 
     def _settle(self, task: LockedTask, cost: Decimal) -> None:
         # A gate that runs elsewhere gave the agent's slot and money back when it began.
@@ -268,6 +280,12 @@ class Changes:
                 for name, s in sorted(self._dags.items())
             ]
             await send("release_locks", ("keys", "holders"), sorted(self._locks))
+            names = [row[0] for row in dags]
+            below = None
+            if self._prospects:
+                below = await connection.execute(
+                    sql["lock_dags_below"], {"ids": self._prospects, "dag_ids": names}
+                )
             await send("settle_dags", _DAG, dags)
             await send("free_keys", ("keys", "task_ids"), self._freed_keys)
             await send("insert_dead_letters", ("task_ids", "epochs", "costs", "poison"), self._dead_letters)
@@ -281,9 +299,10 @@ class Changes:
                 keys = sorted({key for key, _ in self._locks})
                 await connection.execute(sql["unpark_lock_waiters"], {"keys": keys})
             if dags:
-                names = {"dag_ids": [row[0] for row in dags]}
-                await connection.execute(sql["unpark_budget_waiters"], names)
-                await connection.execute(sql["judge_dags"], {**self.now, **names})
+                await connection.execute(sql["unpark_budget_waiters"], {"dag_ids": names})
+            judged = names if below is None else [row[0] for row in await below.fetchall()]
+            if judged:
+                await connection.execute(sql["judge_dags"], {**self.now, "dag_ids": judged})
             ready = [row[0] for row in self._requeued if row[1] is Status.READY]
             if ready:
                 await connection.execute(sql["wake_ready"], {"ids": ready})

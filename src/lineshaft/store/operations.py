@@ -229,8 +229,7 @@ class Operations:
     async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
         changes = Changes(self._database.now)
         for task in tasks:
-            if task.dag_id is not None:
-                changes.revive(task.dag_id, Status(task.status))
+            changes.revive(task.id, task.dag_id, Status(task.status))
         await changes.write(connection)
 
     async def spawn(
@@ -350,12 +349,15 @@ class Operations:
                 keys = {"keys": [locked[task_id].lock_key]}
                 await connection.execute(self._moves["unpark_lock_waiters"], keys)
             await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": [task_id]})
-            if waits and locked[task_id].status == Status.READY:
-                changes = Changes(self._database.now)
+            if not waits:
+                return Status(locked[task_id].status)
+            changes = Changes(self._database.now)
+            # What it waits for now may have failed.
+            changes.reconsider(task_id, locked[task_id].dag_id)
+            if locked[task_id].status == Status.READY:
                 changes.event(locked[task_id], ["task.waiting"])
-                await changes.write(connection)
-                return Status.PENDING
-            return Status(locked[task_id].status)
+            await changes.write(connection)
+            return Status.PENDING
 
         return await self._database.run(work)
 

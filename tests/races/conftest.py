@@ -1,0 +1,18 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
+from tests.store.invariants import check_invariants
+
+
+@pytest.fixture
+async def engines(dsn: str, clock: MovableClock) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Two nodes on one database; afterwards everything must be consistent."""
+    async with Engine(dsn, clock=clock) as one, Engine(dsn, clock=clock) as two:
+        for agent in ("a1", "a2"):
+            await one.fleet.register(NewAgent(id=agent, max_concurrent_tasks=100))
+        yield one, two
+    check_invariants(dsn)

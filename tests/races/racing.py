@@ -1,0 +1,60 @@
+"""Two connections that meet where the test wants them to: a third holds a row until both are there."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.outcomes import ClaimRef
+
+DONE = b"true"
+
+
+def ref(task: ClaimedTask) -> ClaimRef:
+    return ClaimRef(task.id, task.epoch)
+
+
+async def running(engine: Engine, n: int = 1, agent: str = "a1") -> list[ClaimedTask]:
+    return (await engine.claims.claim(agent, 1, limit=n, start=True)).tasks
+
+
+def status(connection: psycopg.Connection, task_id: str) -> str | None:
+    row = connection.execute("SELECT status::text FROM lineshaft.tasks WHERE id = %s", [task_id]).fetchone()
+    return None if row is None else str(row[0])
+
+
+@contextmanager
+def held(dsn: str, statement: str, *values: str) -> Iterator[psycopg.Connection]:
+    """Rows that a third connection keeps locked while the block runs."""
+    with psycopg.connect(dsn) as holder:
+        holder.execute(statement.encode(), values)
+        yield holder
+
+
+async def waiting(connection: psycopg.Connection, n: int) -> None:
+    """Until so many sessions of this database wait for a lock; the test's time limit is the deadline."""
+    while True:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).fetchone()
+        if row is not None and row[0] >= n:
+            return
+        await asyncio.sleep(0)
+
+
+async def race(
+    connection: psycopg.Connection, holder: psycopg.Connection, *sides: Awaitable[Any]
+) -> list[Any]:
+    """Start all sides against a held row, and let them go once all of them wait."""
+    started = [asyncio.ensure_future(side) for side in sides]
+    await waiting(connection, len(started))
+    holder.rollback()
+    return await asyncio.gather(*started, return_exceptions=True)
+
+
+LIVE_ROW = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"

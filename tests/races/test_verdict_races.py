@@ -1,0 +1,83 @@
+"""The verdict on a DAG while what decides it moves in two places at once."""
+
+import psycopg
+import pytest
+
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.outcomes import Failure
+from tests.races.racing import held, race, ref, running
+
+DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"
+
+
+def dag_status(connection: psycopg.Connection, dag_id: str) -> str:
+    row = connection.execute("SELECT status::text FROM lineshaft.dag WHERE id = %s", [dag_id]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def bad(task: ClaimedTask) -> list[Failure]:
+    return [Failure(ref(task), "bad", "auth_failure")]
+
+
+async def test_the_last_task_here_and_the_last_hope_elsewhere_die_at_once(
+    engines: tuple[Engine, Engine], dsn: str
+) -> None:
+    """Neither sees the other's death as it decides; whoever is second must."""
+    one, two = engines
+    (upstream,) = await one.submission.submit([NewTask("elsewhere")])
+    dag = await one.submission.submit_dag("d", [NewTask("here"), NewTask("w", depends_on=[upstream.id])])
+    tasks = {task.type: task for task in await running(one, 2)}
+
+    with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
+        await race(
+            look,
+            holder,
+            one.lifecycle.fail(bad(tasks["here"])),
+            two.lifecycle.fail(bad(tasks["elsewhere"])),
+        )
+        assert dag_status(look, dag.id) == "failed"
+
+
+@pytest.mark.parametrize("first", ["revival", "death"])
+async def test_a_hope_elsewhere_is_revived_while_the_last_task_here_dies(
+    engines: tuple[Engine, Engine], dsn: str, first: str
+) -> None:
+    one, two = engines
+    (upstream,) = await one.submission.submit([NewTask("elsewhere")])
+    dag = await one.submission.submit_dag("d", [NewTask("here"), NewTask("w", depends_on=[upstream.id])])
+    tasks = {task.type: task for task in await running(one, 2)}
+    await one.lifecycle.fail(bad(tasks["elsewhere"]))
+    sides = [one.lifecycle.fail(bad(tasks["here"])), two.operations.retry(upstream.id)]
+
+    with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
+        await race(look, holder, *(sides if first == "death" else reversed(sides)))
+        assert dag_status(look, dag.id) == "running"
+
+
+async def test_dags_that_depend_on_each_other_fail_at_once(engines: tuple[Engine, Engine], dsn: str) -> None:
+    """Each failure looks at both DAGs. They are locked in one order: no deadlock."""
+    one, two = engines
+    (x,) = await one.submission.submit([NewTask("x")])
+    first = await one.submission.submit_dag("1", [NewTask("a", key="a"), NewTask("w", depends_on=[x.id])])
+    second = await one.submission.submit_dag(
+        "2", [NewTask("b", key="b"), NewTask("w", depends_on=[first.tasks["a"].id])]
+    )
+    await one.operations.add_dependencies(
+        next(found.id for key, found in first.tasks.items() if key != "a"), [second.tasks["b"].id]
+    )
+    tasks = {task.type: task for task in await running(one, 3)}
+
+    with (
+        held(dsn, "SELECT FROM lineshaft.dag FOR UPDATE") as holder,
+        psycopg.connect(dsn, autocommit=True) as look,
+    ):
+        results = await race(
+            look, holder, one.lifecycle.fail(bad(tasks["a"])), two.lifecycle.fail(bad(tasks["b"]))
+        )
+        assert not [result for result in results if isinstance(result, BaseException)]
+        assert dag_status(look, first.id) == dag_status(look, second.id) == "failed"
+        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        assert look.execute(deadlocks).fetchone() == (0,)
