@@ -48,11 +48,11 @@ async def waiting(connection: psycopg.Connection, n: int) -> None:
 
 
 async def race(
-    connection: psycopg.Connection, holder: psycopg.Connection, *sides: Awaitable[Any]
+    connection: psycopg.Connection, holder: psycopg.Connection, *sides: Awaitable[Any], already: int = 0
 ) -> list[Any]:
-    """Start all sides against a held row, and let them go once all of them wait."""
+    """Start all sides against a held row, and let them go once all of them, and who did already, wait."""
     started = [asyncio.ensure_future(side) for side in sides]
-    await waiting(connection, len(started))
+    await waiting(connection, len(started) + already)
     holder.rollback()
     return await asyncio.gather(*started, return_exceptions=True)
 

@@ -136,7 +136,8 @@ RULES: dict[str, LiteralString] = {
         SELECT task_key.* FROM lineshaft.task_key
         LEFT JOIN lineshaft.task ON task.id = task_key.task_id AND task.idempotency_key = task_key.key
         LEFT JOIN lineshaft.task_end AS ended ON ended.id = task_key.task_id
-        WHERE task.id IS NULL OR ended.status IN ('CANCELLED', 'DEAD_LETTERED')
+        WHERE task_key.expires_at IS NULL
+          AND (task.id IS NULL OR ended.status IN ('CANCELLED', 'DEAD_LETTERED'))
     """,
     "a dead letter lies on the review desk": """
         SELECT ended.id FROM lineshaft.task_end AS ended

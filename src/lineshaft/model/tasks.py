@@ -226,6 +226,14 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
     )
 
 
+def check_fields(**fields: Any) -> None:
+    """Refuse what a submission would refuse, in the same words."""
+    checks = dict(_CHECKS)
+    faults = [(name, fault) for name, value in fields.items() if (fault := checks[name](value))]
+    if faults:
+        raise InvalidInputError(errors=faults)
+
+
 class Resolver:
     """Resolves the tasks of one call, mostly alike: what equals the task before is not checked again."""
 

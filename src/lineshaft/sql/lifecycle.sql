@@ -508,8 +508,9 @@ moved AS (
 SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
 
 -- name: free_keys
--- Cancelled and dead-lettered tasks give their idempotency key back (U8).
-DELETE FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
+-- Cancelled and dead-lettered tasks give their idempotency key back (U8): it has run out, and whoever asks for it next takes it over. Until
+-- then what was asked with it is still known, should the task be revived.
+UPDATE lineshaft.task_key SET expires_at = timestamptz 'epoch' WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
 
 -- name: insert_dead_letters
 INSERT INTO lineshaft.dead_letter (task_id, epoch, dead_lettered_at, total_cost_usd, poison_pill)
@@ -579,7 +580,8 @@ SELECT
     CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
     input.lane_id, task.priority, 0, open.n, task.deadline,
     lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
-    lineshaft.rekey_at(task.deadline, clock.now),
+    -- A deadline that passed while it lay there is still to be told; one that passed before has been.
+    coalesce(lineshaft.rekey_at(task.deadline, clock.now), CASE WHEN ended.ended_at < task.deadline THEN task.deadline END),
     CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
     CASE
         WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay)
@@ -636,7 +638,8 @@ SET downstream = free.n,
     rank = lineshaft.rank(
         live.priority, free.n, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
     ),
-    rekey_at = lineshaft.rekey_at(live.deadline, clock.now)
+    -- A deadline that was missed is left to rekey_deadlines, which tells.
+    rekey_at = coalesce(lineshaft.rekey_at(live.deadline, clock.now), live.rekey_at)
 FROM free, lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.id = free.id AND lane.id = live.lane_id
 

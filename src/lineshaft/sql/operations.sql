@@ -81,6 +81,55 @@ WHERE ended.id = ANY (%(ids)s::text[])
 ORDER BY ended.id
 FOR UPDATE OF ended
 
+-- name: retake_keys
+-- A revived task wants its idempotency key back. If nobody had it since, what it was first asked with goes on counting, not what the
+-- database made of that: 1e16 came back as 10000000000000000, and a reference by key as one by id.
+INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
+SELECT key, task_id, content_hash
+FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
+ORDER BY key
+ON CONFLICT (key) DO UPDATE
+    SET task_id = excluded.task_id, expires_at = NULL,
+        content_hash = CASE WHEN known.task_id = excluded.task_id THEN known.content_hash ELSE excluded.content_hash END
+    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+RETURNING key
+
+-- name: change_task
+-- Priority, deadline and tags of a task that lock_tasks holds, and its turn with them. Gives what they were before.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+before AS MATERIALIZED (
+    SELECT live.id, live.priority, live.deadline, task.tags,
+        coalesce(%(priority)s::smallint, live.priority) AS new_priority,
+        CASE WHEN %(keep_deadline)s::boolean THEN live.deadline ELSE %(deadline)s::timestamptz END AS new_deadline,
+        coalesce(%(tags)s::text[], task.tags) AS new_tags
+    FROM lineshaft.task_live AS live JOIN lineshaft.task ON task.id = live.id
+    WHERE live.id = %(id)s::text
+),
+placed AS (
+    UPDATE lineshaft.task_live AS live
+    SET priority = before.new_priority,
+        deadline = before.new_deadline,
+        rank = lineshaft.rank(
+            before.new_priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), before.new_deadline, clock.now
+        ),
+        -- A deadline that is past already is told by rekey_deadlines; unless it was, and is still the same.
+        rekey_at = coalesce(
+            lineshaft.rekey_at(before.new_deadline, clock.now),
+            CASE WHEN before.new_deadline IS DISTINCT FROM before.deadline THEN before.new_deadline ELSE live.rekey_at END
+        )
+    FROM before, lineshaft.lane, clock
+    WHERE live.id = before.id AND lane.id = live.lane_id
+),
+asked AS (
+    UPDATE lineshaft.task
+    SET priority = before.new_priority, deadline = before.new_deadline, tags = before.new_tags
+    FROM before
+    WHERE task.id = before.id
+)
+SELECT priority, deadline, tags FROM before
+
 -- name: resolve_dead_letters
 UPDATE lineshaft.dead_letter
 SET reviewed = true, resolution = 'retry', reviewed_at = coalesce(%(now)s::timestamptz, now())

@@ -1,11 +1,13 @@
-"""What people and parents do to tasks: cancel, retry by hand, spawn children, add a dependency."""
+"""What people and parents do to tasks: cancel, retry by hand, change, spawn children, add a dependency."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from psycopg.rows import class_row
 
 from lineshaft.errors import (
@@ -22,7 +24,7 @@ from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.storable import mended
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, check_fields
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.database import Connection, Database
@@ -210,7 +212,7 @@ class Operations:
         if not keyed:
             return
         cursor = await connection.execute(
-            self._inserts["take_keys"],
+            self._sql["retake_keys"],
             {
                 **self._database.now,
                 "keys": [key for key, _ in keyed],
@@ -360,6 +362,63 @@ class Operations:
             return Status.PENDING
 
         return await self._database.run(work)
+
+    async def change(
+        self,
+        task_id: str,
+        *,
+        priority: int | UnsetType = UNSET,
+        deadline: datetime | UnsetType | None = UNSET,
+        tags: Sequence[str] | UnsetType = UNSET,
+    ) -> None:
+        """What people may decide anew about a task that has not ended (R-167); `deadline=None` is none."""
+        given = {"priority": priority, "deadline": deadline, "tags": tags}
+        asked: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
+        check_fields(**{name: value for name, value in asked.items() if (name, value) != ("deadline", None)})
+        if tags is not UNSET:
+            asked["tags"] = list(dict.fromkeys(tags))
+
+        async def work(connection: Connection) -> None:
+            task = (await self._lifecycle.lock(connection, [task_id])).get(task_id)
+            if task is None:
+                status = await self._end(connection, task_id)
+                raise InvalidTransitionError(f"Can't change task {task_id}: it is {status} already.")
+            cursor = await connection.execute(
+                self._sql["change_task"],
+                {
+                    **self._database.now,
+                    "id": task_id,
+                    "keep_deadline": deadline is UNSET,
+                    **dict.fromkeys(given),
+                    **asked,
+                },
+            )
+            (row,) = await cursor.fetchall()
+            found = dict(zip(given, row, strict=True))
+            told = {
+                name: {"from": found[name], "to": value}
+                for name, value in asked.items()
+                if value != found[name]
+            }
+            if not told:
+                return
+            changes = Changes(self._database.now)
+            changes.event(task, ["task.changed"], told)
+            await changes.write(connection)
+            if task.status == Status.READY:
+                await self._reorder_parked(connection, task)
+
+        await self._database.run(work)
+
+    async def _reorder_parked(self, connection: Connection, task: LockedTask) -> None:
+        """Only the best waiters for a lock, or for a DAG's money, are in sight: it may be another one now.
+
+        A task that is in sight needs no wake-up: whoever may take it has been told when it became READY.
+        """
+        if task.lock_key is not None:
+            await connection.execute(self._moves["unpark_lock_waiters"], {"keys": [task.lock_key]})
+        if task.dag_id is not None:
+            await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": [task.dag_id]})
 
     async def _refuse_late_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
         cursor = await connection.execute(self._sql["upstream_of"], {"ids": list(wanted)})
