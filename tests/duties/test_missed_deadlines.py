@@ -1,0 +1,96 @@
+"""F-34: a deadline that passes before a task has ended is told, once, however the task came to it."""
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.duties.promoter import Promoter
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.engine import Engine
+from tests.store.acting import complete, kill, register, submit, take
+
+
+async def told(engine: Engine, connection: psycopg.Connection) -> list[str]:
+    """Who missed a deadline, once the promoter has looked, and looked again."""
+    for _ in range(2):
+        await Promoter(engine.upkeep).run_once()
+    return [
+        row[0]
+        for row in connection.execute(
+            "SELECT task_id FROM lineshaft.events WHERE kind = 'task.deadline_missed' ORDER BY seq"
+        )
+    ]
+
+
+async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
+    """A task whose deadline has passed since the promoter last looked."""
+    task_id = await submit(engine, "late", deadline=clock.now() + timedelta(seconds=30), **fields)
+    await Promoter(engine.upkeep).run_once()
+    clock.advance(31)
+    return task_id
+
+
+@pytest.mark.xfail(reason="the submission leaves rekey_at empty", strict=True)
+@pytest.mark.parametrize("others", [0, 60], ids=["by INSERT", "by COPY"])
+async def test_past_already_at_submission(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock, others: int
+) -> None:
+    past = clock.now() - timedelta(minutes=1)
+    first, *_ = await engine.submission.submit([NewTask("code", deadline=past), *[NewTask("code")] * others])
+
+    assert await told(engine, connection) == [first.id]
+
+
+@pytest.mark.xfail(reason="unblock_dependents empties rekey_at", strict=True)
+async def test_past_when_its_last_dependency_is_done(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    agent = await register(engine)
+    up = await submit(engine, "up")
+    task_id = await late(engine, clock, depends_on=[up])
+
+    await complete(engine, await take(engine, agent))
+
+    assert await told(engine, connection) == [task_id]
+
+
+async def test_past_when_its_critical_path_changes(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    task_id = await late(engine, clock)
+    down = await submit(engine, "down")
+
+    await engine.operations.add_dependencies(down, [task_id])
+
+    assert await told(engine, connection) == [task_id]
+
+
+async def test_past_when_it_is_revived(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """It passed while the task lay on the review desk."""
+    agent = await register(engine)
+    task_id = await submit(engine, deadline=clock.now() + timedelta(seconds=30))
+    await kill(engine, agent)
+    clock.advance(31)
+    assert await told(engine, connection) == []
+
+    await engine.operations.retry(task_id)
+
+    assert await told(engine, connection) == [task_id]
+
+
+async def test_told_before_it_died_it_is_not_told_again(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    agent = await register(engine)
+    task_id = await late(engine, clock)
+    assert await told(engine, connection) == [task_id]
+    await kill(engine, agent)
+
+    await engine.operations.retry(task_id)
+
+    assert await told(engine, connection) == [task_id]
