@@ -11,8 +11,10 @@ from lineshaft.store.insights import Insights
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
+from lineshaft.store.parting import Parting
 from lineshaft.store.submission import Submission
 from lineshaft.store.upkeep import Upkeep
+from lineshaft.store.working import Working
 
 
 class Engine:
@@ -27,6 +29,8 @@ class Engine:
         self.claims = Claims(self.database, self.upkeep)
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
+        self.working = Working(self.database, self.lifecycle)
+        self.parting = Parting(self.database, self.lifecycle, self.operations)
         self.insights = Insights(self.database)
 
     async def __aenter__(self) -> Self:

@@ -23,6 +23,7 @@ from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import Connection, Database
+from lineshaft.store.guards import Guards, RateLimited
 from lineshaft.store.lanes import Lanes, array_literal
 from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved, record_failure, refusal
 from lineshaft.store.round_trip import Rows, transaction
@@ -33,6 +34,7 @@ class Lifecycle:
         self._database = database
         self._lanes = lanes
         self._uniform = uniform
+        self._guards = Guards(database)
         self._sql = catalog.load("lifecycle")
 
     # In an agent's hands.
@@ -316,6 +318,7 @@ class Lifecycle:
         changes = Changes(self._database.now)
         moved: dict[str, Moved] = {}
         dead: list[LockedTask] = []
+        limits: list[RateLimited] = []
         for task, failure in failures:
             decision = self._decide(task, failure, [*agents.get(task.id, []), task.agent_id])
             lane_id = task.lane_id
@@ -325,8 +328,11 @@ class Lifecycle:
             moved[task.id] = Moved(task.id, status)
             if status is Status.DEAD_LETTERED:
                 dead.append(task)
+            if isinstance(decision, ratelimit.WaitForLimit):
+                limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
         await self._fail_batches(connection, changes, dead)
         await self.finish(connection, changes)
+        await self._guards.signal_slowdowns(connection, limits)
         return moved
 
     def _decide(

@@ -246,28 +246,41 @@ class Operations:
 
         async def work(connection: Connection) -> list[Submitted]:
             parent = await self._lifecycle.hold(connection, claim, "spawn from")
-            dag_id = parent.task_dag_id
-            drafts: list[Draft] = []
-            own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
-            heads = draft_by_key(own, dag_id, drafts).values()
-            if parent.dag_id is None:
-                await self._make_dag(connection, parent)
-                parent = replace(parent, dag_id=dag_id)
-            results = await self._submission.write_in(connection, drafts, [])
-            added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
-            children = [results[head.id] for head in heads]
             changes = Changes(self._database.now)
-            changes.touch_dag(dag_id, added=added)
+            parent, children = await self.create_children(connection, changes, parent, tasks)
             if wait:
-                open_children = await self._wait_for(connection, parent.id, children)
-                self._pause(changes, parent, open_children)
-            await changes.write(connection)
-            if wait:
-                ids = [child.id for child in children]
-                await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
+                await self.pause_for(connection, changes, parent, children)
+            else:
+                await changes.write(connection)
             return children
 
         return await self._database.run(work, pipeline=False)
+
+    async def create_children(
+        self, connection: Connection, changes: Changes, parent: LockedTask, tasks: Sequence[NewTask]
+    ) -> tuple[LockedTask, list[Submitted]]:
+        """In the parent's DAG, which may become a real one by it; also gives the parent as it is then."""
+        dag_id = parent.task_dag_id
+        drafts: list[Draft] = []
+        own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
+        heads = draft_by_key(own, dag_id, drafts).values()
+        if parent.dag_id is None:
+            await self._make_dag(connection, parent)
+            parent = replace(parent, dag_id=dag_id)
+        results = await self._submission.write_in(connection, drafts, [])
+        added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
+        changes.touch_dag(dag_id, added=added)
+        return parent, [results[head.id] for head in heads]
+
+    async def pause_for(
+        self, connection: Connection, changes: Changes, parent: LockedTask, children: Sequence[Submitted]
+    ) -> None:
+        """Out of the agent's hands until all of these have ended; writes the changes."""
+        open_children = await self._wait_for(connection, parent.id, children)
+        self._pause(changes, parent, open_children)
+        await changes.write(connection)
+        ids = [child.id for child in children]
+        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
 
     async def _make_dag(self, connection: Connection, parent: LockedTask) -> None:
         dag = DagDraft(id=parent.task_dag_id, title=parent.title, created_by=None)

@@ -19,15 +19,15 @@ server first), so the socket is shut down under it: then its call ends by itself
 """
 
 import asyncio
-import contextlib
 import logging
-import os
-import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection
+
+from lineshaft.store.database import shut_down
 
 CHANNEL = "lineshaft"
 _LISTEN = f"LISTEN {CHANNEL}"
@@ -40,16 +40,21 @@ _log = logging.getLogger(__name__)
 
 
 class Waiter:
-    """Waits for work in some lanes; None: in any. One task may wait at a time."""
+    """Waits for work in some lanes; None: in any. One task may wait at a time.
+
+    A `set` of lanes is not copied: whoever gave it may add to it.
+    """
 
     def __init__(self, wakeups: "Wakeups", lanes: Collection[int] | None) -> None:
         self._wakeups = wakeups
-        self._lanes = None if lanes is None else frozenset(lanes)
+        self._lanes: AbstractSet[int] | None = (
+            lanes if isinstance(lanes, set) or lanes is None else set(lanes)
+        )
         self._future: asyncio.Future[bool] | None = None
         #: What woke it, until it waits again: these lanes ...
         self._woken_by: set[int] = set()
         #: ... or others, for these lanes of theirs, that had looked by themselves and found much.
-        self._called_for: list[frozenset[int] | None] = []
+        self._called_for: list[AbstractSet[int] | None] = []
         self._heard = wakeups.calls
 
     def __enter__(self) -> Self:
@@ -114,7 +119,7 @@ class Waiter:
         self._future.set_result(True)
         return True
 
-    def call(self, lanes: frozenset[int] | None) -> bool:
+    def call(self, lanes: AbstractSet[int] | None) -> bool:
         """Wake it if it might take from one of these lanes."""
         shares = lanes is None or self._lanes is None or not lanes.isdisjoint(self._lanes)
         if not (shares and self.offer(None)):
@@ -168,6 +173,8 @@ class Wakeups:
         self._line: dict[Waiter, None] = {}
         #: Lanes that moved while nobody waited for them.
         self._remembered: set[int] = set()
+        #: Told of each such lane: nobody may have known that it exists.
+        self.on_unwanted: Callable[[int], None] = lambda _: None
         #: How often everybody was woken.
         self.calls = 0
 
@@ -226,14 +233,15 @@ class Wakeups:
             if waiter.wants(lane) and waiter.offer(lane):
                 return
         self._remembered.add(lane)
+        self.on_unwanted(lane)
 
-    def wake_like(self, lanes: frozenset[int] | None) -> None:
+    def wake_like(self, lanes: AbstractSet[int] | None) -> None:
         """Wake one who might take the same. Nobody there: whoever comes looks before it waits."""
         for waiter in self._line:
             if waiter.call(lanes):
                 return
 
-    def take_remembered(self, lanes: frozenset[int] | None) -> set[int]:
+    def take_remembered(self, lanes: AbstractSet[int] | None) -> set[int]:
         # All at once: who looks for work looks into all of its lanes, and passes them on if there is more.
         taken = set(self._remembered) if lanes is None else self._remembered & lanes
         self._remembered -= taken
@@ -245,7 +253,7 @@ class Wakeups:
     def step_out(self, waiter: Waiter) -> None:
         self._line.pop(waiter, None)
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
         self.calls += 1
         for waiter in list(self._line):
             waiter.offer(None)
@@ -255,7 +263,7 @@ class Wakeups:
             lanes = [int(lane) for lane in payload.split(",")]
         except ValueError:
             # More lanes than fit into a payload are sent as *. Whatever else it may be, something has moved.
-            self._wake_all()
+            self.wake_all()
             return
         for lane in lanes:
             self.wake(lane)
@@ -306,7 +314,7 @@ class Wakeups:
                 raise TimeoutError(f"no answer within {self._answer_timeout:g} s")
         finally:
             if not call.done():
-                _shut_down(connection)
+                shut_down(connection)
                 await asyncio.wait({call})
             error = call.exception()
         if error is not None:
@@ -319,13 +327,4 @@ class Wakeups:
         now, before = (self._up, self._down) if healthy else (self._down, self._up)
         now.set()
         before.clear()
-        self._wake_all()
-
-
-def _shut_down(connection: AsyncConnection[Any]) -> None:
-    """End whatever waits on the connection. Closing it would free its number for another socket too early."""
-    with (
-        contextlib.suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as same,
-    ):
-        same.shutdown(socket.SHUT_RDWR)
+        self.wake_all()

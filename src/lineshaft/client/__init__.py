@@ -1,0 +1,10 @@
+"""The queue for programs: `Lineshaft`, and `SyncLineshaft` for those without an event loop.
+
+`backend` is what differs between a database and, later, a server; everything else is written against it.
+"""
+
+from lineshaft.client.blocking import SyncLineshaft
+from lineshaft.client.lineshaft import NOW, Lineshaft
+from lineshaft.client.views import Dag, Event, Output, Task
+
+__all__ = ["NOW", "Dag", "Event", "Lineshaft", "Output", "SyncLineshaft", "Task"]

@@ -1,0 +1,176 @@
+"""What differs between a database and a server behind HTTP; all else is written against this."""
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol
+
+from lineshaft.client.views import Dag, Event, Task
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.changes import Spent
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.fleet import AgentView, NewAgent
+from lineshaft.store.heartbeats import Answers, HeldTask, Presence
+from lineshaft.store.listing import TaskFilter
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.store.parting import Child, HandBack, Spawned
+from lineshaft.store.reading import Page
+from lineshaft.store.submission import Submitted, SubmittedDag
+from lineshaft.store.why import Why
+from lineshaft.store.working import PastAttempt, Purses
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier attempts at a task left behind. JSON as it was stored."""
+
+    checkpoint: bytes | None = None
+    steps: dict[str, bytes] | None = None
+    children: dict[str, Child] | None = None
+    attempts: Sequence[PastAttempt] = ()
+
+
+NO_HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A claimed task with all that its handler is given."""
+
+    task: ClaimedTask
+    history: History
+    #: By reference, as `spec.context_refs` has them.
+    inputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    items: list[Event]
+    next_cursor: str
+    caught_up: bool
+
+
+class Idler(Protocol):
+    """How an agent without work waits for some."""
+
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer
+        """True: look for work. False: the time is up."""
+        ...
+
+    def pass_on(self) -> None:
+        """There may be more than this one could take: let another agent of this process look too."""
+        ...
+
+
+class Pulse(Protocol):
+    """Heartbeats. Made in one thread, used and closed in the event loop of another."""
+
+    async def beat(
+        self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
+    ) -> Answers: ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    # Submitting. `connection`: the caller's own, whose transaction it becomes part of.
+
+    async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]: ...
+
+    async def submit_dag(
+        self,
+        title: str,
+        tasks: Sequence[NewTask],
+        *,
+        budget_ceiling_usd: Decimal | float | None,
+        created_by: str | None,
+        connection: Any,
+    ) -> SubmittedDag: ...
+
+    # Reading and operating.
+
+    async def task(self, task_id: str) -> Task: ...
+
+    async def tasks(
+        self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None
+    ) -> Page[Task]: ...
+
+    async def dag(self, dag_id: str) -> Dag: ...
+
+    async def why(self, task_id: str) -> Why: ...
+
+    async def events(
+        self,
+        after: str | None,
+        *,
+        limit: int,
+        task_id: str | None,
+        dag_id: str | None,
+        kinds: Collection[str] | None,
+    ) -> EventPage: ...
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
+        """For each id: open, or ended as a `task` or as a `dag`, or unknown."""
+        ...
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None: ...
+
+    async def retry(self, task_id: str, *, delay_sec: float) -> None: ...
+
+    # Working.
+
+    async def register(self, agent: NewAgent) -> AgentView: ...
+
+    async def drain(self, agent_id: str, incarnation: int) -> None: ...
+
+    async def leave(self, agent_id: str, incarnation: int) -> None: ...
+
+    async def claim(
+        self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
+    ) -> list[Assignment]:
+        """Claim and start."""
+        ...
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Moved]: ...
+
+    async def fail(self, failures: Sequence[Failure]) -> list[Moved]: ...
+
+    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]: ...
+
+    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None: ...
+
+    async def record_step(
+        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
+    ) -> tuple[bytes, Purses]: ...
+
+    async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None: ...
+
+    async def spawn(
+        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
+    ) -> Spawned: ...
+
+    # What keeps a process of agents going.
+
+    def pulse(self) -> Pulse: ...
+
+    async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]: ...
+
+    @property
+    def poll_interval_sec(self) -> float | None:
+        """How long an idle agent may sleep; None: as long as its own poll interval says."""
+        ...
+
+    def expect_answers_within(self, seconds: float) -> None:
+        """A connection that doesn't answer for so long is given up."""
+        ...
+
+    async def upkeep(self) -> float | None:
+        """Do what nobody else may be there to do; gives the seconds until there is something again."""
+        ...
+
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None: ...

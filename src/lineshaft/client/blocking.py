@@ -1,0 +1,148 @@
+"""`SyncLineshaft`: the same methods for scripts and web apps that have no event loop.
+
+Not a second copy: each method is the asynchronous one, run in an event loop that a thread of its own keeps
+going. Types carry over. What is given the caller's own connection runs in the caller's thread, from beginning
+to end: another thread waiting for the same transaction must never be kept waiting by it.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from lineshaft.client.lineshaft import Lineshaft
+from lineshaft.errors import LineshaftError
+from lineshaft.settings import Settings
+from lineshaft.store.guests import at_once
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread of its own, until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._pid:
+            work.close()
+            raise LineshaftError(
+                "This Lineshaft was opened before the process was forked. Open it in each process by itself."
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Interrupted while waiting: nobody wants the answer any more.
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+
+def _blocking(
+    method: Callable[Concatenate[Lineshaft, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncLineshaft", P], T]:
+    def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work = method(self.shaft, *args, **kwargs)
+        return at_once(work) if kwargs.get("connection") is not None else self.loop.run(work)
+
+    return _named_like(method, call)
+
+
+def _iterating(
+    method: Callable[Concatenate[Lineshaft, P], AsyncIterator[T]],
+) -> Callable[Concatenate["SyncLineshaft", P], Iterator[T]]:
+    def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(self.shaft, *args, **kwargs)
+
+        async def following() -> list[T]:
+            try:
+                return [await anext(items)]
+            except StopAsyncIteration:
+                return []
+
+        while found := self.loop.run(following()):
+            yield found[0]
+
+    return _named_like(method, call)
+
+
+def _named_like(method: Callable[..., Any], call: Callable[P, T]) -> Callable[P, T]:
+    call.__name__, call.__qualname__ = method.__name__, f"SyncLineshaft.{method.__name__}"
+    call.__doc__ = method.__doc__
+    return call
+
+
+class SyncLineshaft:
+    """`Lineshaft` for code without an event loop. Safe to share between threads.
+
+    with SyncLineshaft() as shaft:
+        shaft.submit(NewTask("mail", spec={"to": "ann@example.org"}), connection=session)
+    """
+
+    def __init__(
+        self, dsn: str | None = None, *, settings: Settings | None = None, max_connections: int = 10
+    ) -> None:
+        self.shaft = Lineshaft(dsn, settings=settings, max_connections=max_connections)
+        self._loop: LoopThread | None = None
+
+    @property
+    def loop(self) -> LoopThread:
+        if self._loop is None:
+            raise LineshaftError(
+                "This Lineshaft is not open. Use 'with SyncLineshaft() as shaft', or open()."
+            )
+        return self._loop
+
+    def open(self) -> Self:
+        self._loop = LoopThread("lineshaft client")
+        try:
+            self._loop.run(self.shaft.open())
+        except BaseException:
+            self._close_loop()
+            raise
+        return self
+
+    def close(self) -> None:
+        if self._loop is not None:
+            try:
+                self._loop.run(self.shaft.close())
+            finally:
+                self._close_loop()
+
+    def _close_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    submit = _blocking(Lineshaft.submit)
+    submit_many = _blocking(Lineshaft.submit_many)
+    submit_dag = _blocking(Lineshaft.submit_dag)
+    get = _blocking(Lineshaft.get)
+    get_dag = _blocking(Lineshaft.get_dag)
+    list = _blocking(Lineshaft.list)
+    why = _blocking(Lineshaft.why)
+    wait = _blocking(Lineshaft.wait)
+    cancel = _blocking(Lineshaft.cancel)
+    retry = _blocking(Lineshaft.retry)
+    events = _iterating(Lineshaft.events)

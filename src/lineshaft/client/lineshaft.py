@@ -1,0 +1,217 @@
+"""`Lineshaft`: the queue, for programs. The same methods over a database or, later, over HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, Self, overload
+
+from lineshaft.client.backend import Backend
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.client.views import Dag, Event, Task
+from lineshaft.client.waiting import EndWatch
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.tasks import NewTask
+from lineshaft.settings import Settings
+from lineshaft.store.listing import TaskFilter, TaskOrder
+from lineshaft.store.reading import DEFAULT_LIMIT, Page
+from lineshaft.store.submission import Submitted, SubmittedDag
+from lineshaft.store.why import Why
+
+#: Read events after this: only what happens from now on.
+NOW = "now"
+_EVENTS_AT_ONCE = 500
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.02, 0.5
+
+
+class Lineshaft:
+    """The queue.
+
+        async with Lineshaft() as shaft:
+            task = await shaft.submit(NewTask("research", spec={"prompt": "competitors"}))
+            print((await shaft.wait(task)).result)
+
+    Without a DSN it is the database that LINESHAFT_DATABASE_URL names, else an embedded one, which starts by
+    itself. `max_connections` is how many connections it opens at the most.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        max_connections: int = 10,
+        backend: Backend | None = None,
+    ) -> None:
+        self.backend = backend or _choose(dsn, settings, max_connections)
+        self._watch = EndWatch(self.backend)
+
+    async def open(self) -> Self:
+        await self.backend.open()
+        return self
+
+    async def close(self) -> None:
+        await self._watch.close()
+        await self.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Submitting.
+
+    async def submit(self, task: NewTask, *, connection: Any = None) -> Submitted:
+        """Submit one task.
+
+        With a `connection` (psycopg's, or a connection or session of SQLAlchemy) it becomes part of that
+        connection's transaction: it exists once you commit, and never did if you roll back.
+        """
+        (submitted,) = await self.backend.submit([task], connection=connection)
+        return submitted
+
+    async def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[Submitted]:
+        """Submit up to 10,000 standalone tasks, all or none."""
+        return await self.backend.submit(tasks, connection=connection)
+
+    async def submit_dag(
+        self,
+        title: str,
+        tasks: Sequence[NewTask],
+        *,
+        budget_ceiling_usd: Decimal | float | None = None,
+        created_by: str | None = None,
+        connection: Any = None,
+    ) -> SubmittedDag:
+        """Submit tasks that depend on each other by `key`, all or none."""
+        return await self.backend.submit_dag(
+            title,
+            tasks,
+            budget_ceiling_usd=budget_ceiling_usd,
+            created_by=created_by,
+            connection=connection,
+        )
+
+    # Reading.
+
+    async def get(self, task: str | Submitted) -> Task:
+        return await self.backend.task(_id(task))
+
+    async def get_dag(self, dag: str | SubmittedDag) -> Dag:
+        return await self.backend.dag(_id(dag))
+
+    async def list(
+        self,
+        /,
+        *,
+        order: str = TaskOrder.CREATED_AT,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+        **filters: str | Sequence[str],
+    ) -> Page[Task]:
+        """One page of tasks; filters: status, type, dag_id, parent_id, agent_id, tag, created_by, q."""
+        return await self.backend.tasks(_filter(filters), order=order, limit=limit, cursor=cursor)
+
+    async def why(self, task: str | Submitted) -> Why:
+        """Why a task is not running."""
+        return await self.backend.why(_id(task))
+
+    async def events(
+        self,
+        after: str | None = NOW,
+        *,
+        task_id: str | None = None,
+        dag_id: str | None = None,
+        kinds: Collection[str] | None = None,
+        follow: bool = True,
+    ) -> AsyncIterator[Event]:
+        """Everything that happens, in order, none twice and none missed.
+
+        `after` is the cursor of the last event you have seen, None for the beginning, or "now". Without
+        `follow` it ends where everything that has happened so far was told.
+        """
+        cursor, pause = after, _FIRST_PAUSE_SEC
+        while True:
+            page = await self.backend.events(
+                cursor, limit=_EVENTS_AT_ONCE, task_id=task_id, dag_id=dag_id, kinds=kinds
+            )
+            for event in page.items:
+                yield event
+            cursor = page.next_cursor
+            if not page.caught_up:
+                continue
+            if not follow:
+                return
+            # Quick after something happened, slower the longer nothing does.
+            pause = _FIRST_PAUSE_SEC if page.items else min(2 * pause, _LONGEST_PAUSE_SEC)
+            await asyncio.sleep(pause)
+
+    # Waiting.
+
+    @overload
+    async def wait(self, what: Submitted, timeout: float | None = None) -> Task: ...  # noqa: ASYNC109
+
+    @overload
+    async def wait(self, what: SubmittedDag, timeout: float | None = None) -> Dag: ...  # noqa: ASYNC109
+
+    @overload
+    async def wait(self, what: str, timeout: float | None = None) -> Task | Dag: ...  # noqa: ASYNC109
+
+    async def wait(  # the timeout is the caller's to choose, and a TimeoutError says what was waited for
+        self,
+        what: str | Submitted | SubmittedDag,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Task | Dag:
+        """Wait until a task or a DAG has ended, in whatever way; raises TimeoutError if it takes longer."""
+        name = _id(what)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                is_dag = await self._watch.ended(name)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{name} has not ended after {time.monotonic() - started:.1f} s. It goes on; ask "
+                "'lineshaft why' what it waits for, or wait longer."
+            ) from None
+        return await (self.backend.dag(name) if is_dag else self.backend.task(name))
+
+    # Operating.
+
+    async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+        """Cancel a task, its children and, with `cascade`, all that depends on it."""
+        await self.backend.cancel(_id(task), reason, cascade=cascade)
+        return await self.backend.task(_id(task))
+
+    async def retry(self, task: str | Submitted, *, delay_sec: float = 0.0) -> Task:
+        """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
+        await self.backend.retry(_id(task), delay_sec=delay_sec)
+        return await self.backend.task(_id(task))
+
+
+def _choose(dsn: str | None, settings: Settings | None, max_connections: int) -> Backend:
+    known = settings or Settings.load()
+    if dsn is None and settings is None and known.url is not None:
+        dsn = known.url
+    if dsn is not None and dsn.startswith(("http://", "https://")):
+        raise InvalidInputError(
+            errors=[("dsn", "a server's URL can't be used yet; give the DSN of its database")]
+        )
+    if dsn is not None:
+        known = replace(known, database_url=dsn)
+    return DatabaseBackend(known, max_connections=max_connections)
+
+
+def _id(what: str | Submitted | SubmittedDag) -> str:
+    return what if isinstance(what, str) else what.id
+
+
+def _filter(given: dict[str, str | Sequence[str]]) -> TaskFilter:
+    known = TaskFilter.__dataclass_fields__
+    if unknown := sorted(set(given) - set(known)):
+        raise InvalidInputError(errors=[(unknown[0], f"is no filter; there are {', '.join(known)}")])
+    return TaskFilter(**{name: [v] if isinstance(v, str) else list(v) for name, v in given.items()})

@@ -1,0 +1,29 @@
+-- What keeps agents from running into walls. Used by store/guards.py.
+
+-- name: signal_slowdowns
+-- Others slow down with what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
+-- The latest signal decides, even when it is the shorter one (R-218). Claims leave the model alone until then.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+signal AS (
+    SELECT coalesce('model:' || coalesce(input.model, agent.models_available[1]), '*') AS key, max(input.wait_sec) AS wait_sec,
+        min(input.reason) AS reason
+    FROM unnest(%(agent_ids)s::text[], %(models)s::text[], %(waits)s::double precision[], %(reasons)s::text[])
+        AS input (agent_id, model, wait_sec, reason)
+    LEFT JOIN lineshaft.agent ON agent.id = input.agent_id
+    GROUP BY 1
+    ORDER BY 1
+),
+written AS (
+    INSERT INTO lineshaft.slowdown AS known (key, signalled_at, until, reason)
+    SELECT signal.key, clock.now, clock.now + make_interval(secs => signal.wait_sec), signal.reason
+    FROM signal CROSS JOIN clock
+    ON CONFLICT (key) DO UPDATE
+        SET signalled_at = excluded.signalled_at, until = excluded.until, reason = excluded.reason
+        WHERE (known.signalled_at, known.until) < (excluded.signalled_at, excluded.until)
+    RETURNING key, until, reason
+)
+INSERT INTO lineshaft.event (at, kinds, data)
+SELECT clock.now, '{signal.slowdown}', jsonb_build_object('key', written.key, 'until', written.until, 'wait', signal.wait_sec)
+FROM written JOIN signal ON signal.key = written.key CROSS JOIN clock

@@ -1,0 +1,125 @@
+"""Heartbeats of one process: a connection that serves nothing else, and is given up when it doesn't answer.
+
+It belongs to the event loop of whoever calls it, which is that of a thread of its own: neither a handler that
+blocks nor a pool without a free connection delays a heartbeat.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.errors import UnavailableError
+from lineshaft.sql import catalog
+from lineshaft.store.claims import LOCK_TTL_SEC
+from lineshaft.store.database import PLAN_BY_INDEX, configure, shut_down
+from lineshaft.store.lanes import array_literal
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """An agent that says it is there."""
+
+    agent_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A claim whose lease is to be renewed."""
+
+    id: str
+    epoch: int
+    agent_id: str
+    interval_sec: float
+    #: JSON; None: nothing new.
+    progress: bytes | None = None
+    #: Since the claim; None: nothing new.
+    cost_usd: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    #: By agent: active or draining. One that is missing was registered again elsewhere.
+    agents: dict[str, str]
+    #: By task: continue, cancel or lost.
+    tasks: dict[str, str]
+
+
+class Heartbeats:
+    def __init__(self, dsn: str, *, clock: Clock | None = None, prepare: bool = True) -> None:
+        self._dsn = dsn
+        self._clock = clock or DatabaseClock()
+        self._prepare = prepare
+        self._sql = catalog.load("working")["beat"]
+        self._connection: AsyncConnection[Any] | None = None
+
+    async def beat(
+        self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
+    ) -> Answers:
+        """One statement for all; raises UnavailableError when there is no answer in time."""
+        call = asyncio.ensure_future(self._beat(agents, tasks))
+        try:
+            await asyncio.wait({call}, timeout=answer_within_sec)
+            if call.done():
+                return call.result()
+            raise UnavailableError(f"The database didn't answer a heartbeat within {answer_within_sec:g} s.")
+        except (psycopg.OperationalError, OSError) as error:
+            raise UnavailableError(f"The database is away: {error}") from error
+        finally:
+            if not call.done() or call.exception() is not None:
+                await self._give_up(call)
+
+    async def _beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> Answers:
+        if self._connection is None:
+            opened = await AsyncConnection.connect(
+                self._dsn, autocommit=True, application_name="lineshaft heartbeats"
+            )
+            self._connection = opened
+            configure(opened, prepare=self._prepare)
+            await opened.execute(PLAN_BY_INDEX)
+        cursor = await self._connection.execute(
+            self._sql,
+            {
+                "now": self._clock.now(),
+                "lock_ttl": LOCK_TTL_SEC,
+                "agents": [agent.agent_id for agent in agents],
+                "incarnations": [agent.incarnation for agent in agents],
+                "ids": array_literal([task.id for task in tasks]),
+                "epochs": array_literal([task.epoch for task in tasks]),
+                "holders": [task.agent_id for task in tasks],
+                "intervals": [float(task.interval_sec) for task in tasks],
+                "progress": [None if task.progress is None else task.progress.decode() for task in tasks],
+                "costs": [task.cost_usd for task in tasks],
+            },
+        )
+        answers = Answers({}, {})
+        for task_id, agent_id, answer in await cursor.fetchall():
+            if task_id is None:
+                answers.agents[agent_id] = answer
+            else:
+                answers.tasks[task_id] = answer
+        return answers
+
+    async def _give_up(self, call: "asyncio.Future[Answers]") -> None:
+        """Whatever is wrong with the connection, the next heartbeat gets a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            shut_down(connection)
+        elif not call.done():
+            # It hangs while connecting, where a cancellation is heeded at once.
+            call.cancel()
+        await asyncio.wait({call})
+        connection = connection or self._connection
+        self._connection = None
+        if connection is not None:
+            await connection.close()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,151 @@
+"""How a claim ends other than by success or failure: handed back, cancelled, or paused for children.
+
+What the attempt has cost is booked first, so that nothing spent is forgotten.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.model.tasks import NewTask
+from lineshaft.sql import catalog
+from lineshaft.store.changes import UNREPORTED, Changes, Spent
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.operations import Operations
+from lineshaft.store.outcomes import ClaimRef, Moved
+from lineshaft.store.submission import Submitted
+
+#: Steps of this name remember which children were spawned.
+SPAWN_STEP = "spawn:"
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """A claim that is given up without using an attempt; with a delay it comes back later."""
+
+    claim: ClaimRef
+    delay_sec: float | None = None
+    spent: Spent = UNREPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A spawned task: its outcome, once it has one."""
+
+    id: str
+    #: COMPLETED, CANCELLED, DEAD_LETTERED, or PENDING while it has not ended.
+    status: str = "PENDING"
+    output: Any = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status != "PENDING"
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    children: list[Child]
+    #: The claim is over: the parent is claimed again when all of them have ended.
+    paused: bool
+
+
+class Parting:
+    def __init__(self, database: Database, lifecycle: Lifecycle, operations: Operations) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._operations = operations
+        self._sql = catalog.load("working")
+
+    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+        by_delay: defaultdict[float | None, list[HandBack]] = defaultdict(list)
+        for item in items:
+            by_delay[item.delay_sec].append(item)
+        moved: dict[str, Moved] = {}
+        for delay, alike in by_delay.items():
+            await self._book(alike)
+            answers = await self._lifecycle.release([item.claim for item in alike], delay_sec=delay)
+            moved |= {answer.id: answer for answer in answers}
+        return [moved[item.claim.id] for item in items]
+
+    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
+        """Cancel a task that one holds, and what depends on it. Repeating it changes nothing."""
+        held = await self._book([HandBack(claim, spent=spent)])
+        if claim.id not in held:
+            (answer,) = await self._lifecycle.release([claim])
+            if isinstance(answer.error, StaleClaimError):
+                raise answer.error
+        await self._operations.cancel(claim.id, reason)
+
+    async def _book(self, items: Sequence[HandBack]) -> set[str]:
+        async def work(connection: Connection) -> set[str]:
+            cursors = [
+                await self._book_one(connection, item.claim, item.spent.cost_usd)
+                for item in sorted(items, key=lambda item: item.claim.id)
+            ]
+            return {row[0] for cursor in cursors for row in await cursor.fetchall()}
+
+        return await self._database.run(work)
+
+    async def _book_one(self, connection: Connection, claim: ClaimRef, cost: Decimal | None) -> Any:
+        values = {"id": claim.id, "epoch": claim.epoch, "cost": cost}
+        return await connection.execute(self._sql["book_cost"], values)
+
+    async def spawn(
+        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent = UNREPORTED
+    ) -> Spawned:
+        """Create children once, however often this is called with the key; with `wait` pause for them.
+
+        A paused parent uses no attempt, and gives back its slot, its money and its document lock.
+        """
+        if not tasks:
+            raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
+
+        async def work(connection: Connection) -> Spawned:
+            step = {"id": claim.id, "name": SPAWN_STEP + key}
+            cursor = await connection.execute(self._sql["read_step"], step)
+            known = await cursor.fetchone()
+            names: list[str] = msgspec.json.decode(known[0]) if known else []
+            try:
+                parent = await self._lifecycle.hold(connection, claim, "spawn from")
+            except StaleClaimError:
+                if known is None or known[1] != claim.epoch or not wait:
+                    raise
+                # The same call again: the parent waits already.
+                return Spawned([Child(name) for name in names], paused=True)
+            await self._book_one(connection, claim, spent.cost_usd)
+            parent = replace(
+                parent, attempt_cost_usd=max(parent.attempt_cost_usd, spent.cost_usd or Decimal(0))
+            )
+            changes = Changes(self._database.now)
+            if known is None:
+                parent, children = await self._operations.create_children(connection, changes, parent, tasks)
+                names = [child.id for child in children]
+                data = msgspec.json.encode(names).decode()
+                await connection.execute(
+                    self._sql["insert_step"],
+                    {**self._database.now, **step, "epoch": claim.epoch, "data": data},
+                )
+            else:
+                children = [Submitted(name, duplicate=True) for name in names]
+            ends = await self._ends(connection, names)
+            paused = wait and any(name not in ends for name in names)
+            if paused:
+                await self._operations.pause_for(connection, changes, parent, children)
+            else:
+                await changes.write(connection)
+            return Spawned([ends.get(name) or Child(name) for name in names], paused)
+
+        return await self._database.run(work, pipeline=False)
+
+    async def _ends(self, connection: Connection, names: list[str]) -> dict[str, Child]:
+        cursor = await connection.execute(self._sql["child_ends"], {"ids": names})
+        return {
+            name: Child(name, status, None if output is None else msgspec.json.decode(output))
+            for name, status, output in await cursor.fetchall()
+        }
