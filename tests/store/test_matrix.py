@@ -155,11 +155,6 @@ CALLS: dict[Act, tuple[tuple[Operation, ...], ...]] = {
 #: A row that another call carries out: only the dead-letter desk cancels what is dead (R-132, R-174).
 ELSEWHERE = {(cancel, Status.DEAD_LETTERED)}
 
-#: A row that the table lacks: a gate in the agent's hands that meets a rate limit waits too (U13).
-BEYOND: dict[tuple[Act, Status], tuple[Status, list[str]]] = {
-    (rate_limit, Status.VALIDATING): (Status.RETRYING, ["task.rate_limited"])
-}
-
 #: Allowed without a move: one more thing to wait for, and children of a task that goes on.
 STAYS = {(add_dependency, Status.PENDING), (spawn, Status.RUNNING)}
 
@@ -195,7 +190,7 @@ def path(act: Act, source: Status) -> tuple[Status, list[str]] | None:
             events += [row.event] if row.event else []
         else:
             return status, events
-    return BEYOND.get((act, source))
+    return None
 
 
 def is_within(part: list[str], whole: list[str]) -> bool:

@@ -1,12 +1,10 @@
-"""Submitting: all or nothing, the same rows by either path, one task a key, children in order."""
+"""What is submitted is stored whole, placed in its graph, or refused."""
 
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 
 from lineshaft.errors import (
     AlreadyExistsError,
@@ -251,9 +249,6 @@ async def test_children_count_towards_the_limit(world: World) -> None:
         await world.submit(*families)
 
 
-# Own ids.
-
-
 @pytest.mark.parametrize("fillers", [0, 60], ids=["insert", "copy"])
 async def test_an_own_id_is_kept_and_can_not_be_taken_twice(world: World, fillers: int) -> None:
     """R-001: 409 for a second one, and nothing of that call is written."""
@@ -291,132 +286,6 @@ async def test_a_parent_must_exist(world: World) -> None:
         await world.one(parent_id="task_nope")
 
 
-# Idempotency.
-
-
-async def test_a_known_key_gives_the_existing_task(world: World) -> None:
-    """R-003, R-170, U8: one task a key, and other content is flagged."""
-    submit = world.engine.submission.submit
-    (first,) = await submit([NewTask("code", idempotency_key="k", spec={"a": 1, "b": 2})])
-
-    (again,) = await submit(
-        [NewTask("code", idempotency_key="k", spec={"b": 2, "a": 1}, title="other title")]
-    )
-    (other,) = await submit([NewTask("code", idempotency_key="k", spec={"a": 2})])
-
-    assert (first.duplicate, first.mismatch) == (False, False)
-    assert (again.id, again.duplicate, again.mismatch) == (first.id, True, False)
-    assert (other.id, other.duplicate, other.mismatch) == (first.id, True, True)
-    assert len(world.rows("SELECT * FROM lineshaft.task")) == 1
-    assert world.kinds(first.id) == ["task.created", "task.ready"]
-
-
-@pytest.mark.parametrize("fillers", [0, 60], ids=["insert", "copy"])
-async def test_a_key_twice_in_one_call(world: World, fillers: int) -> None:
-    """U8: the second stands for the first, or for whatever task has the key already."""
-    submit = world.engine.submission.submit
-    twice = [
-        NewTask("code", idempotency_key="k", spec={"n": 1}),
-        NewTask("code", idempotency_key="k", spec={"n": 1}),
-        NewTask("code", idempotency_key="k", spec={"n": 2}),
-        *[NewTask("code")] * fillers,
-    ]
-
-    first, second, third, *_ = await submit(twice)
-    later = await submit([twice[2], twice[2], twice[0]])
-
-    assert (first.duplicate, second.duplicate, third.duplicate) == (False, True, True)
-    assert {first.id, second.id, third.id} == {first.id}
-    assert (second.mismatch, third.mismatch) == (False, True)
-    assert [found.id for found in later] == [first.id] * 3
-    assert [found.mismatch for found in later] == [True, True, False]
-    assert world.row("SELECT count(*) AS n FROM lineshaft.task")["n"] == 1 + fillers
-
-
-async def test_a_completed_task_keeps_its_key_the_others_free_it(world: World) -> None:
-    """U8: unique among live and COMPLETED tasks."""
-    submit = world.engine.submission.submit
-    agent = await world.agent()
-    (done,) = await submit([NewTask("code", idempotency_key="done")])
-    await world.complete(await world.take(agent))
-    (dead,) = await submit([NewTask("code", idempotency_key="dead")])
-    await world.kill(agent)
-    (cancelled,) = await submit([NewTask("code", idempotency_key="cancelled")])
-    await world.engine.operations.cancel(cancelled.id, "no")
-
-    again = await submit(
-        [NewTask("code", idempotency_key=key) for key in ("done", "dead", "cancelled")],
-    )
-
-    assert [found.duplicate for found in again] == [True, False, False]
-    assert again[0].id == done.id
-    assert {again[1].id, again[2].id}.isdisjoint({dead.id, cancelled.id})
-
-
-async def test_a_duplicate_inside_a_dag_stands_for_the_existing_task(world: World) -> None:
-    """U8: dependents wait for the existing one, and the DAG counts only its own."""
-    agent = await world.agent()
-    await world.one("done", idempotency_key="done")
-    await world.complete(await world.take(agent))
-    live = await world.one("live", idempotency_key="live")
-
-    dag = await world.dag(
-        NewTask("done", key="a", idempotency_key="done"),
-        NewTask("live", key="b", idempotency_key="live"),
-        NewTask("code", key="c", depends_on=["a"]),
-        NewTask("code", key="d", depends_on=["a", "b", live]),
-    )
-
-    assert [found.duplicate for found in dag.tasks.values()] == [True, True, False, False]
-    assert world.status(dag.tasks["c"].id) == "READY"
-    assert world.task(dag.tasks["d"].id)["blocked_by"] == [live]
-    assert world.dag_row(dag.id)["total"] == 2
-
-
-async def test_a_dag_of_duplicates_only_makes_no_dag(world: World) -> None:
-    """U8, U7: a DAG without tasks could never end."""
-    await world.one(idempotency_key="k")
-
-    dag = await world.dag(NewTask("code", key="a", idempotency_key="k"))
-
-    assert dag.tasks["a"].duplicate
-    assert world.rows("SELECT * FROM lineshaft.dag") == []
-
-
-async def test_a_duplicate_batch_brings_no_children(world: World) -> None:
-    """U8, R-190: the existing batch has its own."""
-    batch = NewTask("batch", idempotency_key="k", children=[NewTask("one"), NewTask("two")])
-    (first,) = await world.engine.submission.submit([batch])
-
-    (again,) = await world.engine.submission.submit([batch])
-
-    assert (again.id, again.duplicate) == (first.id, True)
-    assert world.row("SELECT count(*) AS n FROM lineshaft.task")["n"] == 3
-
-
-async def test_a_child_can_not_have_a_key_of_its_own(world: World) -> None:
-    """R-190: a batch is created as a whole or found as a whole, never in part."""
-    with pytest.raises(InvalidInputError, match=r"children\[1\]\.idempotency_key"):
-        await world.one(children=[NewTask("one"), NewTask("two", idempotency_key="k")])
-
-
-async def test_keys_that_are_out_of_their_window_are_taken_over(world: World) -> None:
-    """U8: optional window."""
-    first = await world.one(idempotency_key="k")
-    until = world.clock.now() + timedelta(hours=1)
-    world.connection.execute("UPDATE lineshaft.task_key SET expires_at = %s", [until])
-    assert await world.one(idempotency_key="k") == first
-
-    world.age(hours=1, seconds=1)
-
-    second = await world.one(idempotency_key="k")
-    assert second != first
-    assert world.row("SELECT * FROM lineshaft.task_key")["task_id"] == second
-
-
-# Time.
-
-
 async def test_a_task_for_later_waits(world: World) -> None:
     """R-017, R-056: PENDING until `run_at`, and its age counts from when it becomes READY."""
     at = world.clock.now() + timedelta(hours=1)
@@ -442,141 +311,6 @@ async def test_a_dependent_for_later_waits_for_both(world: World) -> None:
     assert (live["status"], live["due_at"], live["blocked"]) == ("PENDING", at, 0)
 
 
-# Children in order.
-
-
-async def test_children_run_in_the_listed_order(world: World) -> None:
-    """R-190, R-191, R-192: a chain under a parent that has no work of its own."""
-    agent = await world.agent()
-    batch = await world.one("batch", children=[NewTask("one"), NewTask("two"), NewTask("three")])
-    assert world.status(batch) == "PENDING"
-    seen = []
-
-    while claimed := await world.claim(agent, 10):
-        (task,) = claimed
-        seen.append(task.type)
-        assert task.parent_id == batch
-        assert world.status(batch) == "PENDING"
-        await world.complete(task, {"from": task.type})
-
-    assert seen == ["one", "two", "three"]
-    assert world.status(batch) == "COMPLETED"
-    assert world.end(batch)["output"] == [{"from": "one"}, {"from": "two"}, {"from": "three"}]
-    assert world.kinds(batch)[-1] == "task.completed"
-    assert world.dag_row(world.task(batch)["dag_id"])["status"] == "completed"
-
-
-async def test_children_inherit_what_they_leave_out(world: World) -> None:
-    """R-190, U15: document, priority, attempts and preset."""
-    batch = await world.one(
-        "batch",
-        preset="officeplane",
-        priority=20,
-        lock_key="doc:1",
-        max_attempts=2,
-        children=[
-            NewTask("heir"),
-            NewTask("own", preset="loki", priority=5, lock_key="doc:2", max_attempts=7),
-        ],
-    )
-
-    heir, own = world.rows(
-        "SELECT task.*, live.lock_owner FROM lineshaft.task JOIN lineshaft.task_live AS live USING (id)"
-        " WHERE parent_id = %s ORDER BY id",
-        batch,
-    )
-    named = ("preset", "priority", "lock_key", "max_attempts", "priority_boost_per_minute")
-    assert [heir[name] for name in named] == ["officeplane", 20, "doc:1", 2, 0.0]
-    assert [own[name] for name in named] == ["loki", 5, "doc:2", 7, 0.0]
-    # Under the batch's lock only if it is the batch's document.
-    assert (heir["lock_owner"], own["lock_owner"]) == (batch, None)
-
-
-async def test_nested_batches_run_in_order_too(world: World) -> None:
-    """R-191, R-195: what stands under a later child waits for the earlier one."""
-    agent = await world.agent()
-    batch = await world.one(
-        "batch",
-        lock_key="doc:1",
-        children=[
-            NewTask("one"),
-            NewTask("inner", children=[NewTask("two"), NewTask("three")]),
-            NewTask("inner", children=[NewTask("innermost", children=[NewTask("four")])]),
-            NewTask("five"),
-        ],
-    )
-    seen = []
-
-    while claimed := await world.claim(agent, 10):
-        seen.append([task.type for task in claimed])
-        for task in claimed:
-            await world.complete(task, task.type)
-
-    assert seen == [["one"], ["two"], ["three"], ["four"], ["five"]]
-    assert world.end(batch)["output"] == ["one", ["two", "three"], [["four"]], "five"]
-    assert world.lock("doc:1") is None
-
-
-async def test_a_batch_that_depends_on_a_task_waits_with_all_its_children(world: World) -> None:
-    """R-191, R-142: in a DAG a batch is one step like any other."""
-    agent = await world.agent()
-    at = world.clock.now() + timedelta(hours=1)
-    dag = await world.dag(
-        NewTask("first", key="first"),
-        NewTask("batch", key="batch", depends_on=["first"], children=[NewTask("one"), NewTask("two")]),
-        NewTask("last", key="last", depends_on=["batch"]),
-    )
-    later = await world.one("later", run_at=at, children=[NewTask("scheduled")])
-    seen = []
-
-    while claimed := await world.claim(agent, 10):
-        seen.append([task.type for task in claimed])
-        for task in claimed:
-            await world.complete(task)
-
-    assert seen == [["first"], ["one"], ["two"], ["last"]]
-    assert world.dag_row(dag.id)["status"] == "completed"
-    (scheduled,) = world.rows("SELECT id FROM lineshaft.task WHERE parent_id = %s", later)
-    assert world.live(scheduled["id"])["due_at"] == at
-
-
-async def test_children_have_dependencies_of_their_own(world: World) -> None:
-    """R-190, R-008: a child may wait for an existing task, by id or by reference."""
-    agent = await world.agent()
-    upstream = await world.one("upstream")
-    await world.one(
-        "batch",
-        children=[
-            NewTask("one", spec={"context_refs": [f"task:{upstream}:output"]}),
-            NewTask("two", depends_on=[upstream]),
-        ],
-    )
-
-    (first,) = await world.claim(agent, 10)
-    assert first.type == "upstream"
-    await world.complete(first, {"n": 7})
-
-    (one,) = (found := await world.claims(agent, 10)).tasks
-    assert one.type == "one"
-    assert found.inputs == {upstream: b'{"n": 7}'}
-    (two,) = world.rows("SELECT * FROM lineshaft.tasks WHERE type = 'two'")
-    assert upstream in two["depends_on"]
-
-
-async def test_children_nest_ten_deep_at_most(world: World) -> None:
-    """R-195."""
-
-    def nested(depth: int) -> NewTask:
-        return NewTask("code", children=[nested(depth - 1)] if depth else [])
-
-    await world.submit(nested(10))
-    with pytest.raises(InvalidInputError, match="nested deeper than 10"):
-        await world.submit(nested(11))
-
-
-# References to other tasks' outputs.
-
-
 async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) -> None:
     """R-008: inside one call tasks are known by key only; also where the key stands for an existing task."""
     agent = await world.agent()
@@ -597,66 +331,6 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
     assert world.task(dag.tasks["c"].id)["spec"] == {
         "context_refs": [f"task:{known}:output", f"task:{b.id}:output", "artifact:x"]
     }
-
-
-# Inside the caller's own transaction.
-
-
-async def test_submission_is_part_of_the_callers_transaction(dsn: str, world: World) -> None:
-    """R-038: with his commit it is there, with his rollback it never was, and its lanes neither."""
-    submission = world.engine.submission
-    async with await AsyncConnection.connect(dsn) as caller:
-        await submission.submit([NewTask("rolled back", idempotency_key="k")], connection=caller)
-        await submission.submit_dag("a DAG", [NewTask("rolled back")], connection=caller)
-        await submission.submit([NewTask("rolled back")] * 60, connection=caller)
-        await caller.rollback()
-    assert world.rows("SELECT * FROM lineshaft.task") == []
-    assert world.rows("SELECT * FROM lineshaft.lane") == []
-
-    async with await AsyncConnection.connect(dsn) as caller:
-        await caller.execute("CREATE TABLE public.mine (id text)")
-        (found,) = await submission.submit([NewTask("rolled back")], connection=caller)
-        await caller.execute("INSERT INTO public.mine VALUES (%s)", [found.id])
-        assert world.rows("SELECT * FROM lineshaft.task") == []
-
-    assert world.row("SELECT id FROM public.mine")["id"] == found.id
-    assert world.status(found.id) == "READY"
-    # The lane that was rolled back is not remembered: the new task has one that exists.
-    assert [task.id for task in await world.claim(await world.agent())] == [found.id]
-
-
-async def test_a_refused_submission_leaves_the_callers_transaction_as_it_was(dsn: str, world: World) -> None:
-    """U8, R-142: nothing of it stays, not even the key, and the caller can go on."""
-    submission = world.engine.submission
-    await world.one(id="taken")
-    async with await AsyncConnection.connect(dsn) as caller:
-        for tasks in (
-            [NewTask("code", idempotency_key="k", depends_on=["nope"])],
-            [NewTask("code", idempotency_key="k", id="taken")],
-            [NewTask("code", idempotency_key="k", id="taken"), *[NewTask("code")] * 60],
-        ):
-            with pytest.raises((DependencyNotFoundError, AlreadyExistsError)):
-                await submission.submit(tasks, connection=caller)
-        await caller.execute("CREATE TABLE public.mine (id text)")
-
-    assert world.rows("SELECT * FROM public.mine") == []
-    assert world.rows("SELECT * FROM lineshaft.task_key") == []
-    (found,) = await submission.submit([NewTask("code", idempotency_key="k")])
-    assert not found.duplicate
-
-
-async def test_the_callers_connection_is_left_as_it_was(dsn: str, world: World) -> None:
-    """Submitting on a connection changes nothing about how it answers its owner."""
-    async with await AsyncConnection.connect(dsn, row_factory=dict_row, autocommit=True) as caller:
-        await world.one(idempotency_key="k")
-        (found,) = await world.engine.submission.submit(
-            [NewTask("code", idempotency_key="k"), NewTask("other", depends_on=[])][:1], connection=caller
-        )
-        cursor = await caller.execute("SELECT '{\"a\": 1}'::jsonb AS data")
-        assert await cursor.fetchone() == {"data": {"a": 1}}
-        assert caller.prepare_threshold == 5
-
-    assert found.duplicate
 
 
 async def test_bad_input_reaches_no_database(engine: Engine, connection: psycopg.Connection) -> None:

@@ -1,10 +1,96 @@
-"""U7 across DAGs: what ends badly or is revived in one is felt in all that wait for it."""
+"""U7: whether a DAG is completed, failed or cancelled, also where DAGs wait for each other."""
 
 import pytest
 
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.fleet import AgentView
 from tests.store.world import World
+
+
+async def test_a_dag_completes_once(world: World) -> None:
+    """R-144, U7: with the last of its tasks, cancelled ones counted."""
+    agent = await world.agent()
+    dag = await world.dag(*(NewTask("code", key=key) for key in "abc"))
+    await world.engine.operations.cancel(dag.tasks["a"].id, "no")
+    b, c = await world.claim(agent, 2)
+
+    await world.complete(b)
+    assert world.dag_row(dag.id)["status"] == "running"
+    await world.complete(c)
+    await world.complete(c)
+
+    row = world.dag_row(dag.id)
+    assert (row["status"], row["completed"], row["cancelled"]) == ("completed", 2, 1)
+    assert row["ended_at"] == world.clock.now()
+    assert world.dag_kinds(dag.id) == ["dag.created", "dag.running", "dag.completed"]
+
+
+async def test_dependents_of_a_dead_letter_wait(world: World) -> None:
+    """U6, U7, F-16, F-23: the DAG fails once nothing else can run, and lives again with a retry."""
+    agent = await world.agent()
+    dag = await world.dag(
+        NewTask("bad", key="bad"),
+        NewTask("good", key="good"),
+        NewTask("last", key="last", depends_on=["bad", "good"]),
+    )
+    ids = {key: found.id for key, found in dag.tasks.items()}
+    await world.fail(await world.take(agent, types=["bad"]), category="auth_failure")
+    assert world.status(ids["last"]) == "PENDING"
+    assert world.dag_row(dag.id)["status"] == "running"
+
+    await world.complete(await world.take(agent, types=["good"]))
+    row = world.dag_row(dag.id)
+    assert (row["status"], row["dead_lettered"]) == ("failed", 1)
+    assert row["ended_at"] == world.clock.now()
+
+    await world.engine.operations.retry(ids["bad"])
+    row = world.dag_row(dag.id)
+    assert (row["status"], row["dead_lettered"], row["ended_at"]) == ("running", 0, None)
+    await world.complete(await world.take(agent))
+    await world.complete(await world.take(agent))
+
+    assert world.dag_row(dag.id)["status"] == "completed"
+    assert world.dag_kinds(dag.id) == [
+        "dag.created",
+        "dag.running",
+        "dag.failed",
+        "dag.running",
+        "dag.completed",
+    ]
+
+
+async def test_a_dag_of_dead_letters_and_cancelled_tasks_has_failed(world: World) -> None:
+    """U7: cancelled only if all were."""
+    agent = await world.agent()
+    dag = await world.dag(NewTask("code", key="a"), NewTask("code", key="b"))
+    dead = await world.kill(agent)
+    (left,) = {found.id for found in dag.tasks.values()} - {dead}
+    await world.engine.operations.cancel(left, "no")
+    assert world.dag_row(dag.id)["status"] == "failed"
+
+    other = await world.dag(NewTask("code", key="a"), NewTask("code", key="b"))
+    for found in other.tasks.values():
+        await world.engine.operations.cancel(found.id, "no")
+
+    assert world.dag_row(other.id)["status"] == "cancelled"
+    assert world.dag_kinds(other.id) == ["dag.created", "dag.cancelled"]
+
+
+async def test_a_task_of_another_dag_may_still_save_this_one(world: World) -> None:
+    """U7, F-39: failed only when nothing can run, here or upstream elsewhere."""
+    agent = await world.agent()
+    elsewhere = await world.one("elsewhere")
+    dag = await world.dag(
+        NewTask("bad", key="bad"), NewTask("waits", key="waits", depends_on=[elsewhere]), NewTask("good")
+    )
+    await world.fail(await world.take(agent, types=["bad"]), category="auth_failure")
+    await world.complete(await world.take(agent, types=["good"]))
+    assert world.dag_row(dag.id)["status"] == "running"
+
+    await world.complete(await world.take(agent, types=["elsewhere"]))
+    await world.complete(await world.take(agent, types=["waits"]))
+
+    assert world.dag_row(dag.id)["status"] == "failed"
 
 
 async def dag_with_a_dead_letter(world: World, agent: AgentView, upstream: str) -> tuple[str, str]:
