@@ -169,6 +169,9 @@ class Backend(Protocol):
         """A connection that doesn't answer for so long is given up."""
         ...
 
+    @property
+    def upkeep_interval_sec(self) -> float: ...
+
     async def upkeep(self) -> float | None:
         """Do what nobody else may be there to do; gives the seconds until there is something again."""
         ...

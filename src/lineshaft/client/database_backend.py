@@ -207,6 +207,10 @@ class DatabaseBackend:
         known = self.engine.database.answer_within_sec
         self.engine.database.answer_within_sec = seconds if known is None else min(known, seconds)
 
+    @property
+    def upkeep_interval_sec(self) -> float:
+        return min(self._settings.promoter_interval_sec, self._settings.reaper_interval_sec)
+
     async def upkeep(self) -> float | None:
         """Retries become due and agents die also where no server runs its duties."""
         await Reaper(self.engine.upkeep).run_once()

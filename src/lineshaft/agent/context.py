@@ -1,0 +1,423 @@
+"""`TaskContext`: what a handler knows about its task, and what it can do besides returning."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+import msgspec
+
+from lineshaft.agent import steps
+from lineshaft.agent.money import Account
+from lineshaft.agent.outcome import ClaimOver, TaskCancelled, encoded
+from lineshaft.client.backend import Assignment, Backend
+from lineshaft.errors import StaleClaimError
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.changes import Spent
+from lineshaft.store.outcomes import ClaimRef
+from lineshaft.store.parting import SPAWN_STEP, Child
+from lineshaft.store.working import PastAttempt
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("lineshaft.agent.task")
+
+
+class Surroundings(Protocol):
+    """What a context needs of the agent that runs it."""
+
+    backend: Backend
+    agent_id: str
+    loop: asyncio.AbstractEventLoop
+
+    def hurry(self) -> None:
+        """There is something to tell with the next heartbeat: don't wait for its turn."""
+        ...
+
+    def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
+        """What this agent's and this DAG's tasks have spent here beyond their reservations."""
+        ...
+
+    async def in_thread(self, function: Callable[[], T]) -> T: ...
+
+
+class _Context:
+    """What sync and async handlers have in common."""
+
+    __slots__ = (
+        "__weakref__",
+        "_account",
+        "_agent",
+        "_artifacts",
+        "_assignment",
+        "_over",
+        "_paused",
+        "_progress",
+        "_running",
+        "_seen",
+        "_spec",
+        "_steps",
+        "_task",
+    )
+
+    def __init__(self, assignment: Assignment, agent: Surroundings) -> None:
+        task = assignment.task
+        self._agent = agent
+        self._assignment = assignment
+        self._task = task
+        self._account = Account(task.max_cost_usd, task.reserved_usd)
+        self._steps: dict[str, bytes] = dict(assignment.history.steps or ())
+        self._running: dict[str, asyncio.Event] = {}
+        self._seen: dict[str, tuple[Any, Any]] = {}
+        #: Why the claim is over, once it is. Set from any thread.
+        self._over: str | None = None
+        self._paused: ClaimOver | None = None
+        self._progress: bytes | None = None
+        self._artifacts: list[Any] | None = None
+        self._spec: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type} {self.id} attempt {self.attempt}>"
+
+    # The task.
+
+    @property
+    def id(self) -> str:
+        return self._task.id
+
+    @property
+    def type(self) -> str:
+        return self._task.type
+
+    @property
+    def title(self) -> str:
+        return self._task.title
+
+    @property
+    def dag_id(self) -> str:
+        return self._task.dag_id
+
+    @property
+    def parent_id(self) -> str | None:
+        return self._task.parent_id
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        if self._spec is None:
+            self._spec = msgspec.json.decode(self._task.spec)
+        return self._spec
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What `spec.context_refs` refer to, by reference: outputs of tasks, names of artifacts."""
+        return self._assignment.inputs
+
+    @property
+    def agent_id(self) -> str:
+        return self._agent.agent_id
+
+    @property
+    def model(self) -> str | None:
+        """The model to use: the task's first preference that this agent has; a fallback on later attempts."""
+        return self._task.model
+
+    @property
+    def deadline(self) -> datetime | None:
+        return self._task.deadline
+
+    @property
+    def epoch(self) -> int:
+        """A fencing number: it grows with every claim. Give it to whatever must not be done twice."""
+        return self._task.epoch
+
+    # What was before.
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first; snoozes, rate limits and waits for children don't count."""
+        return self._task.attempts + 1
+
+    @property
+    def max_attempts(self) -> int:
+        return self._task.max_attempts
+
+    @property
+    def resume(self) -> bool:
+        """The task was started before: steps and checkpoint may be there."""
+        return self._task.resume
+
+    @property
+    def previous_attempts(self) -> Sequence[PastAttempt]:
+        """How every earlier claim ended, and of what the failed ones died."""
+        return self._assignment.history.attempts
+
+    @property
+    def last_error(self) -> PastAttempt | None:
+        """The attempt that failed last: its `category` and `error` may help the next one."""
+        failures = [past for past in self.previous_attempts if past.outcome == "failed"]
+        return failures[-1] if failures else None
+
+    @property
+    def last_checkpoint(self) -> Any:
+        data = self._assignment.history.checkpoint
+        return None if data is None else msgspec.json.decode(data)
+
+    # Telling.
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        return logging.LoggerAdapter(
+            _log,
+            {"task_id": self.id, "task_type": self.type, "agent_id": self.agent_id, "attempt": self.attempt},
+        )
+
+    def progress(self, value: Any) -> None:
+        """Tell how far it is, in any form that JSON has. Shown with the task; the latest counts."""
+        self._progress = encoded(value, "progress")
+        self._agent.hurry()
+
+    def spend(self, usd: Decimal | float, *, tokens_input: int = 0, tokens_output: int = 0) -> None:
+        """Tell that money was spent. In a step it is stored with the step, and charged once.
+
+        It never fails for want of money, since the money is gone; the next step is not begun then.
+        """
+        amount = self._account.add(usd, tokens_input, tokens_output)
+        meter = steps.current_meter.get()
+        if meter is not None:
+            meter.cost += amount
+
+    @property
+    def spent_usd(self) -> Decimal:
+        """What this attempt has cost so far."""
+        return self._account.cost
+
+    def artifact(self, reference: Any) -> None:
+        """Name something that this task made and that is kept elsewhere: a path, a URL, or an object."""
+        encoded(reference, "artifact")
+        if self._artifacts is None:
+            self._artifacts = []
+        self._artifacts.append(reference)
+
+    # Being cancelled.
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody cancelled the task, or the claim was lost: nobody wants the result any more."""
+        return self._over is not None
+
+    def check_cancelled(self) -> None:
+        """Raise TaskCancelled if nobody wants the result any more."""
+        if self._over is not None:
+            raise TaskCancelled(self._over)
+
+    # For the agent that runs it; handlers have no use for these.
+
+    @property
+    def _claim(self) -> ClaimRef:
+        return ClaimRef(self._task.id, self._task.epoch)
+
+    @property
+    def spent(self) -> Spent:
+        return self._account.spent
+
+    @property
+    def unreserved_usd(self) -> Decimal:
+        return self._account.unreserved
+
+    @property
+    def live_dag_id(self) -> str | None:
+        return self._task.live_dag_id
+
+    @property
+    def artifacts(self) -> list[Any] | None:
+        return self._artifacts
+
+    @property
+    def paused(self) -> ClaimOver | None:
+        """Set once the claim is over by the handler's own doing."""
+        return self._paused
+
+    def end(self, why: str) -> None:
+        """The claim is over, or soon will be. From any thread."""
+        if self._over is None:
+            self._over = why
+
+    def take_progress(self) -> bytes | None:
+        progress, self._progress = self._progress, None
+        return progress
+
+    def put_back_progress(self, progress: bytes) -> None:
+        if self._progress is None:
+            self._progress = progress
+
+    def _check_same_call(self, name: str, args: Any, kwargs: Any) -> None:
+        """A loop that forgets to give each step its own name would get the first result every time."""
+        seen = self._seen.setdefault(name, (args, kwargs))
+        if not steps.same(seen, (args, kwargs)):
+            raise ValueError(
+                f"Step {name!r} was called with other arguments before, in this run. A step is remembered by "
+                "its name: give each its own, for instance with a number in it."
+            )
+
+    def _begin_step(self, name: str) -> bytes | None:
+        """The recorded result, or None: it has to be run, and may be."""
+        self.check_cancelled()
+        known = self._steps.get(name)
+        if known is not None:
+            return known
+        steps.check_name(name, "step")
+        self._account.check(*self._agent.unbooked(self._task.live_dag_id))
+        return None
+
+    async def _record(self, name: str, data: bytes, cost: Decimal) -> bytes:
+        so_far = self._account.cost
+
+        async def call() -> bytes:
+            stored, purses = await self._agent.backend.record_step(
+                self._claim, name, data, cost_usd=cost, cost_so_far_usd=so_far
+            )
+            self._account.learn(purses, so_far)
+            return stored
+
+        stored = await self._held(call)
+        self._steps[name] = stored
+        return stored
+
+    async def _save_checkpoint(self, data: Any) -> None:
+        self.check_cancelled()
+        json = encoded(data, "checkpoint")
+        await self._held(lambda: self._agent.backend.save_checkpoint(self._claim, json))
+
+    async def _spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool) -> list[Child]:
+        self.check_cancelled()
+        steps.check_name(key, "spawn")
+        known = self._steps.get(SPAWN_STEP + key)
+        if known is not None:
+            ended = self._assignment.history.children or {}
+            children = [ended.get(name) or Child(name) for name in msgspec.json.decode(known)]
+            if not wait or all(child.ended for child in children):
+                return children
+        spawned = await self._held(
+            lambda: self._agent.backend.spawn(self._claim, key, tasks, wait=wait, spent=self._account.spent)
+        )
+        if spawned.paused:
+            self._over = "it waits for its children"
+            self._paused = ClaimOver(self._over)
+            raise self._paused
+        self._steps[SPAWN_STEP + key] = msgspec.json.encode([child.id for child in spawned.children])
+        return spawned.children
+
+    async def _held(self, call: Callable[[], Awaitable[T]]) -> T:
+        """A write that only the holder of the claim may make."""
+        try:
+            return await steps.insist(call, lambda: self._over is not None)
+        except StaleClaimError as error:
+            self._over = str(error)
+            self._paused = ClaimOver(self._over)
+            raise self._paused from error
+
+
+class TaskContext(_Context):
+    """What an `async def` handler is given as `ctx`."""
+
+    __slots__ = ()
+
+    @overload
+    async def step(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run it once and remember the result by its name, also across a crash.
+
+        `function` may be async or not; one that is not runs in a thread. Before it begins, there must be
+        money left, else BudgetExceeded is raised. The same name is the same step: give each its own.
+        """
+        self._check_same_call(name, args, kwargs)
+        while (known := self._begin_step(name)) is None:
+            busy = self._running.get(name)
+            if busy is not None:
+                # The same step twice at once: the second waits, and runs it only if the first failed.
+                await busy.wait()
+                continue
+            busy = self._running[name] = asyncio.Event()
+            try:
+                known = await self._run_step(name, function, args, kwargs)
+                break
+            finally:
+                del self._running[name]
+                busy.set()
+        return steps.restored(known, function)
+
+    async def _run_step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bytes:
+        meter = steps.Meter()
+        token = steps.current_meter.set(meter)
+        try:
+            if steps.is_async(function):
+                value = await function(*args, **kwargs)
+            else:
+                value = await self._agent.in_thread(partial(function, *args, **kwargs))
+                if inspect.isawaitable(value):
+                    value = await value
+        finally:
+            steps.current_meter.reset(token)
+        return await self._record(name, steps.result_json(name, value), meter.cost)
+
+    async def checkpoint(self, data: Any) -> None:
+        """Save where it stands; whoever carries on finds it as `last_checkpoint`. The latest counts."""
+        await self._save_checkpoint(data)
+
+    async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
+        """Create tasks in this task's DAG, once, however often the handler is run again with this key.
+
+        With `wait` the handler ends here and its slot is free; when all of them have ended, in whatever way,
+        it is run again from the beginning, finds its steps done, and gets the children with their outputs.
+        """
+        return await self._spawn(key, tasks, wait=wait)
+
+
+class SyncTaskContext(_Context):
+    """What a plain `def` handler, which runs in a thread, is given as `ctx`: the same, without `await`."""
+
+    __slots__ = ()
+
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `TaskContext.step`; the function runs in the handler's own thread."""
+        self._check_same_call(name, args, kwargs)
+        known = self._begin_step(name)
+        if known is None:
+            meter = steps.Meter()
+            token = steps.current_meter.set(meter)
+            try:
+                value: Any = function(*args, **kwargs)
+                if inspect.isawaitable(value):
+                    value = self._wait_for(_awaited(value))
+            finally:
+                steps.current_meter.reset(token)
+            known = self._wait_for(self._record(name, steps.result_json(name, value), meter.cost))
+        result: T = steps.restored(known, function)
+        return result
+
+    def checkpoint(self, data: Any) -> None:
+        self._wait_for(self._save_checkpoint(data))
+
+    def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
+        return self._wait_for(self._spawn(key, tasks, wait=wait))
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """The agent's event loop does it."""
+        return asyncio.run_coroutine_threadsafe(work, self._agent.loop).result()
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value

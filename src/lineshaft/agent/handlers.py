@@ -1,0 +1,121 @@
+"""From a function to a handler: what its signature asks of a task's spec, checked once and quick to apply."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+
+from lineshaft.errors import InvalidInputError
+
+Function = Callable[..., Any]
+
+#: Keys of a spec that are for Lineshaft; a handler may ask for them but need not.
+_COMMON = ("constraints", "context_refs")
+_CONTEXT_NAMES = frozenset({"ctx", "context"})
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    type: str
+    function: Function
+    is_async: bool
+    takes_context: bool
+    #: How many tasks of this type may run at once in this agent; None: as many as it has slots.
+    concurrency: int | None
+    #: Seconds; None: only the task's own limit counts.
+    time_limit_sec: float | None
+    _arguments: "Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] | None"
+
+    def arguments(self, spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """From the spec, by the signature; raises InvalidInputError where they don't fit."""
+        return ((), {}) if self._arguments is None else self._arguments(spec)
+
+
+def make_handler(
+    task_type: str, function: Function, *, concurrency: int | None, time_limit_sec: float | None
+) -> Handler:
+    if concurrency is not None and concurrency < 1:
+        raise ValueError(f"concurrency of handler {task_type!r} must be at least 1, got {concurrency}.")
+    if time_limit_sec is not None and not time_limit_sec > 0:
+        raise ValueError(f"time_limit_sec of handler {task_type!r} must be above 0, got {time_limit_sec}.")
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_context = bool(parameters) and _is_context(parameters[0])
+    if takes_context:
+        parameters = parameters[1:]
+    return Handler(
+        type=task_type,
+        function=function,
+        is_async=inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004 - an object with an async __call__
+        takes_context=takes_context,
+        concurrency=concurrency,
+        time_limit_sec=time_limit_sec,
+        _arguments=_binder(task_type, function, parameters) if parameters else None,
+    )
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    if parameter.kind in {parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY}:
+        return False
+    annotation = parameter.annotation
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameter.name in _CONTEXT_NAMES or name.endswith("TaskContext")
+
+
+def _binder(
+    task_type: str, function: Function, parameters: list[inspect.Parameter]
+) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Decodes a spec straight into arguments."""
+    shown = f"{getattr(function, '__qualname__', function)}({', '.join(map(str, parameters))})"
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    takes_rest = len(named) < len(parameters)
+    own = frozenset(parameter.name for parameter in named)
+    positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY]
+    keywords = [p.name for p in named if p.kind is not p.POSITIONAL_ONLY]
+    try:
+        decode = _decoder(function, named, takes_rest=takes_rest).decode
+    except (TypeError, NameError) as error:
+        raise TypeError(f"{shown} can't be the handler for {task_type!r}: {error}") from None
+
+    def bind(spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            values = decode(spec)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(f"The spec doesn't fit the handler {shown}: {error}") from None
+        given = {name: value for name in keywords if (value := getattr(values, name)) is not msgspec.UNSET}
+        if takes_rest:
+            given |= {name: value for name, value in msgspec.json.decode(spec).items() if name not in own}
+        if not positional:
+            return (), given
+        first = [getattr(values, name) for name in positional]
+        return tuple(value for value in first if value is not msgspec.UNSET), given
+
+    return bind
+
+
+def _decoder(
+    function: Function, parameters: list[inspect.Parameter], *, takes_rest: bool
+) -> "msgspec.json.Decoder[Any]":
+    hints = get_type_hints(function, include_extras=True)
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise TypeError(f"it takes *{parameter.name}, but a spec has names only; name its parameters")
+        # The function's own default applies when a spec leaves it out.
+        default = msgspec.NODEFAULT if parameter.default is parameter.empty else msgspec.UNSET
+        fields.append((parameter.name, hints.get(parameter.name, Any), msgspec.field(default=default)))
+    if not takes_rest:
+        own = {name for name, _, _ in fields}
+        fields += [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in _COMMON if name not in own]
+    shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=not takes_rest)
+    return msgspec.json.Decoder(shape, dec_hook=decode_others)
+
+
+def decode_others(wanted: Any, value: Any) -> Any:
+    """Models of pydantic, which msgspec doesn't know."""
+    validate = getattr(wanted, "model_validate", None)
+    if validate is None:
+        raise TypeError(f"a {wanted!r} can't be made from JSON")
+    return validate(value)

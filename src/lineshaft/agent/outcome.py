@@ -1,0 +1,282 @@
+"""What a handler's return value or exception means, as one frozen record. Decided purely; written elsewhere.
+
+A handler says what it wants by what it returns or raises: any value is the output, `Cancel`, `Snooze` and
+`Fail` mean what they say, and every other exception has a category, which decides whether another attempt is
+made. Libraries are recognised by what their exceptions look like (a status code, a response with headers, a
+name), so that none of them has to be installed.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
+from lineshaft.model import ratelimit
+from lineshaft.model.retry import FailureCategory
+from lineshaft.model.storable import json_fault
+
+MAX_OUTPUT_BYTES = 32 << 20
+#: Causes of causes that are looked at.
+_DEEPEST = 10
+
+
+class Cancel(Exception):  # noqa: N818 - said by handlers as a wish, not as an error
+    """Returned or raised by a handler: this task is not wanted any more, nor what depends on it."""
+
+    def __init__(self, reason: str = "cancelled by its handler") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Snooze(Exception):  # noqa: N818
+    """Returned or raised by a handler: not now; come back after so many seconds. Uses no attempt."""
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"A snooze lasts a number of seconds from 0 on, got {seconds!r}.")
+        self.seconds = float(seconds)
+        super().__init__(f"snoozed for {seconds:g} s")
+
+
+class Fail(Exception):  # noqa: N818
+    """Returned or raised by a handler: the attempt failed, for this reason and in this category."""
+
+    def __init__(
+        self, reason: str, category: str = FailureCategory.CRASH, *, retry_after_sec: float | None = None
+    ) -> None:
+        self.reason = reason
+        self.category = str(category)
+        self.retry_after_sec = retry_after_sec
+        super().__init__(reason)
+
+
+class BudgetExceeded(BudgetExceededError):  # noqa: N818
+    """The money for this work is used up."""
+
+
+class TaskCancelled(Exception):  # noqa: N818
+    """The task was cancelled, or the claim lost, while the handler was at work: stop, and clean up."""
+
+
+class ClaimOver(BaseException):
+    """Unwinds a handler whose claim is over: its parent waits for children, or somebody else has the task.
+
+    Not an Exception, so that a handler's `except Exception` doesn't take it for a failure of its own.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output with more to it than data."""
+
+    data: Any = None
+    artifacts: Any = None
+    decision_report: Any = None
+
+
+class Verdict(StrEnum):
+    COMPLETE = "complete"
+    FAIL = "fail"
+    SNOOZE = "snooze"
+    CANCEL = "cancel"
+    #: Handed back without using an attempt.
+    RELEASE = "release"
+    #: The claim is over already; nothing is to be written.
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    verdict: Verdict
+    output: bytes | None = None
+    artifacts: bytes | None = None
+    decision_report: bytes | None = None
+    error: str = ""
+    category: str = FailureCategory.CRASH
+    retry_after_sec: float | None = None
+    delay_sec: float | None = None
+    reason: str = ""
+
+
+NOTHING = Outcome(Verdict.NOTHING)
+RELEASED = Outcome(Verdict.RELEASE)
+_NO_OUTPUT = Outcome(Verdict.COMPLETE, output=b"null")
+
+
+def failed(error: str, category: str, *, retry_after_sec: float | None = None) -> Outcome:
+    return Outcome(Verdict.FAIL, error=error, category=category, retry_after_sec=retry_after_sec)
+
+
+def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
+    """What a returned value means; `artifacts` are those that the handler named on its way."""
+    if value is None and not artifacts:
+        return _NO_OUTPUT
+    if isinstance(value, Cancel | Snooze | Fail):
+        return of_exception(value)
+    result = value if isinstance(value, Result) else Result(value)
+    named = [*(artifacts or ()), *(result.artifacts or ())]
+    try:
+        return Outcome(
+            Verdict.COMPLETE,
+            output=encoded(result.data, "output"),
+            artifacts=encoded(named, "artifacts") if named else None,
+            decision_report=None
+            if result.decision_report is None
+            else encoded(result.decision_report, "decision_report"),
+        )
+    except ValueError as error:
+        return failed(f"The handler's {error}", FailureCategory.INVALID_OUTPUT)
+
+
+def encoded(value: Any, what: str) -> bytes:
+    """As JSON that can be stored; raises ValueError with words that begin with `what`."""
+    try:
+        json = msgspec.json.encode(value, enc_hook=_encode_others)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} can't be stored as JSON: {error}") from None
+    if len(json) > MAX_OUTPUT_BYTES:
+        raise ValueError(
+            f"{what} is {len(json)} bytes of JSON; {MAX_OUTPUT_BYTES} are the most. Store it elsewhere and "
+            "return a reference (ctx.artifact)."
+        )
+    if fault := json_fault(json):
+        raise ValueError(f"{what} {fault}")
+    return json
+
+
+def _encode_others(value: Any) -> Any:
+    """Models of pydantic, which msgspec doesn't know."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"a {type(value).__qualname__} has no form in JSON")
+    return dump(mode="json")
+
+
+def of_exception(error: BaseException) -> Outcome:
+    """What an exception means that came out of a handler."""
+    chain = list(_unfolded(error))
+    for one in chain:
+        wish = _wish(one)
+        if wish is not None:
+            return wish
+    text = describe(error)
+    for one in chain:
+        category = _category(one)
+        if category is not None:
+            wait = _retry_after(one) if category is FailureCategory.RATE_LIMIT else None
+            return failed(text, category, retry_after_sec=wait)
+    return failed(text, FailureCategory.CRASH)
+
+
+def _wish(error: BaseException) -> Outcome | None:
+    """What is meant by an exception of our own."""
+    outcome = None
+    match error:
+        case ClaimOver() | StaleClaimError() | SupersededError() | TaskCancelled():
+            outcome = NOTHING
+        case Cancel():
+            outcome = Outcome(Verdict.CANCEL, reason=error.reason)
+        case Snooze():
+            outcome = Outcome(Verdict.SNOOZE, delay_sec=error.seconds)
+        case Fail():
+            outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
+        case BudgetExceededError():
+            outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
+    return outcome
+
+
+def describe(error: BaseException) -> str:
+    """For people and prompts: what kind of error, and what it said. Where it happened is in the log."""
+    if isinstance(error, SystemExit):
+        return f"The handler called sys.exit({error.code!r})"
+    if isinstance(error, asyncio.CancelledError):
+        return "The handler was cancelled from inside"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the error itself
+        text = ""
+    if isinstance(error, BaseExceptionGroup):
+        text = "; ".join([error.message, *map(describe, error.exceptions)])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _unfolded(error: BaseException, depth: int = 0) -> Iterator[BaseException]:
+    """An exception, those of a group, and those it was explicitly raised from."""
+    yield error
+    if depth >= _DEEPEST:
+        return
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _unfolded(one, depth + 1)
+    if error.__cause__ is not None:
+        yield from _unfolded(error.__cause__, depth + 1)
+
+
+_AUTH_NAMES = frozenset({"AuthenticationError", "PermissionDeniedError"})
+_INVALID_OUTPUT_NAMES = frozenset({"ValidationError", "JSONDecodeError", "DecodeError"})
+
+
+def _category(error: BaseException) -> FailureCategory | None:
+    name = type(error).__name__
+    status = _status(error)
+    if status == 429 or name.startswith(("RateLimit", "TooManyRequests")):  # noqa: PLR2004 - HTTP's number
+        return FailureCategory.RATE_LIMIT
+    if status in {401, 403} or name in _AUTH_NAMES:
+        return FailureCategory.AUTH_FAILURE
+    if isinstance(error, TimeoutError) or "Timeout" in name:
+        return FailureCategory.TIMEOUT
+    if name in _INVALID_OUTPUT_NAMES:
+        return FailureCategory.INVALID_OUTPUT
+    # What only the wording tells.
+    if not isinstance(error, LineshaftError | BaseExceptionGroup) and ratelimit.is_rate_limit(
+        describe(error)
+    ):
+        return FailureCategory.RATE_LIMIT
+    return None
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an exception carries, itself or in its response."""
+    response = getattr(error, "response", None)
+    for holder, name in (
+        (error, "status_code"),
+        (response, "status_code"),
+        (error, "status"),
+        (response, "status"),
+        (error, "code"),
+    ):
+        value = getattr(holder, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _retry_after(error: BaseException) -> float | None:
+    """How long a provider asks to wait; None leaves it to the text, which the engine reads."""
+    now = datetime.now(UTC)
+    value = getattr(error, "retry_after", None)
+    if isinstance(value, int | float | str):
+        return ratelimit.parse_retry_after(value, now)
+    for holder in (getattr(error, "response", None), error):
+        headers = getattr(holder, "headers", None)
+        if isinstance(headers, Mapping) or hasattr(headers, "get"):
+            milliseconds = _header(headers, "retry-after-ms")
+            if milliseconds is not None and milliseconds.strip().isdigit():
+                return ratelimit.parse_retry_after(int(milliseconds) / 1000, now)
+            if (told := _header(headers, "retry-after")) is not None:
+                return ratelimit.parse_retry_after(told, now)
+    return None
+
+
+def _header(headers: Any, name: str) -> str | None:
+    """Header objects ignore case, plain dicts don't."""
+    for spelling in (name, name.title(), name.replace("-ms", "-Ms").title()):
+        value = headers.get(spelling)
+        if value is not None:
+            return str(value)
+    return None

@@ -1,0 +1,119 @@
+"""Durable steps: what ran once is not run again, whoever carries on after a crash.
+
+A step is remembered by its name. Its result is stored with what it cost, in one transaction, before the
+handler goes on; a later attempt at the same task is given the stored result instead of running it. What a
+step returns has been through JSON also the first time, so that a replay can't differ from the first run.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from decimal import Decimal
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from lineshaft.agent.handlers import decode_others
+from lineshaft.agent.outcome import Fail, encoded
+from lineshaft.errors import UnavailableError
+from lineshaft.model.retry import FailureCategory
+from lineshaft.store.parting import SPAWN_STEP
+
+T = TypeVar("T")
+
+MAX_NAME = 500
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
+
+
+class Meter:
+    """What one step has spent so far."""
+
+    __slots__ = ("cost",)
+
+    def __init__(self) -> None:
+        self.cost = Decimal(0)
+
+
+#: The step that is running, wherever its code is: what is spent there belongs to it.
+current_meter: ContextVar[Meter | None] = ContextVar("lineshaft_step", default=None)
+
+
+def check_name(name: str, what: str) -> None:
+    if not name.strip() or len(name) > MAX_NAME or "\0" in name:
+        raise ValueError(f"A {what} needs a name of 1 to {MAX_NAME} characters, got {name!r}.")
+    if name.startswith(SPAWN_STEP):
+        raise ValueError(f"Names that begin with {SPAWN_STEP!r} are Lineshaft's own, got {name!r}.")
+
+
+def result_json(name: str, value: Any) -> bytes:
+    try:
+        return encoded(value, f"step {name!r}: its result")
+    except ValueError as error:
+        raise Fail(str(error), FailureCategory.INVALID_OUTPUT) from error
+
+
+def restored(data: bytes, function: Callable[..., Any]) -> Any:
+    """A stored result, as the type that the function says it returns."""
+    decoder = _decoder(function)
+    if decoder is not None:
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError:
+            # The annotation doesn't tell the truth, or the function was changed since.
+            pass
+    return msgspec.json.decode(data)
+
+
+_decoders: "WeakKeyDictionary[Callable[..., Any], msgspec.json.Decoder[Any] | None]" = WeakKeyDictionary()
+
+
+def _decoder(function: Callable[..., Any]) -> "msgspec.json.Decoder[Any] | None":
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    try:
+        if function not in _decoders:
+            _decoders[function] = _make_decoder(function)
+        return _decoders[function]
+    except TypeError:  # what can't be remembered can't be annotated either
+        return None
+
+
+def _make_decoder(function: Callable[..., Any]) -> "msgspec.json.Decoder[Any] | None":
+    try:
+        wanted = get_type_hints(function).get("return")
+        if wanted is None or wanted is Any:
+            return None
+        return msgspec.json.Decoder(wanted, dec_hook=decode_others)
+    except (TypeError, NameError):
+        return None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two calls have the same arguments; what can't be compared may be."""
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - arrays and the like have their own idea of equality
+        return True
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function)
+
+
+async def insist(call: Callable[[], Awaitable[T]], given_up: Callable[[], bool]) -> T:
+    """A database that is away comes back: ask again until it does, or until nobody wants the answer."""
+    pause = _FIRST_PAUSE_SEC
+    while True:
+        try:
+            return await call()
+        except UnavailableError:
+            if given_up():
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SEC)

@@ -1,0 +1,57 @@
+"""Threads for synchronous handlers and steps. They end with the process, whatever they are doing.
+
+The standard library's pool waits for its threads at exit, so that one handler that hangs would keep a process
+from ever stopping.
+"""
+
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Threads:
+    """As many as are needed at once; an idle one is used again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+
+    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Run it with the context variables of the caller."""
+        future: Future[Any] = Future()
+        context = contextvars.copy_context()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._count += 1
+                threading.Thread(target=self._work, name=f"{self._name} {self._count}", daemon=True).start()
+        self._jobs.put((future, lambda: context.run(function)))
+        return future
+
+    def close(self) -> None:
+        """Threads end when they have nothing left to do."""
+        with self._lock:
+            for _ in range(self._count):
+                self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, function = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the result
+                    future.set_exception(error)
+            # Nothing of it may be kept alive by a thread that waits.
+            del job, future, function
+            with self._lock:
+                self._idle += 1

@@ -1,0 +1,156 @@
+"""Writes outcomes in batches: what is decided while one batch is on its way makes up the next."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from lineshaft.agent.outcome import Outcome, Verdict, describe
+from lineshaft.client.backend import Backend
+from lineshaft.errors import InvalidInputError, StaleClaimError, UnavailableError
+from lineshaft.model.retry import FailureCategory
+from lineshaft.store.changes import Spent
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.store.parting import HandBack
+
+_log = logging.getLogger("lineshaft.agent")
+
+MAX_BATCH = 500
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
+
+
+class Finished(Protocol):
+    """A run whose handler has ended."""
+
+    @property
+    def claim(self) -> ClaimRef: ...
+
+    @property
+    def spent(self) -> Spent: ...
+
+
+_Item = tuple[Any, Outcome]
+
+
+class Writer:
+    def __init__(self, backend: Backend, written: Callable[[Any, Moved | None], None]) -> None:
+        """`written` is called with each run and what became of it; None: nothing was to be written."""
+        self._backend = backend
+        self._written = written
+        self._pending: list[_Item] = []
+        self._writing = 0
+        self._some = asyncio.Event()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, run: Finished, outcome: Outcome) -> None:
+        self._pending.append((run, outcome))
+        self._some.set()
+        self._none.clear()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending or self._writing)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="lineshaft outcomes")
+
+    async def flush(self) -> None:
+        await self._none.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            await self._some.wait()
+            items, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+            self._writing = len(items)
+            await self._write(items)
+            self._writing = 0
+            if not self._pending:
+                self._some.clear()
+                self._none.set()
+
+    async def _write(self, items: list[_Item]) -> None:
+        by_verdict: dict[Verdict, list[_Item]] = {}
+        for item in items:
+            by_verdict.setdefault(item[1].verdict, []).append(item)
+        for verdict, alike in by_verdict.items():
+            match verdict:
+                case Verdict.COMPLETE:
+                    await self._send(alike, self._complete)
+                case Verdict.FAIL:
+                    await self._send(alike, self._fail)
+                case Verdict.SNOOZE | Verdict.RELEASE:
+                    await self._send(alike, self._hand_back)
+                case Verdict.CANCEL:
+                    await self._send(alike, self._cancel)
+                case Verdict.NOTHING:
+                    for run, _ in alike:
+                        self._written(run, None)
+
+    async def _send(
+        self, items: list[_Item], send: Callable[[Sequence[_Item]], Awaitable[list[Moved]]]
+    ) -> None:
+        pause = _FIRST_PAUSE_SEC
+        while True:
+            try:
+                moved = await send(items)
+            except UnavailableError as error:
+                # The outcome counts whenever it arrives, unless somebody else has the task by then.
+                _log.warning("Outcomes of %d tasks can't be written yet: %s", len(items), error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SEC)
+            except Exception as error:  # noqa: BLE001 - one task that can't be written must not hold up others
+                if len(items) > 1:
+                    for item in items:
+                        await self._send([item], send)
+                    return
+                await self._give_up(items[0], error)
+                return
+            else:
+                for (run, outcome), answer in zip(items, moved, strict=True):
+                    if answer.error is not None:
+                        _log.warning("The outcome %s was refused: %s", outcome.verdict, answer.error)
+                    self._written(run, answer)
+                return
+
+    async def _give_up(self, item: _Item, error: Exception) -> None:
+        run, outcome = item
+        if isinstance(error, InvalidInputError) and outcome.verdict is Verdict.COMPLETE:
+            refused = Outcome(Verdict.FAIL, error=describe(error), category=FailureCategory.INVALID_OUTPUT)
+            await self._send([(run, refused)], self._fail)
+            return
+        if not isinstance(error, StaleClaimError):
+            _log.error("The outcome %s of %s can't be written", outcome.verdict, run.claim.id, exc_info=error)
+        self._written(run, Moved(run.claim.id, None))
+
+    async def _complete(self, items: Sequence[_Item]) -> list[Moved]:
+        return await self._backend.complete(
+            [
+                Completion(run.claim, outcome.output, outcome.artifacts, outcome.decision_report, run.spent)
+                for run, outcome in items
+            ]
+        )
+
+    async def _fail(self, items: Sequence[_Item]) -> list[Moved]:
+        return await self._backend.fail(
+            [
+                Failure(run.claim, outcome.error, outcome.category, outcome.retry_after_sec, run.spent)
+                for run, outcome in items
+            ]
+        )
+
+    async def _hand_back(self, items: Sequence[_Item]) -> list[Moved]:
+        return await self._backend.hand_back(
+            [HandBack(run.claim, outcome.delay_sec or None, run.spent) for run, outcome in items]
+        )
+
+    async def _cancel(self, items: Sequence[_Item]) -> list[Moved]:
+        for run, outcome in items:
+            await self._backend.cancel_claimed(run.claim, outcome.reason, spent=run.spent)
+        return [Moved(run.claim.id, None) for run, _ in items]
