@@ -19,12 +19,9 @@ from lineshaft.settings import Settings
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure
+from lineshaft.store.outcomes import Beat, Completion, Failure
 from lineshaft.store.partitions import Partitions
-
-
-def ref(task: ClaimedTask) -> ClaimRef:
-    return ClaimRef(task.id, task.epoch)
+from tests.store.acting import ref
 
 
 async def claimed(

@@ -9,13 +9,8 @@ import psycopg
 
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import ClaimRef
 
 DONE = b"true"
-
-
-def ref(task: ClaimedTask) -> ClaimRef:
-    return ClaimRef(task.id, task.epoch)
 
 
 async def running(engine: Engine, n: int = 1, agent: str = "a1") -> list[ClaimedTask]:

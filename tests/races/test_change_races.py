@@ -9,7 +9,8 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.outcomes import Completion
-from tests.races.racing import DONE, LIVE_ROW, held, race, ref, running, status, waiting
+from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.store.acting import ref
 
 
 def asked_and_live(connection: psycopg.Connection, task_id: str) -> tuple[int, int]:

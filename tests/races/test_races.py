@@ -14,7 +14,8 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
 from lineshaft.store.outcomes import Beat, Completion, Failure
-from tests.races.racing import DONE, LIVE_ROW, held, race, ref, running, status, waiting
+from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.store.acting import ref
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:

@@ -7,7 +7,8 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.outcomes import Failure
-from tests.races.racing import held, race, ref, running
+from tests.races.racing import held, race, running
+from tests.store.acting import ref
 
 DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"
 

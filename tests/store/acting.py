@@ -1,4 +1,4 @@
-"""Short ways to do what the tests of the read model look at."""
+"""Short ways to do what tests are about."""
 
 from collections.abc import Awaitable, Callable
 from decimal import Decimal

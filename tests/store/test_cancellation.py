@@ -9,7 +9,8 @@ from lineshaft.errors import (
     StaleClaimError,
 )
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.store.world import World, ref
+from tests.store.acting import ref
+from tests.store.world import World
 
 
 async def test_cancel_cascades(world: World) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from lineshaft.errors import NotFoundError, SupersededError
 from lineshaft.model.tasks import NewTask
-from tests.store.world import World, decoded, ref
+from tests.store.acting import ref
+from tests.store.world import World, decoded
 
 
 async def claimed_ids(world: World, limit: int = 10, **agent: Any) -> list[str]:

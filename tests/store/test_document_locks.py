@@ -9,7 +9,8 @@ import pytest
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.outcomes import Beat
-from tests.store.world import World, ref
+from tests.store.acting import ref
+from tests.store.world import World
 
 
 async def waiting(world: World) -> None:

@@ -13,7 +13,8 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.outcomes import Beat, ClaimRef
-from tests.store.world import World, cost, only, ref
+from tests.store.acting import ref
+from tests.store.world import World, cost, only
 
 ZERO = Decimal(0)
 

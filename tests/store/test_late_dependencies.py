@@ -10,7 +10,8 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.store.world import World, ref
+from tests.store.acting import ref
+from tests.store.world import World
 
 
 async def test_a_dependency_added_later(world: World) -> None:

@@ -11,7 +11,8 @@ from lineshaft.errors import LineshaftError
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved
-from tests.store.world import World, only, ref
+from tests.store.acting import ref
+from tests.store.world import World, only
 
 VISIBLE = sorted(LIVE | ENDED)
 TABLE = {(row.source, row.operation): row for row in TRANSITIONS}

@@ -11,7 +11,8 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.store.world import World, cost, ref
+from tests.store.acting import ref
+from tests.store.world import World, cost
 
 
 async def test_retry_starts_anew_but_the_epoch_goes_on(world: World) -> None:

@@ -12,7 +12,8 @@ from lineshaft.errors import (
 )
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.outcomes import Beat
-from tests.store.world import World, cost, decoded, ref
+from tests.store.acting import ref
+from tests.store.world import World, cost, decoded
 
 
 async def test_spawn_and_go_on(world: World) -> None:

@@ -13,7 +13,8 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.outcomes import Beat, Completion
-from tests.store.world import World, ref
+from tests.store.acting import ref
+from tests.store.world import World
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
 MARK = "\N{REPLACEMENT CHARACTER}"

@@ -22,12 +22,9 @@ from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import AgentView, NewAgent
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.store.outcomes import Completion, Failure, Moved
 from lineshaft.store.submission import SubmittedDag
-
-
-def ref(task: ClaimedTask) -> ClaimRef:
-    return ClaimRef(task.id, task.epoch)
+from tests.store.acting import ref
 
 
 def cost(amount: str) -> Spent:

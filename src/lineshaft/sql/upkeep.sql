@@ -173,6 +173,9 @@ WHERE no < (SELECT last_value FROM lineshaft.generation_no)
   )
 RETURNING no
 
+-- name: count_generations
+SELECT count(*) FROM lineshaft.generation
+
 -- name: sweep_generations
 -- READY tasks in a generation that is closed: nobody would look at them. There should be none.
 UPDATE lineshaft.task_live AS live

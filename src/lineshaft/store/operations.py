@@ -105,7 +105,7 @@ class Operations:
             # What these tasks waited for has less below it now.
             waited = [name for name in live if any(upstream not in live for upstream in above[name][:-1])]
             if waited:
-                await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": waited})
+                await self._rekey_paths(connection, waited)
             return sorted(live)
 
         return await self._database.run(work)
@@ -179,7 +179,7 @@ class Operations:
             self._sql["resolve_dead_letters"], {**self._database.now, "ids": list(tasks)}
         )
         await self._recount_dags(connection, revived)
-        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
+        await self._rekey_paths(connection, list(tasks))
         ready = [row for row in rows if row[2] == Status.READY]
         await self._log_ready(connection, ["task.resolved"], [(row[0], row[1], row[4]) for row in rows])
         await self._log_ready(connection, ["task.ready"], [(row[0], row[1], row[4]) for row in ready])
@@ -280,7 +280,7 @@ class Operations:
         self._pause(changes, parent, open_children)
         await changes.write(connection)
         ids = [child.id for child in children]
-        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
+        await self._rekey_paths(connection, ids)
 
     async def _make_dag(self, connection: Connection, parent: LockedTask) -> None:
         dag = DagDraft(id=parent.task_dag_id, title=parent.title, created_by=None)
@@ -359,11 +359,7 @@ class Operations:
             )
             waits = len(new) - len(satisfied)
             await connection.execute(self._sql["block_task"], {"id": task_id, "n": waits})
-            if waits and locked[task_id].lock_key is not None:
-                # It may have been the one that was let past those who wait for the same lock.
-                keys = {"keys": [locked[task_id].lock_key]}
-                await connection.execute(self._moves["unpark_lock_waiters"], keys)
-            await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": [task_id]})
+            await self._rekey_paths(connection, [task_id])
             if not waits:
                 return Status(locked[task_id].status)
             changes = Changes(self._database.now)
@@ -372,6 +368,7 @@ class Operations:
             if locked[task_id].status == Status.READY:
                 changes.event(locked[task_id], ["task.waiting"])
             await changes.write(connection)
+            await self._reorder_parked(connection, locked[task_id])
             return Status.PENDING
 
         return await self._database.run(work)
@@ -424,9 +421,9 @@ class Operations:
         await self._database.run(work)
 
     async def _reorder_parked(self, connection: Connection, task: LockedTask) -> None:
-        """Only the best waiters for a lock, or for a DAG's money, are in sight: it may be another one now.
+        """Only the best waiters for a lock, or for a DAG's money, are in sight: they may be others now.
 
-        A task that is in sight needs no wake-up: whoever may take it has been told when it became READY.
+        A task that was in sight needs no wake-up: whoever may take it was told when it became READY.
         """
         if task.lock_key is not None:
             await connection.execute(self._moves["unpark_lock_waiters"], {"keys": [task.lock_key]})
@@ -441,6 +438,9 @@ class Operations:
         cycle = graph.closes_cycle(upstream, task_id, wanted)
         if cycle is not None:
             raise CycleError(cycle)
+
+    async def _rekey_paths(self, connection: Connection, ids: Sequence[str]) -> None:
+        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
 
     async def _log_ready(
         self, connection: Connection, kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]

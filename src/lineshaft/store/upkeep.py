@@ -1,5 +1,8 @@
 """What keeps the queue going without anybody asking, in bounded batches. The duties call it."""
 
+from collections import Counter
+from typing import Any
+
 from lineshaft.model.retry import SystemReason
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
@@ -23,11 +26,7 @@ class Upkeep:
                 self._sql["lock_expired"], {**self._database.now, "limit": limit}
             )
             ids = [row[0] for row in await cursor.fetchall()]
-            reasons = await self._lifecycle.expire(connection, ids, _expiry_reason)
-            counts: dict[str, int] = {}
-            for reason in reasons:
-                counts[reason] = counts.get(reason, 0) + 1
-            return counts
+            return Counter(await self._lifecycle.expire(connection, ids, _expiry_reason))
 
         return await self._database.run(work)
 
@@ -57,11 +56,7 @@ class Upkeep:
 
     async def expire_locks(self) -> int:
         async def work(connection: Connection) -> int:
-            cursor = await connection.execute(self._sql["expire_locks"], self._database.now)
-            keys = [row[0] for row in await cursor.fetchall()]
-            if keys:
-                await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
-            return len(keys)
+            return await self._unpark_waiters(connection, "expire_locks", **self._database.now)
 
         return await self._database.run(work)
 
@@ -69,16 +64,21 @@ class Upkeep:
         """Bring back what is parked though its lock is free or its DAG has money again."""
 
         async def work(connection: Connection) -> None:
-            cursor = await connection.execute(self._sql["parked_for_nothing"], {"limit": limit})
-            keys = [row[0] for row in await cursor.fetchall()]
-            if keys:
-                await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
+            await self._unpark_waiters(connection, "parked_for_nothing", limit=limit)
             cursor = await connection.execute(self._sql["dags_with_parked"], {"limit": limit})
             dags = [row[0] for row in await cursor.fetchall()]
             if dags:
                 await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": dags})
 
         await self._database.run(work)
+
+    async def _unpark_waiters(self, connection: Connection, statement: str, **parameters: Any) -> int:
+        """Let the best waiters for the locks that a statement gives come back; gives how many locks."""
+        cursor = await connection.execute(self._sql[statement], parameters)
+        keys = [row[0] for row in await cursor.fetchall()]
+        if keys:
+            await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
+        return len(keys)
 
     async def turn_generation(self, left: int) -> bool:
         """Open a new generation if no more tasks remain in the current one than have left it.
@@ -89,9 +89,7 @@ class Upkeep:
         async def work(connection: Connection) -> bool:
             if not await self._ask(connection, "try_turn"):
                 return False
-            cursor = await connection.execute(self._sql["remaining"], {"limit": left + 1})
-            (remaining,) = (await cursor.fetchall())[0]
-            if remaining > left:
+            if await self._ask(connection, "remaining", limit=left + 1) > left:
                 return False
             await connection.execute(self._sql["open_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": left})
@@ -108,30 +106,24 @@ class Upkeep:
             await connection.execute(self._sql["move_stragglers"], {"limit": limit})
             await connection.execute(self._sql["close_generations"], {})
             await connection.execute(self._sql["sweep_generations"], {"limit": limit})
-            cursor = await connection.execute("SELECT count(*) - 1 FROM lineshaft.generation")
-            (open_ones,) = (await cursor.fetchall())[0]
-            return int(open_ones)
+            return await self._ask(connection, "count_generations") - 1
 
         return await self._database.run(work)
 
     async def delete_finished(self, older_than_sec: float, limit: int) -> int:
         async def work(connection: Connection) -> int:
-            cursor = await connection.execute(self._sql["try_lead"], {"duty": "lineshaft.janitor"})
-            (leads,) = (await cursor.fetchall())[0]
-            if not leads:
+            if not await self._ask(connection, "try_lead", duty="lineshaft.janitor"):
                 return 0
-            cursor = await connection.execute(
-                self._sql["delete_finished"],
-                {**self._database.now, "older_than": older_than_sec, "limit": limit},
+            return await self._ask(
+                connection, "delete_finished", **self._database.now, older_than=older_than_sec, limit=limit
             )
-            (deleted,) = (await cursor.fetchall())[0]
-            return int(deleted)
 
         return await self._database.run(work)
 
-    async def _ask(self, connection: Connection, name: str) -> bool:
-        cursor = await connection.execute(self._sql[name], {})
-        return bool((await cursor.fetchall())[0][0])
+    async def _ask(self, connection: Connection, name: str, **parameters: Any) -> int:
+        """The one number, or yes or no, that a statement answers with."""
+        cursor = await connection.execute(self._sql[name], parameters)
+        return int((await cursor.fetchall())[0][0])
 
 
 def _expiry_reason(task: LockedTask) -> SystemReason:
