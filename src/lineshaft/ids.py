@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 #: Two characters for each ten bits.
@@ -54,16 +55,26 @@ class IdFactory:
 
 
 def _spell(value: int) -> str:
-    # 13 pairs are 130 bits; the first two of them are always 0. Halves, because small integers shift quicker.
-    high, low = value >> 60, value & _LOW
-    return "".join([_PAIRS[high >> shift & 1023] for shift in _HIGH_SHIFTS]) + "".join(
-        [_PAIRS[low >> shift & 1023] for shift in _LOW_SHIFTS]
+    # 13 pairs are 130 bits, of which the first two are always 0. Halves: small integers shift quicker,
+    # and the upper one is the same for all ids of a millisecond.
+    low = value & _LOW
+    return (
+        _spell_high(value >> 60)
+        + _PAIRS[low >> 50]
+        + _PAIRS[low >> 40 & 1023]
+        + _PAIRS[low >> 30 & 1023]
+        + _PAIRS[low >> 20 & 1023]
+        + _PAIRS[low >> 10 & 1023]
+        + _PAIRS[low & 1023]
     )
 
 
+@lru_cache(maxsize=16)
+def _spell_high(high: int) -> str:
+    return "".join([_PAIRS[high >> shift & 1023] for shift in range(60, -1, -10)])
+
+
 _LOW = (1 << 60) - 1
-_HIGH_SHIFTS = range(60, -1, -10)
-_LOW_SHIFTS = range(50, -1, -10)
 
 
 new_id = IdFactory()

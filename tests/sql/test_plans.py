@@ -36,7 +36,8 @@ NOW = {"now": None}
 IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs": [1] * 100}
 SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
 CLAIM = NOW | {
-    "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "start": True, "lock_ttl": 600.0,
+    "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "task_id": None, "start": True,
+    "lock_ttl": 600.0,
 }  # fmt: skip
 COMPLETE = (
     NOW

@@ -86,7 +86,9 @@ async def test_money_for_a_later_task_is_not_held_up_by_an_earlier_one(world: Wo
     while found := await world.claim(agent, limit):
         seen += [task.id for task in found]
 
-    assert seen == [dag.tasks[key].id for key in ("first", "cheap", "free")]
+    # What costs nothing waits for nobody's money: a batch may take it along before it is clear what is left.
+    paid = [name for name in seen if name != dag.tasks["free"].id]
+    assert (len(seen), paid) == (3, [dag.tasks[key].id for key in ("first", "cheap")])
     assert world.live(dag.tasks["dear"].id)["parked"] == "dag_budget"
 
 

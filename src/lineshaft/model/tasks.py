@@ -235,13 +235,16 @@ def check_fields(**fields: Any) -> None:
 
 
 class Resolver:
-    """Resolves the tasks of one call, mostly alike: what equals the task before is not checked again."""
+    """Resolves the tasks of one call, mostly alike: what equals the task before is not checked again.
+
+    Gives a row, which alike tasks share, and the spec, which is each task's own.
+    """
 
     def __init__(self) -> None:
         self._shape: tuple[Any, ...] | None = None
         self._row: TaskRow | None = None
 
-    def __call__(self, task: NewTask, *, place: str = "") -> TaskRow:
+    def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
         shape = msgspec.structs.astuple(task)
         shape = shape[:_SPEC] + shape[_SPEC + 1 :]
         spec = task.spec
@@ -250,12 +253,13 @@ class Resolver:
             row = resolve(task, place=place)
             # A title or a dependency taken from the spec is this task's own.
             self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
-            return row
+            return row, row.spec
         faults: Faults = []
         encoded = _json("spec", spec, faults)
         if faults:
-            return resolve(task, place=place)
-        return msgspec.structs.replace(row, spec=encoded)
+            row = resolve(task, place=place)
+            return row, row.spec
+        return row, encoded
 
 
 _SPEC = NewTask.__struct_fields__.index("spec")

@@ -4,7 +4,7 @@
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: claim_tasks
--- Takes up to `limit` tasks, best first, and with `start` starts them too.
+-- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named.
 --
 -- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
 -- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
@@ -18,28 +18,25 @@ WITH clock AS MATERIALIZED (
 -- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
 me AS MATERIALIZED (
     SELECT
-        agent.*,
-        least(%(limit)s::integer, max_concurrent_tasks - held) AS room,
-        budget_usd - spent_usd - reserved_usd AS money,
-        clock.now,
-        clock.now + make_interval(secs => claim_ttl_sec) AS claim_until,
-        CASE WHEN %(start)s::boolean THEN clock.now END AS started_at,
-        CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status AS target
-    FROM lineshaft.agent CROSS JOIN clock
+        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
+        greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
+        budget_usd - spent_usd - reserved_usd AS money
+    FROM lineshaft.agent
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
-    FOR NO KEY UPDATE OF agent
+    FOR NO KEY UPDATE
 ),
 -- Models nobody should call now: slowed down after a rate limit, or with an open breaker.
 unusable_model AS MATERIALIZED (
-    SELECT substr(key, 7) AS name FROM lineshaft.slowdown, clock WHERE until > clock.now AND key LIKE 'model:%%'
+    SELECT substr(key, 7) AS name FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock) AND key LIKE 'model:%%'
     UNION ALL
     SELECT substr(key, 7) FROM lineshaft.breaker WHERE state <> 'closed' AND key LIKE 'model:%%'
 ),
 -- The lanes that this agent may take from. Types with a breaker that isn't closed are left to claim_probe.
 eligible AS MATERIALIZED (
-    SELECT lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model
+    SELECT
+        lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model,
+        lane.boost_per_minute * lineshaft.minutes((SELECT now FROM clock)) AS aged
     FROM me
-    CROSS JOIN clock
     CROSS JOIN lineshaft.lane
     LEFT JOIN LATERAL (
         -- The task's first preference that the agent has; without preferences the agent uses its own first.
@@ -59,18 +56,15 @@ eligible AS MATERIALIZED (
       AND (me.money IS NULL OR me.money >= coalesce(lane.max_cost_usd, 0))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE key = lane.type AND state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
-      AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE key = '*' AND until > clock.now)
+      AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE key = '*' AND until > (SELECT now FROM clock))
 ),
 head AS MATERIALIZED (
     SELECT
-        eligible.*,
-        generation.no AS generation,
+        eligible.id, eligible.aged, eligible.cost, eligible.model, generation.no AS generation,
         -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
-        round((first.rank - eligible.boost_per_minute * lineshaft.minutes(clock.now)) * 1e6) AS effective,
-        first.submission_no,
-        eligible.boost_per_minute * lineshaft.minutes(clock.now) AS aged
+        round((first.rank - eligible.aged) * 1e6) AS effective,
+        first.submission_no
     FROM eligible
-    CROSS JOIN clock
     CROSS JOIN lineshaft.generation
     CROSS JOIN LATERAL (
         SELECT rank, submission_no
@@ -80,6 +74,7 @@ head AS MATERIALIZED (
         LIMIT 1
         OFFSET 0
     ) AS first
+    WHERE %(task_id)s::text IS NULL
 ),
 -- The best `room` tasks lie in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
 best_head AS MATERIALIZED (
@@ -88,49 +83,60 @@ best_head AS MATERIALIZED (
 ),
 -- How many to take from each lane. Read without locks; from a single lane it is simply all.
 quota AS MATERIALIZED (
-    SELECT best_head.id, best_head.generation, (SELECT room FROM me)::bigint AS n
+    SELECT id, generation, aged, cost, model, (SELECT room FROM me)::bigint AS n
     FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT id, generation, count(*)
-    FROM (
-        SELECT best_head.id, best_head.generation
-        FROM best_head
-        CROSS JOIN LATERAL (
-            SELECT rank, submission_no
-            FROM lineshaft.task_live
-            WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
-              AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
-            ORDER BY rank, submission_no
+    SELECT best_head.id, best_head.generation, best_head.aged, best_head.cost, best_head.model, share.n
+    FROM best_head
+    JOIN (
+        SELECT id, generation, count(*) AS n
+        FROM (
+            SELECT best_head.id, best_head.generation
+            FROM best_head
+            CROSS JOIN LATERAL (
+                SELECT rank, submission_no
+                FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+                  AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
+                ORDER BY rank, submission_no
+                LIMIT (SELECT room FROM me)
+                OFFSET 0
+            ) AS next
+            WHERE heads > 1
+            ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
             LIMIT (SELECT room FROM me)
-            OFFSET 0
-        ) AS next
-        WHERE heads > 1
-        ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
-        LIMIT (SELECT room FROM me)
-    ) AS merged
-    GROUP BY id, generation
+        ) AS merged
+        GROUP BY id, generation
+    ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
 ),
 -- Contested rows are skipped, not waited for; the next ones of the lane take their place.
 locked AS MATERIALIZED (
     SELECT
-        taken.*, head.cost, head.model AS chosen_model, round((taken.rank - head.aged) * 1e6) AS effective,
-        sum(head.cost) OVER (ORDER BY round((taken.rank - head.aged) * 1e6), taken.submission_no) AS cost_so_far
+        taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
+        -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks.
+        taken.lock_key IS NULL AND (taken.dag_id IS NULL OR quota.cost = 0) AND (SELECT money FROM me) IS NULL AS plain
     FROM quota
-    JOIN head ON head.id = quota.id AND head.generation = quota.generation
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, limit_sec, first_started_at IS NOT NULL AS resume
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR UPDATE SKIP LOCKED
     ) AS taken
+    UNION ALL
+    SELECT named.*, 0, eligible.cost, eligible.model, false
+    FROM (
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
+        FROM lineshaft.task_live
+        WHERE id = %(task_id)s::text AND status = 'READY' AND lane_id IN (SELECT id FROM eligible)
+        FOR UPDATE SKIP LOCKED
+    ) AS named
+    JOIN lineshaft.task_live AS live ON live.id = named.id
+    JOIN eligible ON eligible.id = live.lane_id
 ),
-affordable AS MATERIALIZED (
-    SELECT locked.*
-    FROM locked CROSS JOIN me
-    WHERE me.money IS NULL OR locked.cost_so_far <= me.money
-),
+-- From here on to `decided`: tasks that want a lock, or that somebody must be able to pay.
+--
 -- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a ceiling; what doesn't fit even
 -- alone is not counted against those after it.
 weighed AS MATERIALIZED (
@@ -139,12 +145,15 @@ weighed AS MATERIALIZED (
         coalesce(purse.money >= affordable.cost, true) AS fits_alone,
         coalesce(purse.money >= sum(affordable.cost) FILTER (WHERE purse.money >= affordable.cost)
             OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
-    FROM affordable
+    FROM (
+        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT plain
+    ) AS affordable
     LEFT JOIN LATERAL (
         SELECT dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
         FROM lineshaft.dag WHERE dag.id = affordable.dag_id
         OFFSET 0
     ) AS purse ON true
+    WHERE ((SELECT money FROM me) >= affordable.cost_so_far) IS NOT FALSE
 ),
 -- One task a lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
 -- its condition doesn't hold, so nobody can release the lock between here and the parking of those who didn't get it.
@@ -191,7 +200,12 @@ dag_reserved AS (
         status = 'running', ended_at = NULL
     FROM (
         SELECT dag_id, sum(cost) AS needed
-        FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
+        FROM (
+            SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
+            UNION ALL
+            SELECT dag_id, 0 FROM locked WHERE plain AND dag_id IS NOT NULL
+        ) AS claimed
+        GROUP BY dag_id ORDER BY dag_id
     ) AS share
     WHERE dag.id = share.dag_id
       -- A running DAG without costs needs no update, and so no wait for its row.
@@ -216,25 +230,29 @@ decided AS MATERIALIZED (
 -- All that a READY row has no value for yet; whatever puts a row back empties these again.
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET status = me.target,
+    SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
         epoch = live.epoch + 1,
-        agent_id = me.id,
-        model = decided.chosen_model,
-        reserved_usd = decided.cost,
-        claimed_at = me.now,
-        heartbeat_at = me.now,
-        started_at = me.started_at,
-        first_started_at = coalesce(live.first_started_at, me.started_at),
-        limit_at = me.started_at + decided.limit_sec * interval '1 second',
-        lease_until = CASE
-            WHEN me.started_at IS NULL THEN me.claim_until
-            ELSE me.now + least(3 * coalesce(decided.heartbeat_sec, me.heartbeat_interval_sec), decided.limit_sec) * interval '1 second'
+        agent_id = %(agent_id)s::text,
+        parked = NULL,
+        model = claimable.chosen_model,
+        reserved_usd = claimable.cost,
+        claimed_at = (SELECT now FROM clock),
+        heartbeat_at = (SELECT now FROM clock),
+        started_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) END,
+        first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN (SELECT now FROM clock) ELSE live.first_started_at END,
+        limit_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) + live.limit_sec * interval '1 second' END,
+        lease_until = (SELECT now FROM clock) + interval '1 second' * CASE
+            WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)), live.limit_sec)
+            ELSE (SELECT claim_ttl_sec FROM me)
         END
-    FROM decided CROSS JOIN me
-    WHERE live.id = decided.id AND decided.obstacle IS NULL
-    RETURNING live.id, live.epoch, live.status, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.claimed_at,
-        live.lease_until, live.limit_at, live.cost_usd, live.reserved_usd, live.heartbeat_sec, live.submission_no, decided.resume,
-        decided.effective
+    FROM (
+        SELECT id, chosen_model, cost, resume, effective FROM locked WHERE plain
+        UNION ALL
+        SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
+    ) AS claimable
+    WHERE live.id = claimable.id
+    RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
+        live.heartbeat_sec, live.limit_sec, live.submission_no, claimable.resume, claimable.effective
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
@@ -271,9 +289,9 @@ counted AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
-    SELECT clock.now, CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
+    SELECT (SELECT now FROM clock), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
         moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
-    FROM moved CROSS JOIN clock
+    FROM moved
 ),
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
@@ -282,20 +300,26 @@ dag_logged AS (
     WHERE dag.status <> 'running'
 )
 SELECT
-    moved.id, moved.epoch, moved.status::text AS status, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts,
-    moved.rate_limits, moved.claimed_at, moved.lease_until, moved.limit_at, moved.cost_usd, moved.reserved_usd,
+    moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
+    coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
-    task.require_decision_report, coalesce(moved.heartbeat_sec, me.heartbeat_interval_sec) AS heartbeat_interval_sec,
-    -- Whoever called looks again if some were in the way of others; there is a row to say so even when nothing was claimed.
-    aside.n AS parked, aside.stranded
-FROM (
-    SELECT
-        (SELECT count(*)::integer FROM parked) AS n,
-        -- They got their document's lock, but another claim was quicker with their DAG's money.
-        ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL) AS stranded
-) AS aside
-LEFT JOIN (moved CROSS JOIN me JOIN lineshaft.task ON task.id = moved.id) ON true
-ORDER BY moved.effective, moved.submission_no
+    task.require_decision_report,
+    -- The rest tells of the whole claim, in the first row, which is there even when nothing was claimed.
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
+    -- Whoever called looks again if some were in the way of others ...
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT count(*)::integer FROM parked) END AS parked,
+    -- ... and if some got their document's lock, but another claim was quicker with their DAG's money.
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN
+            ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
+    END AS stranded
+FROM (VALUES (1)) AS always
+LEFT JOIN (
+    (SELECT *, row_number() OVER (ORDER BY effective, submission_no) AS n FROM moved) AS moved
+    JOIN lineshaft.task ON task.id = moved.id
+) ON true
+ORDER BY moved.n
 
 -- name: free_stranded
 -- Locks of tasks that were not claimed after all; unless another claim has taken them since.

@@ -28,11 +28,7 @@ CREATE TABLE lineshaft.agent (
     budget_usd numeric(14,6),
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
-    CONSTRAINT agent_budget_usd_check CHECK ((budget_usd >= (0)::numeric)),
-    CONSTRAINT agent_held_check CHECK ((held >= 0)),
-    CONSTRAINT agent_max_concurrent_tasks_check CHECK ((max_concurrent_tasks > 0)),
-    CONSTRAINT agent_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
-    CONSTRAINT agent_spent_usd_check CHECK ((spent_usd >= (0)::numeric)),
+    CONSTRAINT possible_agent CHECK (((max_concurrent_tasks > 0) AND (held >= 0) AND (spent_usd >= (0)::numeric) AND (reserved_usd >= (0)::numeric) AND ((budget_usd >= (0)::numeric) IS NOT FALSE))),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
@@ -102,10 +98,7 @@ CREATE TABLE lineshaft.dag (
     budget_ceiling_usd numeric(14,6),
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
-    CONSTRAINT counters_fit CHECK (((completed >= 0) AND (cancelled >= 0) AND (dead_lettered >= 0) AND (((completed + cancelled) + dead_lettered) <= total))),
-    CONSTRAINT dag_budget_ceiling_usd_check CHECK ((budget_ceiling_usd >= (0)::numeric)),
-    CONSTRAINT dag_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
-    CONSTRAINT dag_spent_usd_check CHECK ((spent_usd >= (0)::numeric)),
+    CONSTRAINT counters_fit CHECK (((completed >= 0) AND (cancelled >= 0) AND (dead_lettered >= 0) AND (((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric) AND (spent_usd >= (0)::numeric) AND ((budget_ceiling_usd >= (0)::numeric) IS NOT FALSE))),
     CONSTRAINT ended_when_over CHECK (((ended_at IS NOT NULL) = (status = ANY (ARRAY['completed'::lineshaft.dag_status, 'failed'::lineshaft.dag_status, 'cancelled'::lineshaft.dag_status])))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -248,14 +241,7 @@ CREATE TABLE lineshaft.task (
     tags text[] NOT NULL DEFAULT '{}'::text[],
     created_by text,
     surface jsonb,
-    CONSTRAINT task_heartbeat_interval_sec_check CHECK ((heartbeat_interval_sec > (0)::double precision)),
-    CONSTRAINT task_max_attempts_check CHECK ((max_attempts > 0)),
-    CONSTRAINT task_max_cost_usd_check CHECK ((max_cost_usd >= (0)::numeric)),
-    CONSTRAINT task_max_duration_sec_check CHECK ((max_duration_sec > (0)::double precision)),
-    CONSTRAINT task_max_total_cost_usd_check CHECK ((max_total_cost_usd >= (0)::numeric)),
-    CONSTRAINT task_priority_boost_per_minute_check CHECK ((priority_boost_per_minute >= (0)::double precision)),
-    CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
-    CONSTRAINT task_type_check CHECK ((type <> ''::text)),
+    CONSTRAINT possible_task CHECK (((type <> ''::text) AND ((priority >= 0) AND (priority <= 100)) AND (priority_boost_per_minute >= (0)::double precision) AND (max_attempts > 0) AND (max_duration_sec > (0)::double precision) AND ((heartbeat_interval_sec > (0)::double precision) IS NOT FALSE) AND ((max_cost_usd >= (0)::numeric) IS NOT FALSE) AND ((max_total_cost_usd >= (0)::numeric) IS NOT FALSE))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
 
@@ -281,10 +267,13 @@ CREATE TABLE lineshaft.task_end (
     output jsonb,
     artifacts jsonb,
     decision_report jsonb,
-    CONSTRAINT dead_letter_has_a_cause CHECK (((status <> 'DEAD_LETTERED'::lineshaft.task_status) OR ((reason IS NOT NULL) AND (category IS NOT NULL)))),
-    CONSTRAINT end_status CHECK ((status = ANY (ARRAY['COMPLETED'::lineshaft.task_status, 'CANCELLED'::lineshaft.task_status, 'DEAD_LETTERED'::lineshaft.task_status]))),
-    CONSTRAINT only_completed_has_an_output CHECK (((status = 'COMPLETED'::lineshaft.task_status) OR ((output IS NULL) AND (artifacts IS NULL) AND (decision_report IS NULL)))),
-    CONSTRAINT task_end_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
+    CONSTRAINT as_its_end_says CHECK (
+CASE status
+    WHEN 'COMPLETED'::lineshaft.task_status THEN true
+    WHEN 'CANCELLED'::lineshaft.task_status THEN ((output IS NULL) AND (artifacts IS NULL) AND (decision_report IS NULL))
+    WHEN 'DEAD_LETTERED'::lineshaft.task_status THEN ((reason IS NOT NULL) AND (category IS NOT NULL) AND (output IS NULL) AND (artifacts IS NULL) AND (decision_report IS NULL))
+    ELSE false
+END),
     CONSTRAINT task_end_pkey PRIMARY KEY (id)
 );
 
@@ -339,25 +328,15 @@ CREATE TABLE lineshaft.task_live (
     attempt_cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     last_category text,
     progress jsonb,
-    CONSTRAINT claimed_has_an_epoch CHECK (((status <> ALL (ARRAY['CLAIMED'::lineshaft.task_status, 'RUNNING'::lineshaft.task_status, 'VALIDATING'::lineshaft.task_status])) OR (epoch > 0))),
-    CONSTRAINT held_by_an_agent_with_a_lease CHECK ((((agent_id IS NULL) = (lease_until IS NULL)) AND
+    CONSTRAINT as_its_status_says CHECK (
 CASE
-    WHEN (status = ANY (ARRAY['CLAIMED'::lineshaft.task_status, 'RUNNING'::lineshaft.task_status])) THEN ((agent_id IS NOT NULL) AND (claimed_at IS NOT NULL))
-    WHEN (status = 'VALIDATING'::lineshaft.task_status) THEN true
-    ELSE ((agent_id IS NULL) AND (reserved_usd = (0)::numeric))
-END)),
-    CONSTRAINT live_status CHECK ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'READY'::lineshaft.task_status, 'CLAIMED'::lineshaft.task_status, 'RUNNING'::lineshaft.task_status, 'VALIDATING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status]))),
-    CONSTRAINT only_ready_is_parked CHECK (((parked IS NULL) OR (status = 'READY'::lineshaft.task_status))),
-    CONSTRAINT pending_waits_for_something CHECK (((status <> 'PENDING'::lineshaft.task_status) OR (blocked > 0) OR (due_at IS NOT NULL))),
-    CONSTRAINT ready_has_nothing_to_wait_for CHECK (((status <> 'READY'::lineshaft.task_status) OR ((blocked = 0) AND (ready_at IS NOT NULL)))),
-    CONSTRAINT retrying_is_due_some_time CHECK (((status <> 'RETRYING'::lineshaft.task_status) OR (due_at IS NOT NULL))),
-    CONSTRAINT running_was_started CHECK (((status <> ALL (ARRAY['RUNNING'::lineshaft.task_status, 'VALIDATING'::lineshaft.task_status])) OR (started_at IS NOT NULL))),
-    CONSTRAINT task_live_attempt_cost_usd_check CHECK ((attempt_cost_usd >= (0)::numeric)),
-    CONSTRAINT task_live_blocked_check CHECK ((blocked >= 0)),
-    CONSTRAINT task_live_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
-    CONSTRAINT task_live_parked_check CHECK ((parked = ANY (ARRAY['lock'::text, 'dag_budget'::text]))),
-    CONSTRAINT task_live_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
-    CONSTRAINT task_live_reserved_usd_check CHECK ((reserved_usd >= (0)::numeric)),
+    WHEN (status = ANY (ARRAY['CLAIMED'::lineshaft.task_status, 'RUNNING'::lineshaft.task_status, 'VALIDATING'::lineshaft.task_status])) THEN (((agent_id IS NULL) = (lease_until IS NULL)) AND ((agent_id IS NOT NULL) OR (status = 'VALIDATING'::lineshaft.task_status)) AND (claimed_at IS NOT NULL) AND ((started_at IS NOT NULL) OR (status = 'CLAIMED'::lineshaft.task_status)) AND (epoch > 0) AND (reserved_usd >= (0)::numeric) AND (parked IS NULL))
+    WHEN ((agent_id IS NOT NULL) OR (lease_until IS NOT NULL) OR (reserved_usd <> (0)::numeric)) THEN false
+    WHEN (status = 'READY'::lineshaft.task_status) THEN ((blocked = 0) AND (ready_at IS NOT NULL) AND ((parked IS NULL) OR (parked = 'lock'::text) OR (parked = 'dag_budget'::text)))
+    WHEN (status = 'PENDING'::lineshaft.task_status) THEN (((blocked > 0) OR ((blocked = 0) AND (due_at IS NOT NULL))) AND (parked IS NULL))
+    WHEN (status = 'RETRYING'::lineshaft.task_status) THEN ((due_at IS NOT NULL) AND (parked IS NULL))
+    ELSE false
+END),
     CONSTRAINT task_live_pkey PRIMARY KEY (id)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.0, autovacuum_vacuum_threshold=5000);
 
@@ -377,10 +356,11 @@ CREATE TABLE lineshaft.token (
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at, id);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);
 CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id);
-CREATE INDEX event_feed ON lineshaft.event USING btree (xid, seq);
-CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id, seq) WHERE (task_id IS NOT NULL);
+CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummarize='on');
+CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
+CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(max_cost_usd, ('-1'::integer)::numeric));
-CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at, id);
+CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE (tags <> '{}'::text[]);
 CREATE INDEX task_of_dag ON lineshaft.task USING btree (dag_id, id);
 CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (parent_id IS NOT NULL);

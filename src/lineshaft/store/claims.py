@@ -1,7 +1,7 @@
 """Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import msgspec
 from psycopg.rows import class_row
 
 from lineshaft.errors import NotFoundError, SupersededError
+from lineshaft.model.states import Status
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.round_trip import round_trip
@@ -23,22 +24,21 @@ _MOVED_AT_ONCE = 5_000
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
-    """A row of `claim_tasks`, in its order."""
+    """A row of `claim_tasks`, in its order, and what all rows of a claim have in common."""
 
     id: str
     #: The fencing number: every write of this claim carries it.
     epoch: int
-    status: str
+    #: None while the DAG is virtual: a standalone task's.
     live_dag_id: str | None
     lock_key: str | None
     model: str | None
     attempts: int
     rate_limits: int
-    claimed_at: datetime | None
-    lease_until: datetime | None
-    limit_at: datetime | None
+    #: Of earlier attempts.
     cost_usd: Decimal
-    reserved_usd: Decimal
+    limit_sec: float
+    heartbeat_interval_sec: float
     #: It was started before: steps, checkpoint and children may be there.
     resume: bool
     type: str
@@ -51,7 +51,26 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     max_cost_usd: Decimal | None
     gates: bytes | None
     require_decision_report: bool
-    heartbeat_interval_sec: float
+    started: bool
+    claimed_at: datetime
+    claim_ttl_sec: float
+
+    @property
+    def status(self) -> str:
+        return Status.RUNNING if self.started else Status.CLAIMED
+
+    @property
+    def lease_until(self) -> datetime:
+        lease = min(3 * self.heartbeat_interval_sec, self.limit_sec) if self.started else self.claim_ttl_sec
+        return self.claimed_at + timedelta(seconds=lease)
+
+    @property
+    def limit_at(self) -> datetime | None:
+        return self.claimed_at + timedelta(seconds=self.limit_sec) if self.started else None
+
+    @property
+    def reserved_usd(self) -> Decimal:
+        return self.max_cost_usd or Decimal(0)
 
 
 class Generations(Protocol):
@@ -108,6 +127,7 @@ class Claims:
             "limit": limit,
             "types": types,
             "start": start,
+            "task_id": None,
             "lock_ttl": LOCK_TTL_SEC,
         }
         tasks: list[ClaimedTask] = []
@@ -146,7 +166,10 @@ class Claims:
             connection, (self._sql["claim_tasks"], {**self._database.now, **parameters})
         )
         if rows[0][0] is not None:
-            return [ClaimedTask(*row[:-2]) for row in rows], *rows[0][-2:]
+            *_, now, claim_ttl_sec, parked, stranded = rows[0]
+            started = parameters["start"]
+            tasks = [ClaimedTask(*row[:-4], started, now, claim_ttl_sec) for row in rows]
+            return tasks, parked, stranded
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
         found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
         _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())

@@ -1,6 +1,6 @@
 """New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -23,7 +23,9 @@ class Draft:
     """A task on its way in."""
 
     id: str
+    #: What it has in common with others of the call that are like it; the spec is its own.
     row: TaskRow
+    spec: bytes
     place: str
     parent_id: str | None
     dag_id: str
@@ -55,15 +57,17 @@ class DagDraft:
         return {"id": self.id, "title": self.title, "created_by": self.created_by, "ceiling": self.ceiling}
 
 
+#: Those of `row_values` at the end.
 TASK_COLUMNS = (
     "id",
     "dag_id",
     "parent_id",
+    "is_batch",
+    "spec",
     "idempotency_key",
     "type",
     "title",
     "preset",
-    "spec",
     "required_capabilities",
     "model_preferences",
     "fallback_models",
@@ -84,7 +88,6 @@ TASK_COLUMNS = (
     "priority",
     "max_attempts",
     "require_decision_report",
-    "is_batch",
 )
 LIVE_COLUMNS = (
     "id",
@@ -141,22 +144,33 @@ def filled_columns(
     for name, values in zip(columns, zip(*rows, strict=True), strict=True):
         if values.count(defaults.get(name)) < len(rows):
             names.append(name)
-            kept.append(values)
+            # One time for all, mostly: the driver would spell it again for each row.
+            kept.append(tuple(map(_spelled, values)) if isinstance(values[0], datetime) else values)
     return names, zip(*kept, strict=True)
 
 
-def task_values(draft: Draft) -> tuple[Any, ...]:
+@lru_cache(maxsize=1024)
+def _spelled(moment: datetime | None) -> str | None:
+    return None if moment is None else str(moment)
+
+
+def task_rows(drafts: Iterable[Draft]) -> Iterator[tuple[Any, ...]]:
     """In the order of TASK_COLUMNS."""
-    row = draft.row
+    row: TaskRow | None = None
+    shared: tuple[Any, ...] = ()
+    for draft in drafts:
+        if draft.row is not row:
+            row = draft.row
+            shared = _row_values(row)
+        yield draft.id, draft.dag_id, draft.parent_id, draft.is_batch, draft.spec.decode(), *shared
+
+
+def _row_values(row: TaskRow) -> tuple[Any, ...]:
     return (
-        draft.id,
-        draft.dag_id,
-        draft.parent_id,
         row.idempotency_key,
         row.type,
         row.title,
         row.preset,
-        _text(row.spec),
         array_literal(row.required_capabilities),
         array_literal(row.model_preferences),
         array_literal(row.fallback_models),
@@ -177,7 +191,6 @@ def task_values(draft: Draft) -> tuple[Any, ...]:
         row.priority,
         row.max_attempts,
         row.require_decision_report,
-        draft.is_batch,
     )
 
 
@@ -236,7 +249,7 @@ def draft_task(
     depth: int = 0,
 ) -> Draft:
     """Check a task and add it, and its children in order, to the drafts."""
-    row = resolver(task, place=place)
+    row, spec = resolver(task, place=place)
     task_id = task.id or new_id("task")
     in_dag = dag_id is not None or bool(task.children)
     # A standalone task's DAG is virtual: an id that can be told from the task's own, and no row.
@@ -244,6 +257,7 @@ def draft_task(
     draft = Draft(
         id=task_id,
         row=row,
+        spec=spec,
         place=place,
         parent_id=task.parent_id if parent is None else parent.id,
         dag_id=dag,
@@ -258,7 +272,7 @@ def draft_task(
         if parent is not None:
             fault = "a child is created with its batch: give the key to the batch"
             raise InvalidInputError(errors=[(f"{place}.idempotency_key", fault)])
-        draft.content = content_hash(row.type, msgspec.json.decode(row.spec))
+        draft.content = content_hash(row.type, msgspec.json.decode(spec))
     drafts.append(draft)
     if task.children:
         if depth >= MAX_CHILD_DEPTH:
@@ -326,12 +340,12 @@ def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
             draft.refs = {name: ids[name] for name in draft.row.context_tasks if name in ids}
 
 
-def with_refs(row: TaskRow, ids: Mapping[str, str]) -> TaskRow:
+def with_refs(spec: bytes, ids: Mapping[str, str]) -> bytes:
     """References by key as references by id: keys are forgotten once the call is over."""
-    spec = msgspec.json.decode(row.spec)
+    decoded = msgspec.json.decode(spec)
     names = {f"task:{key}:output": f"task:{task_id}:output" for key, task_id in ids.items()}
-    spec["context_refs"] = [names.get(ref, ref) for ref in spec["context_refs"]]
-    return msgspec.structs.replace(row, spec=msgspec.json.encode(spec))
+    decoded["context_refs"] = [names.get(ref, ref) for ref in decoded["context_refs"]]
+    return msgspec.json.encode(decoded)
 
 
 def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:

@@ -42,7 +42,7 @@ from lineshaft.store.drafts import (
     live_values,
     place_in_graph,
     refuse_cycle,
-    task_values,
+    task_rows,
     with_refs,
 )
 from lineshaft.store.lanes import Lanes
@@ -166,10 +166,11 @@ class Submission:
         ]
         await self._check_parents(connection, new)
         satisfied = await self._check_upstream(connection, new)
-        wanted = [draft.row.lane for draft in new]
-        lanes = await self._lanes.find(connection, wanted)
-        for draft, lane in zip(new, wanted, strict=True):
-            draft.lane_id = lanes[lane]
+        rows = {id(draft.row): draft.row for draft in new}
+        lanes = await self._lanes.find(connection, [row.lane for row in rows.values()])
+        lane_ids = {name: lanes[row.lane] for name, row in rows.items()}
+        for draft in new:
+            draft.lane_id = lane_ids[id(draft.row)]
         totals = Counter(draft.live_dag_id for draft in new)
         dags = [dag for dag in dags if totals[dag.id]]
         for dag in dags:
@@ -261,10 +262,7 @@ class Submission:
     async def _insert(self, connection: Connection, new: list[Draft]) -> None:
         if not new:
             return
-        columns: dict[str, list[Any]] = {name: [] for name in TASK_COLUMNS}
-        for draft in new:
-            for name, value in zip(TASK_COLUMNS, task_values(draft), strict=True):
-                columns[name].append(value)
+        columns = dict(zip(TASK_COLUMNS, map(list, zip(*task_rows(new), strict=True)), strict=True))
         live = {
             "live_dag_id": [draft.live_dag_id for draft in new],
             "lock_owner": [draft.lock_owner for draft in new],
@@ -277,7 +275,7 @@ class Submission:
     async def _copy(self, connection: Connection, new: list[Draft]) -> None:
         cursor = await connection.execute(self._sql["read_clock"], self._database.now)
         now, generation = (await cursor.fetchall())[0]
-        asked = [(now, *task_values(draft)) for draft in new]
+        asked = [(now, *row) for row in task_rows(new)]
         placed = [live_values(draft, now, generation) for draft in new]
         events = [
             (now, _CREATED_READY if live[1] == "READY" else _CREATED, draft.id, draft.live_dag_id)
@@ -333,7 +331,7 @@ def _stand_in(draft: Draft, stands_for: Mapping[str, str]) -> Draft:
     """A copy that names the tasks which its upstream ones turned out to be."""
     names = dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on)
     refs = {key: stands_for.get(task_id, task_id) for key, task_id in draft.refs.items()}
-    return replace(draft, depends_on=list(names), row=with_refs(draft.row, refs) if refs else draft.row)
+    return replace(draft, depends_on=list(names), spec=with_refs(draft.spec, refs) if refs else draft.spec)
 
 
 @contextmanager
