@@ -8,14 +8,14 @@ to end: another thread waiting for the same transaction must never be kept waiti
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import Settings
-from lineshaft.store.guests import at_once
+from lineshaft.store.guests import at_once, refuse_async
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,16 +55,20 @@ def _blocking(
     method: Callable[Concatenate[Lineshaft, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["SyncLineshaft", P], T]:
     def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        work = method(self.shaft, *args, **kwargs)
-        return at_once(work) if kwargs.get("connection") is not None else self.loop.run(work)
+        loop, connection = self.loop, kwargs.get("connection")
+        if connection is None:
+            return loop.run(method(self.shaft, *args, **kwargs))
+        refuse_async(connection)
+        return at_once(method(self.shaft, *args, **kwargs))
 
     return _named_like(method, call)
 
 
 def _iterating(
-    method: Callable[Concatenate[Lineshaft, P], AsyncIterator[T]],
+    method: Callable[Concatenate[Lineshaft, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate["SyncLineshaft", P], Iterator[T]]:
     def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        loop = self.loop
         items = method(self.shaft, *args, **kwargs)
 
         async def following() -> list[T]:
@@ -73,8 +77,11 @@ def _iterating(
             except StopAsyncIteration:
                 return []
 
-        while found := self.loop.run(following()):
-            yield found[0]
+        try:
+            while found := loop.run(following()):
+                yield found[0]
+        finally:
+            loop.run(items.aclose())
 
     return _named_like(method, call)
 

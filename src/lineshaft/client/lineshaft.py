@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from types import TracebackType
@@ -129,7 +129,7 @@ class Lineshaft:
         dag_id: str | None = None,
         kinds: Collection[str] | None = None,
         follow: bool = True,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Everything that happens, in order, none twice and none missed.
 
         `after` is the cursor of the last event you have seen, None for the beginning, or "now". Without

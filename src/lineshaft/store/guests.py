@@ -17,16 +17,24 @@ from lineshaft.store.database import Connection
 T = TypeVar("T")
 
 
+_ASYNC_NAMES = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"})
+
+
+def refuse_async(given: Any) -> None:
+    """Before anything is sent: a call without an event loop can't wait for an asynchronous connection."""
+    if not _ASYNC_NAMES.isdisjoint(base.__name__ for base in type(given).__mro__):
+        fault = "is asynchronous: pass it to the asynchronous Lineshaft, and await the call"
+        raise InvalidInputError(errors=[("connection", fault)])
+
+
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end what never has to wait: it uses a synchronous connection."""
+    """Run to the end what never has to wait, because it uses a synchronous connection."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         return cast("T", done.value)
     coroutine.close()
-    raise InvalidInputError(
-        errors=[("connection", "is asynchronous: pass it to the asynchronous Lineshaft, and await the call")]
-    )
+    raise AssertionError("a synchronous connection is never waited for")
 
 
 @asynccontextmanager
