@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 import msgspec
@@ -95,10 +96,19 @@ def _binder(
     return bind
 
 
+def _plain(function: Function) -> Function:
+    """The function behind a partial or an object that can be called: that one has the annotations."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__annotations__") or isinstance(function, type):
+        function = type(function).__call__
+    return function
+
+
 def _decoder(
     function: Function, parameters: list[inspect.Parameter], *, takes_rest: bool
 ) -> "msgspec.json.Decoder[Any]":
-    hints = get_type_hints(function, include_extras=True)
+    hints = get_type_hints(_plain(function), include_extras=True)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -1,0 +1,64 @@
+"""Short ways to employ agents in tests."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.model.states import Status
+from lineshaft.store.engine import Engine
+from lineshaft.store.views import AttemptView
+
+#: Everything a test waits for comes within this, however busy the machine is.
+PATIENCE = 60.0
+AT_ONCE = RetrySpec(strategy="immediate")
+
+
+def engine_of(shaft: Lineshaft) -> Engine:
+    assert isinstance(shaft.backend, DatabaseBackend)
+    return shaft.backend.engine
+
+
+@asynccontextmanager
+async def at_work(*agents: Agent, shaft: Lineshaft) -> AsyncIterator[None]:
+    """The agents run, and are stopped in the end."""
+    running = [asyncio.create_task(agent.run(shaft, handle_signals=False)) for agent in agents]
+    try:
+        yield
+    finally:
+        for agent in agents:
+            agent.stop(now=True)
+        await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
+
+
+async def drain(shaft: Lineshaft, *agents: Agent) -> None:
+    """Until nobody finds anything to do."""
+    runs = (agent.run(shaft, until_idle=True, handle_signals=False) for agent in agents)
+    await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
+
+
+async def one(shaft: Lineshaft, agent: Agent, task_type: str, **fields: Any) -> Task:
+    """Submit a task, let the agent do all there is to do, and see what became of it."""
+    submitted = await shaft.submit(NewTask(task_type, **fields))
+    await drain(shaft, agent)
+    return await shaft.get(submitted)
+
+
+async def result(shaft: Lineshaft, agent: Agent, task_type: str, **fields: Any) -> Any:
+    task = await one(shaft, agent, task_type, **fields)
+    assert task.status is Status.COMPLETED, task.failure_history
+    return task.result
+
+
+async def attempts(shaft: Lineshaft, task_id: str) -> list[AttemptView]:
+    return await engine_of(shaft).insights.attempts(task_id)
+
+
+async def kinds(shaft: Lineshaft, task_id: str) -> list[str]:
+    return [event.kind async for event in shaft.events(None, task_id=task_id, follow=False)]
+
+
+async def soon(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), PATIENCE)

@@ -1,0 +1,163 @@
+"""Money: the work stops before the next step when it is used up, whoever's it is."""
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import pytest
+
+from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, TaskContext
+from lineshaft.agent.money import Account
+from lineshaft.model.states import Status
+from lineshaft.store.working import Purses
+from tests.agent.staff import AT_ONCE, drain, engine_of, one
+
+ZERO = Decimal(0)
+
+
+def account(
+    spent: str, *, max_cost: str | None = None, purses: Purses | None = None, at: str = "0"
+) -> Account:
+    made = Account(None if max_cost is None else Decimal(max_cost), Decimal(max_cost or 0))
+    if purses is not None:
+        made.learn(purses, Decimal(at))
+    made.add(Decimal(spent), 0, 0)
+    return made
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        account("0"),
+        account("5"),
+        account("0.99", max_cost="1"),
+        account("0", max_cost="0"),
+        account("0", purses=Purses(agent=ZERO, dag=ZERO)),
+        # What is reserved is there, whatever is left besides.
+        account("0.5", max_cost="1", purses=Purses(agent=ZERO, dag=ZERO)),
+        account("0.5", purses=Purses(task=Decimal("0.51"))),
+    ],
+)
+def test_there_is_something_left(fine: Account) -> None:
+    fine.check(fine.unreserved, fine.unreserved)
+
+
+@pytest.mark.parametrize(
+    ("broke", "whose"),
+    [
+        (account("1", max_cost="1"), "The task may cost 1 USD and has cost 1"),
+        (account("0.01", max_cost="0"), "The task may cost 0 USD"),
+        (account("1", purses=Purses(agent=Decimal(1))), "The agent's money is used up"),
+        (account("1", purses=Purses(dag=Decimal(1))), "The DAG's money is used up"),
+        (account("0", purses=Purses(agent=Decimal(-1))), "The agent's money is used up: -1"),
+        (account("0.5", purses=Purses(task=Decimal("0.5"))), "max_total_cost_usd"),
+        (account("0.5", purses=Purses(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
+    ],
+)
+def test_nothing_is_left(broke: Account, whose: str) -> None:
+    with pytest.raises(BudgetExceeded, match=whose):
+        broke.check(broke.unreserved, broke.unreserved)
+
+
+def spender(agent: Agent, cost: str = "0.4") -> list[int]:
+    """A handler that spends in every of ten steps; gives the list of those that ran."""
+    ran: list[int] = []
+
+    @agent.handles("spend")
+    async def spend(ctx: TaskContext) -> None:
+        for number in range(10):
+
+            def paid(number: int = number) -> None:
+                ran.append(number)
+                ctx.spend(Decimal(cost), tokens_input=100, tokens_output=10)
+
+            await ctx.step(f"step {number}", paid)
+
+    return ran
+
+
+async def test_a_task_stops_at_its_own_maximum(shaft: Lineshaft) -> None:
+    agent = Agent("a", budget_usd=100)
+    ran = spender(agent)
+
+    task = await one(shaft, agent, "spend", max_cost_usd=1)
+
+    assert ran == [0, 1, 2]
+    assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "budget_exceeded")
+    assert (task.cost_usd, task.tokens_used.input) == (Decimal("1.2"), 300)
+    view = await engine_of(shaft).fleet.read("a")
+    assert (view.spent_usd, view.reserved_usd) == (Decimal("1.2"), ZERO)
+
+
+async def test_a_task_stops_when_its_agent_has_nothing_left(shaft: Lineshaft) -> None:
+    agent = Agent("a", budget_usd=1)
+    ran = spender(agent)
+
+    task = await one(shaft, agent, "spend")
+
+    assert (ran, task.failure_category) == ([0, 1, 2], "budget_exceeded")
+    assert "agent's money is used up" in (task.failure_reason or "")
+
+
+async def test_a_task_stops_when_its_dag_has_nothing_left(shaft: Lineshaft) -> None:
+    agent = Agent("a", max_concurrent_tasks=1)
+    ran = spender(agent)
+    dag = await shaft.submit_dag("d", [NewTask("spend", key="x")], budget_ceiling_usd=1)
+
+    await drain(shaft, agent)
+
+    task = await shaft.get(dag.tasks["x"].id)
+    assert (ran, task.failure_category) == ([0, 1, 2], "budget_exceeded")
+    assert (await shaft.get_dag(dag)).spent_usd == Decimal("1.2")
+
+
+async def test_all_attempts_together(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+    ran: list[str] = []
+
+    @agent.handles("spend")
+    async def spend(ctx: TaskContext) -> None:
+        for number in range(3):
+            name = f"{ctx.attempt}.{number}"
+
+            def paid(name: str = name) -> None:
+                ran.append(name)
+                ctx.spend(0.4)
+
+            await ctx.step(name, paid)
+            if ctx.attempt == 1:
+                raise RuntimeError
+
+    task = await one(shaft, agent, "spend", max_total_cost_usd=1, retry=AT_ONCE)
+
+    assert ran == ["1.0", "2.0", "2.1"]
+    assert (task.failure_category, task.cost_usd) == ("budget_exceeded", Decimal("1.2"))
+
+
+async def test_tasks_of_one_agent_see_what_the_others_spend(shaft: Lineshaft) -> None:
+    """Nothing is reserved for any of them; together they spend no more than a step too much each."""
+    agent = Agent("a", budget_usd=2, max_concurrent_tasks=4)
+    ran = spender(agent)
+    await shaft.submit_many([NewTask("spend") for _ in range(4)])
+
+    await drain(shaft, agent)
+
+    assert len(ran) <= 5 + 4
+    view = await engine_of(shaft).fleet.read("a")
+    assert view.spent_usd == Decimal("0.4") * len(ran)
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), "much"])
+async def test_only_sums_can_be_spent(shaft: Lineshaft, bad: float) -> None:
+    agent = Agent("a")
+    agent.handles("t")(_spending(bad))
+
+    task = await one(shaft, agent, "t", max_attempts=1)
+
+    assert "spend: must be a sum in US dollars" in (task.failure_reason or "")
+
+
+def _spending(amount: float) -> Callable[[TaskContext], None]:
+    def handler(ctx: TaskContext) -> None:
+        ctx.spend(amount)
+
+    return handler

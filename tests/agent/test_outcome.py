@@ -1,0 +1,150 @@
+"""What a handler's value or exception means: decided purely, for libraries that need not be installed."""
+
+import asyncio
+import json
+import urllib.error
+from email.message import Message
+from typing import Any
+
+import pytest
+
+from lineshaft import BudgetExceeded, Cancel, Fail, Snooze
+from lineshaft.agent.outcome import ClaimOver, Outcome, Verdict, of_exception, of_value
+from lineshaft.errors import InvalidInputError, StaleClaimError
+
+
+class Response:
+    """As httpx, openai and anthropic have them."""
+
+    def __init__(self, status_code: int, headers: Any = None) -> None:
+        self.status_code = status_code
+        self.headers = headers or {}
+
+
+class HTTPStatusError(Exception):
+    def __init__(self, response: Response, text: str = "") -> None:
+        self.response = response
+        super().__init__(text or f"Client error '{response.status_code}'")
+
+
+class RateLimitError(Exception):
+    def __init__(self, response: Response | None) -> None:
+        self.response = response
+        super().__init__("slow down")
+
+
+class AuthenticationError(Exception):
+    pass
+
+
+class APITimeoutError(Exception):
+    pass
+
+
+class ValidationError(ValueError):
+    pass
+
+
+def categories(error: BaseException) -> tuple[str, float | None]:
+    outcome = of_exception(error)
+    assert outcome.verdict is Verdict.FAIL
+    return outcome.category, outcome.retry_after_sec
+
+
+def raised_from(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("odd"), ("crash", None)),
+        (SystemExit(3), ("crash", None)),
+        (asyncio.CancelledError(), ("crash", None)),
+        (TimeoutError(), ("timeout", None)),
+        (APITimeoutError("no answer"), ("timeout", None)),
+        (HTTPStatusError(Response(500)), ("crash", None)),
+        (HTTPStatusError(Response(401)), ("auth_failure", None)),
+        (HTTPStatusError(Response(403)), ("auth_failure", None)),
+        (AuthenticationError("bad key"), ("auth_failure", None)),
+        (ValidationError("not what was asked"), ("invalid_output", None)),
+        (json.JSONDecodeError("no", "x", 0), ("invalid_output", None)),
+        (BudgetExceeded("no money"), ("budget_exceeded", None)),
+        (InvalidInputError("a bad child"), ("crash", None)),
+        (Fail("no such file", "invalid_input"), ("invalid_input", None)),
+        (Fail("wait", "rate_limit", retry_after_sec=5), ("rate_limit", 5)),
+        # Rate limits: by status, by name, by wording; the wait from whatever tells it.
+        (HTTPStatusError(Response(429)), ("rate_limit", None)),
+        (HTTPStatusError(Response(429, {"retry-after": "7"})), ("rate_limit", 7.0)),
+        (HTTPStatusError(Response(429, {"Retry-After": "7"})), ("rate_limit", 7.0)),
+        (HTTPStatusError(Response(429, {"retry-after-ms": "250"})), ("rate_limit", 0.25)),
+        (RateLimitError(Response(429, {"retry-after": "1.5"})), ("rate_limit", 1.5)),
+        (RateLimitError(None), ("rate_limit", None)),
+        (RuntimeError("HTTP 429 Too Many Requests"), ("rate_limit", None)),
+        (RuntimeError("quota exceeded"), ("rate_limit", None)),
+        (RuntimeError("line 429"), ("crash", None)),
+        # What was raised on purpose because of something else.
+        (raised_from(RuntimeError("the model failed"), RateLimitError(None)), ("rate_limit", None)),
+        (ExceptionGroup("two", [ValueError("x"), HTTPStatusError(Response(401))]), ("auth_failure", None)),
+    ],
+)
+def test_categories(error: BaseException, expected: tuple[str, float | None]) -> None:
+    assert categories(error) == expected
+
+
+def test_a_retry_after_that_is_an_attribute_or_a_date() -> None:
+    error = RuntimeError("429")
+    error.retry_after = 12  # type: ignore[attr-defined]
+    assert categories(error) == ("rate_limit", 12.0)
+    past = HTTPStatusError(Response(429, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}))
+    assert categories(past) == ("rate_limit", 0.0)
+    headers = Message()
+    headers["Retry-After"] = "9"
+    assert categories(urllib.error.HTTPError("http://x", 429, "no", headers, None)) == ("rate_limit", 9.0)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_wishes_are_returned_or_raised(raised: bool) -> None:
+    def meant(wish: Exception) -> Outcome:
+        return of_exception(wish) if raised else of_value(wish)
+
+    assert meant(Cancel("enough")) == Outcome(Verdict.CANCEL, reason="enough")
+    assert meant(Snooze(5)) == Outcome(Verdict.SNOOZE, delay_sec=5.0)
+    assert meant(Fail("broken", "auth_failure")) == Outcome(
+        Verdict.FAIL, error="broken", category="auth_failure"
+    )
+
+
+def test_a_wish_inside_a_group_counts() -> None:
+    assert of_exception(ExceptionGroup("g", [ValueError(), Snooze(1)])).verdict is Verdict.SNOOZE
+
+
+@pytest.mark.parametrize("error", [ClaimOver(), StaleClaimError("gone")])
+def test_of_a_claim_that_is_over_nothing_is_written(error: BaseException) -> None:
+    assert of_exception(error).verdict is Verdict.NOTHING
+
+
+def test_values() -> None:
+    assert of_value(None).output == b"null"
+    assert of_value({"a": [1, None]}).output == b'{"a":[1,null]}'
+    assert of_value(None, ["x"]).artifacts == b'["x"]'
+
+
+def test_a_snooze_is_no_time_travel() -> None:
+    with pytest.raises(ValueError, match="from 0 on"):
+        Snooze(-1)
+    with pytest.raises(ValueError, match="from 0 on"):
+        Snooze(float("nan"))
+
+
+def test_the_error_says_what_kind_it_is() -> None:
+    assert of_exception(KeyError("x")).error == "KeyError: 'x'"
+    assert of_exception(ZeroDivisionError()).error == "ZeroDivisionError"
+    assert of_exception(SystemExit(3)).error == "The handler called sys.exit(3)"
+
+    class Odd(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert of_exception(Odd()).error == "Odd"

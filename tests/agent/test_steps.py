@@ -1,0 +1,286 @@
+"""Durable steps: once, remembered, the same on every replay."""
+
+import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
+from lineshaft.model.states import Status
+from tests.agent.staff import AT_ONCE, attempts, drain, engine_of, one, result
+
+
+class Once:
+    """Counts what ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def __call__(self, name: str) -> str:
+        self.ran.append(name)
+        return name.upper()
+
+    async def slowly(self, name: str) -> str:
+        await asyncio.sleep(0)
+        return self(name)
+
+
+@pytest.mark.parametrize("style", ["async", "sync"])
+async def test_what_is_recorded_is_not_run_again(shaft: Lineshaft, style: str) -> None:
+    once = Once()
+    agent = Agent("a")
+
+    @agent.handles("async")
+    async def asynchronous(ctx: TaskContext) -> list[str]:
+        first = await ctx.step("first", once.slowly, "a")
+        second = await ctx.step("second", once, "b")
+        if ctx.attempt == 1:
+            raise RuntimeError("half way")
+        return [first, second, await ctx.step("third", once.slowly, name="c")]
+
+    @agent.handles("sync")
+    def synchronous(ctx: SyncTaskContext) -> list[str]:
+        first = ctx.step("first", once, "a")
+        second: Any = ctx.step("second", once.slowly, "b")
+        if ctx.attempt == 1:
+            raise RuntimeError("half way")
+        return [first, second, ctx.step("third", once, name="c")]
+
+    assert await result(shaft, agent, style, retry=AT_ONCE) == ["A", "B", "C"]
+    assert once.ran == ["a", "b", "c"]
+
+
+async def test_the_same_step_twice_in_one_run_is_one_step(shaft: Lineshaft) -> None:
+    once = Once()
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> list[str]:
+        together = await asyncio.gather(*(ctx.step("s", once.slowly, "a") for _ in range(3)))
+        return [*together, await ctx.step("s", once.slowly, "a")]
+
+    assert await result(shaft, agent, "t") == ["A"] * 4
+    assert once.ran == ["a"]
+
+
+async def test_a_name_used_for_something_else_is_noticed(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> list[str]:
+        return [await ctx.step("search", str.upper, query) for query in ("a", "b")]
+
+    task = await one(shaft, agent, "t", max_attempts=1)
+
+    assert "Step 'search' was called with other arguments before" in (task.failure_reason or "")
+
+
+async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+    calls: list[int] = []
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> int:
+        async def flaky() -> int:
+            calls.append(ctx.attempt)
+            if ctx.attempt == 1:
+                raise ConnectionError
+            return ctx.attempt
+
+        return await ctx.step("flaky", flaky)
+
+    assert await result(shaft, agent, "t", retry=AT_ONCE) == 2
+    assert calls == [1, 2]
+
+
+@dataclass
+class Draft:
+    title: str
+    words: list[str]
+
+
+async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> None:
+    """What a step gives has been through JSON, and has the type that the function promises."""
+    agent = Agent("a")
+    seen: list[Any] = []
+
+    def draft() -> Draft:
+        return Draft("t", ["a"])
+
+    def pair() -> Any:
+        return (1, {"x": None})
+
+    def untrue() -> int:
+        return "text"  # type: ignore[return-value]
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        seen.append([await ctx.step("d", draft), await ctx.step("p", pair), await ctx.step("u", untrue)])
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    await result(shaft, agent, "t", retry=AT_ONCE)
+
+    assert seen[0] == seen[1] == [Draft("t", ["a"]), [1, {"x": None}], "text"]
+
+
+@pytest.mark.parametrize("name", ["", "spawn:x", "x" * 501])
+async def test_names_that_can_not_be(shaft: Lineshaft, name: str) -> None:
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        await ctx.step(name, str)
+
+    assert (await one(shaft, agent, "t", max_attempts=1)).failure_category == "crash"
+
+
+async def test_a_result_that_can_not_be_stored(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        await ctx.step("s", object)
+
+    task = await one(shaft, agent, "t", max_attempts=1)
+
+    assert task.failure_category == "invalid_output"
+    assert "step 's': its result can't be stored as JSON" in (task.failure_reason or "")
+
+
+@pytest.mark.parametrize("style", ["async", "sync"])
+async def test_checkpoints(shaft: Lineshaft, style: str) -> None:
+    agent = Agent("a")
+    seen: list[Any] = []
+
+    @agent.handles("async")
+    async def asynchronous(ctx: TaskContext) -> None:
+        seen.append(ctx.last_checkpoint)
+        await ctx.checkpoint({"page": ctx.attempt})
+        if ctx.attempt < 3:
+            raise RuntimeError
+
+    @agent.handles("sync")
+    def synchronous(ctx: SyncTaskContext) -> None:
+        seen.append(ctx.last_checkpoint)
+        ctx.checkpoint({"page": ctx.attempt})
+        if ctx.attempt < 3:
+            raise RuntimeError
+
+    await result(shaft, agent, style, retry=AT_ONCE)
+
+    assert seen == [None, {"page": 1}, {"page": 2}]
+
+
+async def test_every_attempt_knows_what_the_others_died_of(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+    seen: list[Any] = []
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        told = [(past.number, past.outcome, past.category, past.error) for past in ctx.previous_attempts]
+        seen.append((ctx.attempt, told, ctx.last_error and ctx.last_error.error))
+        if ctx.attempt == 1:
+            raise ValueError("not a number")
+        if ctx.attempt == 2:
+            raise TimeoutError("too slow")
+
+    await result(shaft, agent, "t", retry=AT_ONCE)
+
+    first = (1, "failed", "crash", "ValueError: not a number")
+    second = (2, "failed", "timeout", "TimeoutError: too slow")
+    assert seen == [
+        (1, [], None),
+        (2, [first], "ValueError: not a number"),
+        (3, [first, second], "TimeoutError: too slow"),
+    ]
+
+
+async def test_fallback_models_from_the_second_failure_on(shaft: Lineshaft) -> None:
+    """R-117."""
+    agent = Agent("a", models=["cheap", "good"])
+    models: list[str | None] = []
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        models.append(ctx.model)
+        if ctx.attempt < 3:
+            raise RuntimeError
+
+    await result(shaft, agent, "t", retry=AT_ONCE, model_preferences=["cheap"], fallback_models=["good"])
+
+    assert models == ["cheap", "cheap", "good"]
+
+
+async def test_a_claim_that_was_lost_records_nothing(
+    shaft: Lineshaft, connection: psycopg.Connection
+) -> None:
+    """Fencing: a step of a superseded claim is refused, and the handler doesn't go on."""
+    agent = Agent("a")
+    went_on = False
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        nonlocal went_on
+        if ctx.epoch == 1:
+
+            async def stolen() -> str:
+                # Somebody takes the task away while the step runs.
+                connection.execute(
+                    "UPDATE lineshaft.task_live SET lease_until = now() - interval '1 s' WHERE id = %s",
+                    [ctx.id],
+                )
+                await engine_of(shaft).upkeep.reap(10)
+                return "zombie"
+
+            await ctx.step("s", stolen)
+            went_on = True
+        assert await ctx.step("s", lambda: "second") == "second"
+
+    task = await one(shaft, agent, "t", retry=AT_ONCE)
+
+    assert (task.status, went_on) == (Status.COMPLETED, False)
+    assert [past.outcome for past in await attempts(shaft, task.id)] == ["failed", "completed"]
+
+
+async def test_what_a_step_costs_is_stored_with_it(shaft: Lineshaft, connection: psycopg.Connection) -> None:
+    agent = Agent("a")
+
+    def threaded(ctx: TaskContext) -> None:
+        ctx.spend(0.25)
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        async def paid() -> None:
+            ctx.spend(Decimal("1.10"))
+            await ctx.step("inner", lambda: ctx.spend(0.05))
+
+        await ctx.step("outer", paid)
+        await ctx.step("thread", threaded, ctx)
+        ctx.spend(0.01)
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    task = await one(shaft, agent, "t", retry=AT_ONCE)
+
+    costs: dict[str, Decimal] = dict(
+        connection.execute("SELECT name, cost_usd FROM lineshaft.step").fetchall()
+    )
+    assert costs == {"inner": Decimal("0.05"), "outer": Decimal("1.10"), "thread": Decimal("0.25")}
+    # Steps are charged once, what is outside of them each time.
+    assert task.cost_usd == Decimal("1.42")
+    assert [past.cost_usd for past in await attempts(shaft, task.id)] == [Decimal("1.41"), Decimal("0.01")]
+
+
+async def test_a_drain_leaves_nothing_behind(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+    agent.handles("t")(lambda: None)
+    await shaft.submit_many([NewTask("t") for _ in range(50)])
+
+    await drain(shaft, agent)
+
+    assert (await shaft.list(status="READY")).items == []
+    assert (await engine_of(shaft).fleet.read("a")).status == "offline"
