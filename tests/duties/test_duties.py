@@ -239,13 +239,13 @@ async def test_what_is_parked_for_a_free_lock_is_found(
 async def test_generations_turn_and_nothing_is_left_behind(
     engine: Engine, connection: psycopg.Connection
 ) -> None:
-    """design.md §4: more have left than remain, so the rest moves along and the old one is closed."""
+    """design.md §4: five times as many have left as remain, so the rest moves along and the old one is closed."""
     await engine.submission.submit([NewTask("code") for _ in range(30)])
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     await engine.claims.claim("a1", view.incarnation, limit=20)
-    assert not await engine.upkeep.turn_generation(9), "ten remain, only nine have left"
+    assert not await engine.upkeep.turn_generation(49), "ten remain, only forty-nine have left"
 
-    assert await engine.upkeep.turn_generation(20)
+    assert await engine.upkeep.turn_generation(50)
     await closed(engine)
 
     assert connection.execute("SELECT no FROM lineshaft.generation").fetchall() == [(2,)]

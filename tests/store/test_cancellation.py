@@ -6,6 +6,7 @@ import pytest
 
 from lineshaft.errors import (
     InvalidTransitionError,
+    NotFoundError,
     StaleClaimError,
 )
 from lineshaft.model.tasks import NewTask, OutputContract
@@ -141,3 +142,48 @@ async def test_a_cancellation_does_not_reach_what_waits_for_a_dead_letter(world:
     assert await world.engine.operations.cancel(parent.id, "no") == [parent.id]
 
     assert world.statuses([child.id, waits]) == ["DEAD_LETTERED", "PENDING"]
+
+
+async def test_a_whole_dag_is_cancelled_with_what_depends_on_it_elsewhere(world: World) -> None:
+    """R-172, R-173, U7: whatever has not ended ends, each with the reason; what is done stays done."""
+    agent = await world.agent()
+    dag = await world.dag(
+        NewTask("code", key="done", priority=1),
+        NewTask("code", key="running", priority=2),
+        NewTask("code", key="waiting", depends_on=["running"]),
+    )
+    outside = await world.one(depends_on=[dag.tasks["waiting"].id])
+    await world.complete(await world.take(agent))
+    running = await world.take(agent)
+
+    cancelled = await world.engine.operations.cancel_dag(dag.id, "no longer wanted")
+
+    assert cancelled == sorted([dag.tasks["running"].id, dag.tasks["waiting"].id, outside])
+    assert world.end(dag.tasks["running"].id)["reason"] == "no longer wanted"
+    assert world.end(outside)["reason"] == f"Parent {dag.tasks['waiting'].id} cancelled"
+    assert world.dag_row(dag.id)["status"] == "completed", "one of its tasks was completed (U7)"
+    assert running.id in cancelled
+    assert await world.engine.operations.cancel_dag(dag.id, "again") == []
+
+
+async def test_a_standalone_tasks_dag_can_be_cancelled_too(world: World) -> None:
+    """R-013: every task has a DAG, and every DAG call answers for it."""
+    task_id = await world.one()
+    assert await world.engine.operations.cancel_dag(world.task(task_id)["dag_id"], "x") == [task_id]
+    with pytest.raises(NotFoundError, match="dag_nowhere"):
+        await world.engine.operations.cancel_dag("dag_nowhere", "x")
+
+
+async def test_what_is_paused_is_not_handed_out(world: World) -> None:
+    agent = await world.agent()
+    code, review = await world.one("code"), await world.one("review")
+    operations = world.engine.operations
+    await operations.pause("code")
+    await operations.pause("code")
+    assert [task.id for task in await world.claim(agent, 10)] == [review]
+    assert await operations.resume("code")
+    assert not await operations.resume("code")
+    await operations.pause()
+    assert await world.claim(agent, 10) == []
+    await operations.resume()
+    assert [task.id for task in await world.claim(agent, 10)] == [code]

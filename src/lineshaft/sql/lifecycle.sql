@@ -387,27 +387,44 @@ verdict AS MATERIALIZED (
                 ELSE 'completed'
             END
             WHEN dag.dead_lettered > 0 AND NOT EXISTS (
-                -- Can anything still run? Not what waits for a task that can't. So it is enough to look at those that wait for
-                -- nothing in this DAG: whether all that they wait for elsewhere is alive, and waits for nothing that has ended badly.
+                -- Can anything still run? Whatever waits for nothing ...
                 SELECT FROM lineshaft.task
                 JOIN lineshaft.task_live AS live ON live.id = task.id
-                WHERE task.dag_id = dag.id
-                  AND (
-                    live.status <> 'PENDING' OR live.blocked = 0
-                    OR NOT EXISTS (
+                WHERE task.dag_id = dag.id AND (live.status <> 'PENDING' OR live.blocked = 0)
+            ) AND NOT EXISTS (
+                -- ... or waits only for tasks of other DAGs, none of which, directly or not, waits for one that has ended badly. (What
+                -- waits for a task of this DAG need not be looked at: that one would have to run before.)
+                WITH RECURSIVE outward AS MATERIALIZED (
+                    SELECT live.id
+                    FROM lineshaft.task
+                    JOIN lineshaft.task_live AS live ON live.id = task.id
+                    WHERE task.dag_id = dag.id
+                      AND NOT EXISTS (
                         SELECT FROM lineshaft.edge
                         LEFT JOIN lineshaft.task_live AS upstream ON upstream.id = edge.depends_on
                         WHERE edge.task_id = live.id AND NOT edge.satisfied AND (upstream.id IS NULL OR upstream.dag_id = dag.id)
-                    )
-                    AND NOT EXISTS (
-                        WITH RECURSIVE above AS (
-                            SELECT edge.depends_on AS id FROM lineshaft.edge WHERE edge.task_id = live.id AND NOT edge.satisfied
-                            UNION
-                            SELECT edge.depends_on FROM above JOIN lineshaft.edge ON edge.task_id = above.id AND NOT edge.satisfied
-                        )
-                        SELECT FROM above WHERE NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = above.id)
-                    )
-                  )
+                      )
+                ),
+                -- OFFSET 0: one look-up a step, whatever the planner thinks of a table that it knows nothing about.
+                above AS (
+                    SELECT id FROM outward
+                    UNION
+                    SELECT next.id
+                    FROM above
+                    CROSS JOIN LATERAL (
+                        SELECT edge.depends_on AS id FROM lineshaft.edge WHERE edge.task_id = above.id AND NOT edge.satisfied OFFSET 0
+                    ) AS next
+                ),
+                stuck AS (
+                    SELECT above.id FROM above WHERE NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = above.id)
+                    UNION
+                    SELECT next.id
+                    FROM stuck
+                    CROSS JOIN LATERAL (
+                        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = stuck.id AND NOT edge.satisfied OFFSET 0
+                    ) AS next
+                )
+                SELECT id FROM outward EXCEPT SELECT id FROM stuck
             ) THEN 'failed'
             WHEN dag.status IN ('completed', 'failed', 'cancelled') THEN 'running'
             ELSE dag.status::text
@@ -430,9 +447,13 @@ SELECT clock.now, ARRAY['dag.' || changed.status::text], changed.id FROM changed
 -- These DAGs, and those of whatever waits for these tasks, directly or through others: their verdict may change too. Locked together in
 -- one order, before any of them is written. All of them, not only those with a dead letter: one may just be getting its first.
 WITH RECURSIVE below AS (
-    SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+    SELECT unnest(%(ids)s::text[]) COLLATE "C" AS id
     UNION
-    SELECT edge.task_id FROM below JOIN lineshaft.edge ON edge.depends_on = below.id AND NOT edge.satisfied
+    SELECT next.id
+    FROM below
+    CROSS JOIN LATERAL (
+        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = below.id AND NOT edge.satisfied OFFSET 0
+    ) AS next
 )
 SELECT dag.id
 FROM lineshaft.dag

@@ -1,10 +1,10 @@
--- What people and parents do to tasks: cancel, retry by hand, spawn, add dependencies, change priority. Used by store/operations.py.
+-- What people and parents do to tasks: cancel, retry by hand, spawn, add dependencies, change priority, pause types. Used by store/operations.py.
 
 -- name: doomed
--- Everything that goes down with a task, each with all that it hangs on: children, and with `cascade` whatever needs the success of a
+-- Everything that goes down with some tasks, each with all that it hangs on: children, and with `cascade` whatever needs the success of a
 -- task that goes down. What has ended already drags nothing along but its own children.
 WITH RECURSIVE doomed AS (
-    SELECT %(id)s::text COLLATE "C" AS id
+    SELECT root.id COLLATE "C" AS id FROM unnest(%(ids)s::text[]) AS root (id)
     UNION
     SELECT below.id
     FROM doomed
@@ -22,6 +22,20 @@ SELECT doomed.id, task.parent_id,
     ) AS waits_for
 FROM doomed
 LEFT JOIN lineshaft.task ON task.id = doomed.id
+
+-- name: members
+-- The tasks of a DAG; of a virtual one, its only task.
+SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text
+
+-- name: pause
+INSERT INTO lineshaft.pause (type, since) VALUES (%(type)s::text, coalesce(%(now)s::timestamptz, now()))
+ON CONFLICT (type) DO NOTHING
+
+-- name: resume
+DELETE FROM lineshaft.pause WHERE type = %(type)s::text RETURNING type
+
+-- name: wake_everybody
+SELECT pg_notify('lineshaft', '*')
 
 -- name: lock_edges
 -- Edges between existing tasks are added one transaction at a time, so that two of them can't close a cycle together.

@@ -94,6 +94,7 @@ CREATE TABLE lineshaft.dag (
     status lineshaft.dag_status NOT NULL DEFAULT 'pending'::lineshaft.dag_status,
     id text COLLATE "C" NOT NULL,
     title text NOT NULL,
+    idempotency_key text COLLATE "C",
     created_by text,
     budget_ceiling_usd numeric(14,6),
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
@@ -102,6 +103,14 @@ CREATE TABLE lineshaft.dag (
     CONSTRAINT ended_when_over CHECK (((ended_at IS NOT NULL) = (status = ANY (ARRAY['completed'::lineshaft.dag_status, 'failed'::lineshaft.dag_status, 'cancelled'::lineshaft.dag_status])))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
+
+-- Idempotency keys of DAGs.
+CREATE TABLE lineshaft.dag_key (
+    key text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
+    tasks jsonb NOT NULL,
+    CONSTRAINT dag_key_pkey PRIMARY KEY (key)
+);
 
 -- Tasks that need a person, and what was decided. Never deleted by itself.
 CREATE TABLE lineshaft.dead_letter (

@@ -43,6 +43,18 @@ RETURNING key
 -- Those who lost read who won, under a new snapshot.
 SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
 
+-- name: take_dag_key
+-- As take_keys, for a whole DAG. One that was cancelled doesn't keep its key. (One that this can't see was just made by another.)
+INSERT INTO lineshaft.dag_key AS known (key, dag_id, tasks)
+VALUES (%(key)s::text, %(dag_id)s::text, %(tasks)s::jsonb)
+ON CONFLICT (key) DO UPDATE
+    SET dag_id = excluded.dag_id, tasks = excluded.tasks
+    WHERE (SELECT dag.status = 'cancelled' FROM lineshaft.dag WHERE dag.id = known.dag_id)
+RETURNING key
+
+-- name: read_dag_key
+SELECT dag_id, tasks FROM lineshaft.dag_key WHERE key = %(key)s::text
+
 -- name: lock_upstream
 -- Tasks that exist already and that new ones depend on. KEY SHARE holds back their end, but no other submission, until the new
 -- edges are committed; who waited for a task to end finds it in upstream_ends.
@@ -60,9 +72,9 @@ FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 WHERE task.id = ANY (%(ids)s::text[])
 
 -- name: insert_dag
-INSERT INTO lineshaft.dag (id, title, created_by, budget_ceiling_usd, total, created_at)
+INSERT INTO lineshaft.dag (id, title, idempotency_key, created_by, budget_ceiling_usd, total, created_at)
 VALUES (
-    %(id)s::text, %(title)s::text, %(created_by)s::text, %(ceiling)s::numeric, %(total)s::integer,
+    %(id)s::text, %(title)s::text, %(key)s::text, %(created_by)s::text, %(ceiling)s::numeric, %(total)s::integer,
     coalesce(%(now)s::timestamptz, now())
 )
 

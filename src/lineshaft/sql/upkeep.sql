@@ -222,6 +222,9 @@ tasks AS (DELETE FROM lineshaft.task USING old WHERE task.id = old.id RETURNING 
 dags AS (
     DELETE FROM lineshaft.dag
     WHERE dag.id IN (SELECT dag_id FROM tasks)
-      AND dag.total <= (SELECT count(*) FROM tasks WHERE tasks.dag_id = dag.id)
-)
+      -- The last of its tasks are among these.
+      AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.dag_id = dag.id AND task.id NOT IN (SELECT id FROM old))
+    RETURNING dag.id, dag.idempotency_key
+),
+dag_keys AS (DELETE FROM lineshaft.dag_key USING dags WHERE dag_key.key = dags.idempotency_key AND dag_key.dag_id = dags.id)
 SELECT count(*) FROM old

@@ -1,5 +1,6 @@
 """Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from psycopg.rows import class_row
 
-from lineshaft.errors import NotFoundError, SupersededError
+from lineshaft.errors import LineshaftError, NotFoundError, SupersededError
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
@@ -102,8 +103,15 @@ class Claim:
 
 
 class Claims:
-    def __init__(self, database: Database, generations: Generations) -> None:
+    def __init__(
+        self,
+        database: Database,
+        generations: Generations,
+        why_not: Callable[[str, str], Awaitable[LineshaftError]],
+    ) -> None:
+        """`why_not` tells why an agent, named second, can't have a task."""
         self._database = database
+        self._why_not = why_not
         self._generations = generations
         self._sql = catalog.load("claims")
         self._unpark = catalog.load("lifecycle")["unpark_lock_waiters"]
@@ -149,6 +157,26 @@ class Claims:
             await self._turn()
         return await self._with_history(tasks)
 
+    async def claim_task(
+        self, agent_id: str, incarnation: int, task_id: str, *, start: bool = False
+    ) -> Claim:
+        """Take this very task, whoever comes before it in the queue; or say why it can't be had (R-063)."""
+        parameters = {
+            "agent_id": agent_id,
+            "incarnation": incarnation,
+            "limit": 1,
+            "types": None,
+            "start": start,
+            "task_id": task_id,
+            "lock_ttl": LOCK_TTL_SEC,
+        }
+        tasks, _, stranded = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        if stranded:
+            await self._database.run(lambda own: self._free(own, stranded))
+        if not tasks:
+            raise await self._why_not(task_id, agent_id)
+        return await self._with_history(tasks)
+
     async def _turn(self) -> None:
         """Leave the dead index entries of past claims behind; see the table `generation`."""
         turned = self._left >= _TURN_AFTER and await self._generations.turn_generation(self._left)
@@ -167,8 +195,8 @@ class Claims:
         )
         if rows[0][0] is not None:
             *_, now, claim_ttl_sec, parked, stranded = rows[0]
-            started = parameters["start"]
-            tasks = [ClaimedTask(*row[:-4], started, now, claim_ttl_sec) for row in rows]
+            common = (parameters["start"], now, claim_ttl_sec)
+            tasks = [ClaimedTask(*row[:-4] + common) for row in rows]
             return tasks, parked, stranded
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
         found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})

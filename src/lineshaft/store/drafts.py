@@ -52,9 +52,16 @@ class DagDraft:
     title: str
     created_by: str | None
     ceiling: Decimal | None = None
+    key: str | None = None
 
     def parameters(self) -> dict[str, Any]:
-        return {"id": self.id, "title": self.title, "created_by": self.created_by, "ceiling": self.ceiling}
+        return {
+            "id": self.id,
+            "title": self.title,
+            "key": self.key,
+            "created_by": self.created_by,
+            "ceiling": self.ceiling,
+        }
 
 
 #: Those of `row_values` at the end.

@@ -26,12 +26,12 @@ class Engine:
         self.submission = Submission(self.database, lanes)
         self.lifecycle = Lifecycle(self.database, lanes)
         self.upkeep = Upkeep(self.database, self.lifecycle)
-        self.claims = Claims(self.database, self.upkeep)
+        self.insights = Insights(self.database)
+        self.claims = Claims(self.database, self.upkeep, self.insights.why_not)
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
         self.working = Working(self.database, self.lifecycle)
         self.parting = Parting(self.database, self.lifecycle, self.operations)
-        self.insights = Insights(self.database)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

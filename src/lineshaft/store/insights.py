@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lineshaft.errors import NotFoundError
+from lineshaft.errors import LineshaftError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
 from lineshaft.store.database import Database
@@ -38,7 +38,7 @@ from lineshaft.store.views import (
     dead_above,
     task_view,
 )
-from lineshaft.store.why import Why, explain
+from lineshaft.store.why import Why, explain, refusal
 
 ALL_TASKS = TaskFilter()
 ALL_DAGS = DagFilter()
@@ -117,14 +117,17 @@ class Insights:
         _check_name(task_id, "task")
 
         async def read(reader: Reader) -> Why:
-            found = await reader.send("why_task", id=task_id)
-            edges = await reader.send("upstream", ids=[task_id], most=_MOST_UPSTREAM)
-            models = await reader.send("why_models")
-            agents = await reader.send("why_agents")
-            rows = await found.fetchall()
-            if not rows:
-                raise _no_task(task_id)
-            return explain(rows[0], await edges.fetchall(), await models.fetchall(), await agents.fetchall())
+            return explain(*await _read_why(reader, task_id))
+
+        return await in_snapshot(self._database, read)
+
+    async def why_not(self, task_id: str, agent_id: str) -> LineshaftError:
+        """Why this agent can't have this task."""
+
+        async def read(reader: Reader) -> LineshaftError:
+            task, upstream, models, agents = await _read_why(reader, task_id)
+            own = [agent for agent in agents if agent["id"] == agent_id]
+            return refusal(explain(task, upstream, models, own), own[0])
 
         return await in_snapshot(self._database, read)
 
@@ -258,3 +261,15 @@ def _check_name(name: str, what: str) -> None:
 
 def _no_task(task_id: str) -> NotFoundError:
     return NotFoundError(f"There is no task {task_id}.")
+
+
+async def _read_why(reader: Reader, task_id: str) -> tuple[Row, list[Row], list[Row], list[Row]]:
+    """The task, its edges, models that are held back, and all agents."""
+    found = await reader.send("why_task", id=task_id)
+    edges = await reader.send("upstream", ids=[task_id], most=_MOST_UPSTREAM)
+    models = await reader.send("why_models")
+    agents = await reader.send("why_agents")
+    rows = await found.fetchall()
+    if not rows:
+        raise _no_task(task_id)
+    return rows[0], await edges.fetchall(), await models.fetchall(), await agents.fetchall()

@@ -78,37 +78,65 @@ class Operations:
 
         Cancelling a cancelled task changes nothing; a COMPLETED or DEAD_LETTERED one can't be cancelled.
         """
-        reason = mended(reason)
 
         async def work(connection: Connection) -> list[str]:
-            locked: dict[str, LockedTask] = {}
-            # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
-            while True:
-                cursor = await connection.execute(self._sql["doomed"], {"id": task_id, "cascade": cascade})
-                above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
-                if above.keys() <= locked.keys():
-                    break
-                found = await self._lifecycle.lock_with_dependents(connection, sorted(above))
-                locked = found | dict.fromkeys((name for name in above if name not in found), _NOT_LIVE)
-            live = {name: locked[name] for name in above if locked[name] is not _NOT_LIVE}
-            if task_id not in live:
+            cancelled = await self._cancel(connection, [task_id], mended(reason), cascade=cascade)
+            if task_id not in cancelled:
                 await self._check_cancelled(connection, task_id)
-                return []
-            changes = Changes(self._database.now)
-            for name, task in live.items():
-                cause = next((upstream for upstream in above[name] if upstream in live), task_id)
-                why = reason if name == task_id else f"Parent {cause} cancelled"
-                changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
-                changes.attempt(task, "cancelled", spent=UNREPORTED)
-                changes.event(task, ["task.cancelled"], {"reason": why})
-            await self._lifecycle.finish(connection, changes)
-            # What these tasks waited for has less below it now.
-            waited = [name for name in live if any(upstream not in live for upstream in above[name][:-1])]
-            if waited:
-                await self._rekey_paths(connection, waited)
-            return sorted(live)
+            return cancelled
 
         return await self._database.run(work)
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> list[str]:
+        """Cancel whatever of a DAG has not ended, and what depends on it elsewhere; gives who was cancelled.
+
+        A DAG that is over changes nothing.
+        """
+
+        async def work(connection: Connection) -> list[str]:
+            cancelled: list[str] = []
+            while True:
+                cursor = await connection.execute(self._sql["members"], {"dag_id": dag_id})
+                members = [row[0] for row in await cursor.fetchall()]
+                if not members:
+                    raise NotFoundError(f"There is no DAG {dag_id}.")
+                # Until nothing was added meanwhile by a task that was just being worked on.
+                more = await self._cancel(connection, members, mended(reason), cascade=True)
+                if not more:
+                    return sorted(cancelled)
+                cancelled += more
+
+        return await self._database.run(work)
+
+    async def _cancel(
+        self, connection: Connection, roots: Sequence[str], reason: str, *, cascade: bool
+    ) -> list[str]:
+        locked: dict[str, LockedTask] = {}
+        # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
+        while True:
+            cursor = await connection.execute(self._sql["doomed"], {"ids": list(roots), "cascade": cascade})
+            above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
+            if above.keys() <= locked.keys():
+                break
+            found = await self._lifecycle.lock_with_dependents(connection, sorted(above))
+            locked = found | dict.fromkeys((name for name in above if name not in found), _NOT_LIVE)
+        live = {name: locked[name] for name in above if locked[name] is not _NOT_LIVE}
+        if not live:
+            return []
+        changes = Changes(self._database.now)
+        asked = set(roots)
+        for name, task in live.items():
+            cause = next((upstream for upstream in above[name] if upstream in live), roots[0])
+            why = reason if name in asked else f"Parent {cause} cancelled"
+            changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
+            changes.attempt(task, "cancelled", spent=UNREPORTED)
+            changes.event(task, ["task.cancelled"], {"reason": why})
+        await self._lifecycle.finish(connection, changes)
+        # What these tasks waited for has less below it now.
+        waited = [name for name in live if any(upstream not in live for upstream in above[name][:-1])]
+        if waited:
+            await self._rekey_paths(connection, waited)
+        return sorted(live)
 
     async def _check_cancelled(self, connection: Connection, task_id: str) -> None:
         status = await self._end(connection, task_id)
@@ -429,6 +457,25 @@ class Operations:
             await connection.execute(self._moves["unpark_lock_waiters"], {"keys": [task.lock_key]})
         if task.dag_id is not None:
             await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": [task.dag_id]})
+
+    async def pause(self, type_: str | None = None) -> None:
+        """Nothing of this type, or nothing at all, is claimed until it is resumed; what runs goes on."""
+        if type_ is not None:
+            check_fields(type=type_)
+        async with self._database.connection() as connection:
+            await connection.execute(self._sql["pause"], {**self._database.now, "type": type_ or "*"})
+
+    async def resume(self, type_: str | None = None) -> bool:
+        """Whether it was paused."""
+
+        async def work(connection: Connection) -> bool:
+            cursor = await connection.execute(self._sql["resume"], {"type": type_ or "*"})
+            resumed = await cursor.fetchone() is not None
+            if resumed:
+                await connection.execute(self._sql["wake_everybody"], {})
+            return resumed
+
+        return await self._database.run(work)
 
     async def _refuse_late_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
         cursor = await connection.execute(self._sql["upstream_of"], {"ids": list(wanted)})

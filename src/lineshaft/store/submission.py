@@ -6,12 +6,13 @@ an idempotency key belongs to whoever inserted it first, so that twenty submitte
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 
+import msgspec
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
@@ -26,7 +27,7 @@ from lineshaft.errors import (
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
-from lineshaft.model.tasks import NewTask, Resolver
+from lineshaft.model.tasks import NewTask, Resolver, check_fields
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import (
@@ -46,6 +47,8 @@ from lineshaft.store.drafts import (
     with_refs,
 )
 from lineshaft.store.lanes import Lanes
+
+T = TypeVar("T")
 
 MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
@@ -110,9 +113,13 @@ class Submission:
         *,
         budget_ceiling_usd: Decimal | float | None = None,
         created_by: str | None = None,
+        idempotency_key: str | None = None,
         connection: Connection | None = None,
     ) -> SubmittedDag:
-        """Submit tasks that depend on each other by `key`, or on existing ones by id."""
+        """Submit tasks that depend on each other by `key`, or on existing ones by id.
+
+        With an `idempotency_key` that is in force the DAG it stands for is given, and nothing is created.
+        """
         if not tasks:
             raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
         _check_number(len(tasks))
@@ -126,24 +133,62 @@ class Submission:
             title=title,
             created_by=created_by,
             ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
+            key=idempotency_key,
         )
-        results = await self._write(drafts, [dag], connection)
-        return SubmittedDag(dag_id, {key: results[head.id] for key, head in heads.items()})
+        if idempotency_key is not None:
+            check_fields(idempotency_key=idempotency_key)
+
+        async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, int]]:
+            existing = await self._take_dag_key(connection, dag, heads)
+            if existing is not None:
+                return existing, {}
+            results, lanes = await self._write_in(connection, drafts, [dag])
+            return SubmittedDag(dag_id, {key: results[head.id] for key, head in heads.items()}), lanes
+
+        return await self._run(write, len(drafts), connection)
 
     async def _write(
         self, drafts: list[Draft], dags: list[DagDraft], connection: Connection | None
     ) -> dict[str, Submitted]:
+        return await self._run(lambda own: self._write_in(own, drafts, dags), len(drafts), connection)
+
+    async def _run(
+        self,
+        write: Callable[[Connection], Awaitable[tuple[T, dict[Lane, int]]]],
+        drafts: int,
+        connection: Connection | None,
+    ) -> T:
         # In a pipeline an error comes with a later statement, or with the end of the transaction.
         with _naming_taken_ids():
             if connection is not None:
                 async with _as_guest(connection):
-                    results, _ = await self._write_in(connection, drafts, dags)
+                    results, _ = await write(connection)
                 return results
-            results, lanes = await self._database.run(
-                lambda own: self._write_in(own, drafts, dags), pipeline=len(drafts) < _COPY_FROM
-            )
+            results, lanes = await self._database.run(write, pipeline=drafts < _COPY_FROM)
         self._lanes.remember(lanes)
         return results
+
+    async def _take_dag_key(
+        self, connection: Connection, dag: DagDraft, heads: Mapping[str, Draft]
+    ) -> SubmittedDag | None:
+        """The DAG that has the key already; None: there is no key, or this one has it now."""
+        if dag.key is None:
+            return None
+        tasks = {name: head.id for name, head in heads.items()}
+        cursor = await connection.execute(
+            self._sql["take_dag_key"],
+            {"key": dag.key, "dag_id": dag.id, "tasks": msgspec.json.encode(tasks).decode()},
+        )
+        if await cursor.fetchone() is not None:
+            return None
+        cursor = await connection.execute(self._sql["read_dag_key"], {"key": dag.key})
+        ((existing, known),) = await cursor.fetchall()
+        ids: dict[str, str] = msgspec.json.decode(known)
+        return SubmittedDag(
+            existing,
+            {name: Submitted(task_id, duplicate=True) for name, task_id in ids.items()},
+            duplicate=True,
+        )
 
     async def write_in(
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]

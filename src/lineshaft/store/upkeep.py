@@ -81,18 +81,19 @@ class Upkeep:
         return len(keys)
 
     async def turn_generation(self, left: int) -> bool:
-        """Open a new generation if no more tasks remain in the current one than have left it.
+        """Open a new generation if few tasks remain in the current one, compared to those that have left it.
 
-        What remains is moved along: at most one row for each that was claimed.
+        What remains is moved along: at most one row for every five that were claimed.
         """
+        few = left // 5
 
         async def work(connection: Connection) -> bool:
             if not await self._ask(connection, "try_turn"):
                 return False
-            if await self._ask(connection, "remaining", limit=left + 1) > left:
+            if await self._ask(connection, "remaining", limit=few + 1) > few:
                 return False
             await connection.execute(self._sql["open_generation"], {})
-            await connection.execute(self._sql["move_stragglers"], {"limit": left})
+            await connection.execute(self._sql["move_stragglers"], {"limit": few})
             return True
 
         return await self._database.run(work)

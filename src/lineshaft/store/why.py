@@ -12,6 +12,14 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import NamedTuple
 
+from lineshaft.errors import (
+    AlreadyClaimedError,
+    BudgetExceededError,
+    CapabilityMismatchError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotClaimableError,
+)
 from lineshaft.model.states import Status
 from lineshaft.store.reading import Row
 from lineshaft.store.views import dead_above
@@ -68,6 +76,24 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
         reasons = [*_guards(task), *_money_of_dag(task), *_agents(task, unusable, list(agents))]
     runnable = status is Status.READY and not reasons
     return Why(task["id"], status, runnable, tuple(reasons))
+
+
+def refusal(why: Why, agent: Row) -> LineshaftError:
+    """What to tell an agent that wanted this very task (R-063); `why` looked at no other agent."""
+    asked = f"Agent {agent['id']} can't claim task {why.task_id}"
+    details = " ".join(reason.detail for reason in why.reasons)
+    codes = {reason.code for reason in why.reasons}
+    if why.status in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
+        return AlreadyClaimedError(f"{asked}: it is {why.status}, in another claim's hands.")
+    if why.status is not Status.READY:
+        return InvalidTransitionError(f"{asked}: it is {why.status}, not READY. {details}".rstrip())
+    if not codes:
+        return AlreadyClaimedError(f"{asked}: another claim was quicker. Look at the task, or try again.")
+    if ReasonCode.NO_CAPABLE_AGENT in codes and agent["status"] == "active":
+        return CapabilityMismatchError(f"{asked}. {details}")
+    if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET}:
+        return BudgetExceededError(f"{asked}. {details}")
+    return NotClaimableError(f"{asked}. {details}", reasons=why.reasons)
 
 
 def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:

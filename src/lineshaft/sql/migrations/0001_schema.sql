@@ -123,7 +123,7 @@ CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE tags <> '{}';
 
 -- Generations that claims look into. Claimed tasks leave dead entries at the head of the READY index, exactly where the next claim
 -- looks, and while any old transaction is open nothing can clean them up. So the index is prefixed with a generation: once
--- more tasks have left one than remain in it, the next is opened; when it is drained, it is removed here and never looked at again.
+-- five times as many tasks have left one as remain, the next is opened; when it is drained, it is removed here and never looked at again.
 CREATE TABLE lineshaft.generation (
     no integer NOT NULL,
     -- The transaction that opened it: its predecessor may be closed once no older transaction can still write into it.
@@ -337,6 +337,7 @@ CREATE TABLE lineshaft.dag (
     status lineshaft.dag_status NOT NULL DEFAULT 'pending',
     id text COLLATE "C" NOT NULL,
     title text NOT NULL,
+    idempotency_key text COLLATE "C",
     created_by text,
     budget_ceiling_usd numeric(14, 6),
     reserved_usd numeric(14, 6) NOT NULL DEFAULT 0,
@@ -351,6 +352,17 @@ CREATE TABLE lineshaft.dag (
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE lineshaft.dag IS 'DAGs of more than one task, or with a budget.';
 CREATE INDEX dag_by_age ON lineshaft.dag (created_at, id);
+
+
+-- Idempotency of whole DAGs. A key is free again once its DAG is cancelled; retention deletes it with the DAG.
+CREATE TABLE lineshaft.dag_key (
+    key text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
+    -- The ids of its tasks by the keys of the call, to answer a repeated call as the first.
+    tasks jsonb NOT NULL,
+    CONSTRAINT dag_key_pkey PRIMARY KEY (key)
+);
+COMMENT ON TABLE lineshaft.dag_key IS 'Idempotency keys of DAGs.';
 
 
 -- What happened to each claim that ended without success, and the output of one that is being validated. The attempt that
