@@ -1,0 +1,53 @@
+"""Agents in processes of their own, started and watched by tests."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.agent.staff import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+
+
+class AgentProcess:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def reaches(self, point: str) -> None:
+        """Returns when it has told that it is there."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            while (line := (await self._process.stdout.readline()).decode().strip()) != point:
+                assert line, f"It ended before {point!r}, with code {await self._process.wait()}"
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def ends(self) -> int:
+        return await asyncio.wait_for(self._process.wait(), PATIENCE)
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self.ends()
+
+
+@asynccontextmanager
+async def agent_process(dsn: str, log: Path, *options: str) -> AsyncIterator[AgentProcess]:
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.agent.program", dsn, str(log), *options),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    process = AgentProcess(started)
+    try:
+        yield process
+    finally:
+        await process.kill()
+        # The pipe is read to its end, or it would be closed by the garbage collector, who complains.
+        assert started.stdout is not None
+        await started.stdout.read()

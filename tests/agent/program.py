@@ -1,0 +1,77 @@
+"""An agent in a process of its own, to be killed, stopped and asked to end: `python -m tests.agent.program`.
+
+It tells on its standard output which point it has reached, and waits there if it shall: until a file appears,
+or for ever.
+"""
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+
+from lineshaft import Agent, Lineshaft, TaskContext
+
+#: In the order in which a task passes them.
+POINTS = ("claimed", "in a step", "between steps", "in another step", "completing")
+
+
+class Points:
+    def __init__(self, log: Path, wait_at: str | None = None, wait_for: Path | None = None) -> None:
+        self._log = log
+        self._wait_at = wait_at
+        self._wait_for = wait_for
+
+    async def reach(self, point: str) -> None:
+        self._tell(point)
+        if point == self._wait_at:
+            if self._wait_for is None:
+                await asyncio.Event().wait()
+            while self._wait_for is not None and not self._wait_for.exists():
+                # On purpose: nothing else in this process goes on, but its heartbeats.
+                time.sleep(0.01)  # noqa: ASYNC251
+
+    def _tell(self, point: str) -> None:
+        with self._log.open("a") as log:
+            log.write(point + "\n")
+        print(point, flush=True)  # noqa: T201
+
+
+def make_agent(agent_id: str, points: Points, *, interval: float, grace: float) -> Agent:
+    agent = Agent(agent_id, heartbeat_interval_sec=interval, grace_sec=grace, max_concurrent_tasks=1)
+
+    @agent.handles("work")
+    async def work(ctx: TaskContext) -> dict[str, object]:
+        await points.reach("claimed")
+
+        async def pay(point: str, amount: int) -> int:
+            await points.reach(point)
+            ctx.spend(amount)
+            return amount
+
+        first = await ctx.step("first", pay, "in a step", 1)
+        await points.reach("between steps")
+        second = await ctx.step("second", pay, "in another step", 2)
+        await points.reach("completing")
+        return {"sum": first + second, "by": ctx.agent_id}
+
+    return agent
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dsn")
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--wait-at")
+    parser.add_argument("--wait-for", type=Path)
+    parser.add_argument("--interval", type=float, default=0.3)
+    parser.add_argument("--grace", type=float, default=30)
+    args = parser.parse_args()
+    points = Points(args.log, args.wait_at, args.wait_for)
+    agent = make_agent("first", points, interval=args.interval, grace=args.grace)
+    async with Lineshaft(args.dsn, max_connections=3) as shaft:
+        await agent.run(shaft)
+    print("ended", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,151 @@
+"""Processes killed and stopped in each phase: no task lost, no recorded step run again, one recorded outcome."""
+
+import asyncio
+import signal
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from lineshaft import Lineshaft, NewTask
+from lineshaft.model.states import Status
+from tests.agent.processes import agent_process
+from tests.agent.program import Points, make_agent
+from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds
+
+RECORDED_BEFORE = {
+    "claimed": [],
+    "in a step": [],
+    "between steps": ["first"],
+    "in another step": ["first"],
+    "completing": ["first", "second"],
+}
+
+
+async def submit(shaft: Lineshaft) -> str:
+    return (await shaft.submit(NewTask("work", retry=AT_ONCE, max_attempts=2))).id
+
+
+@pytest.mark.parametrize("point", list(RECORDED_BEFORE))
+async def test_killed(shaft: Lineshaft, dsn: str, tmp_path: Path, point: str) -> None:
+    """SIGKILL in each phase; the next agent carries on from the last finished step."""
+    log = tmp_path / "log"
+    task_id = await submit(shaft)
+    async with agent_process(dsn, log, "--wait-at", point) as process:
+        await process.reaches(point)
+        assert list(await engine_of(shaft).insights.steps(task_id)) == RECORDED_BEFORE[point]
+        await process.kill()
+
+    second = make_agent("second", Points(log), interval=0.3, grace=5)
+    async with at_work(second, shaft=shaft):
+        task = await shaft.wait(task_id, PATIENCE)
+
+    assert (task.status, task.result) == (Status.COMPLETED, {"sum": 3, "by": "second"})
+    reached = log.read_text().splitlines()
+    for name, inside in (("first", "in a step"), ("second", "in another step")):
+        assert reached.count(inside) == (1 if name in RECORDED_BEFORE[point] else 1 + (point == inside))
+    assert task.cost_usd == Decimal(3)
+    history = [(past.outcome, past.error) for past in await attempts(shaft, task_id)]
+    assert history == [("failed", "heartbeat_timeout"), ("completed", None)]
+
+
+async def test_killed_while_the_outcome_is_being_written(
+    shaft: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection
+) -> None:
+    """Whether it was written or not, it is recorded once."""
+    log = tmp_path / "log"
+    task_id = await submit(shaft)
+    go = tmp_path / "go"
+    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+        await process.reaches("completing")
+        with connection.transaction():
+            connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [task_id])
+            go.touch()
+            waiting = (
+                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'lineshaft'"
+                " AND datname = current_database()"
+            )
+            with psycopg.connect(dsn, autocommit=True) as observer:
+                while observer.execute(waiting.encode()).fetchone() is None:
+                    pass
+            await process.kill()
+
+    second = make_agent("second", Points(log), interval=0.3, grace=5)
+    async with at_work(second, shaft=shaft):
+        task = await shaft.wait(task_id, PATIENCE)
+
+    assert isinstance(task.result, dict)
+    assert (task.status, task.result["sum"], task.cost_usd) == (Status.COMPLETED, 3, Decimal(3))
+    assert (await kinds(shaft, task_id)).count("task.completed") == 1
+    assert log.read_text().splitlines().count("in a step") == 1
+
+
+async def test_stopped_past_its_lease_a_zombie_writes_nothing(
+    shaft: Lineshaft, dsn: str, tmp_path: Path
+) -> None:
+    """SIGSTOP, another does the work, SIGCONT: what the zombie hands in is refused, and can be seen (R-100)."""
+    log, go = tmp_path / "log", tmp_path / "go"
+    task_id = await submit(shaft)
+    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+        await process.reaches("completing")
+        process.send(signal.SIGSTOP)
+
+        second = make_agent("second", Points(log), interval=0.3, grace=5)
+        async with at_work(second, shaft=shaft):
+            task = await shaft.wait(task_id, PATIENCE)
+        go.touch()
+        process.send(signal.SIGCONT)
+
+        async for event in shaft.events(None, task_id=task_id, kinds=["task.late_result"]):
+            assert event.data == {"output": {"sum": 3, "by": "first"}}
+            break
+
+    assert task.result == {"sum": 3, "by": "second"}
+    assert (await shaft.get(task_id)).result == {"sum": 3, "by": "second"}
+
+
+@pytest.mark.parametrize("point", ["in a step", "between steps"])
+async def test_stopped_past_its_lease_a_zombie_goes_no_further(
+    shaft: Lineshaft, dsn: str, tmp_path: Path, point: str
+) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    task_id = await submit(shaft)
+    async with agent_process(dsn, log, "--wait-at", point, "--wait-for", str(go)) as process:
+        await process.reaches(point)
+        process.send(signal.SIGSTOP)
+
+        second = make_agent("second", Points(log), interval=0.3, grace=5)
+        async with at_work(second, shaft=shaft):
+            task = await shaft.wait(task_id, PATIENCE)
+        go.touch()
+        process.send(signal.SIGCONT)
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0
+
+    assert task.result == {"sum": 3, "by": "second"}
+    steps = {"first": b"1", "second": b"2"}
+    assert await engine_of(shaft).insights.steps(task_id) == steps
+    # The zombie reached "completing" in neither case: its next write told it that it was over.
+    assert log.read_text().splitlines().count("completing") == 1
+    assert (await shaft.get(task_id)).cost_usd == task.cost_usd
+
+
+async def test_an_agent_that_comes_back_gets_its_task_again(
+    shaft: Lineshaft, dsn: str, tmp_path: Path
+) -> None:
+    """The same id registers anew: what it held fails at once, without waiting for the lease."""
+    log = tmp_path / "log"
+    task_id = await submit(shaft)
+    async with agent_process(dsn, log, "--wait-at", "between steps", "--interval", "60") as process:
+        await process.reaches("between steps")
+        await process.kill()
+
+    again = make_agent("first", Points(log), interval=60, grace=5)
+    async with at_work(again, shaft=shaft):
+        task = await shaft.wait(task_id, PATIENCE)
+
+    assert task.result == {"sum": 3, "by": "first"}
+    assert [past.error for past in await attempts(shaft, task_id)] == ["agent_restarted", None]
+    assert log.read_text().splitlines().count("in a step") == 1
+    await asyncio.sleep(0)

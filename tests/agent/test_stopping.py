@@ -1,0 +1,130 @@
+"""Stopping in good order: signals, grace, the second signal (R-081)."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
+from lineshaft.model.states import Status
+from tests.agent.processes import agent_process
+from tests.agent.staff import PATIENCE, attempts, engine_of, kinds, soon
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_it_finish(
+    shaft: Lineshaft, dsn: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    go = tmp_path / "go"
+    running, waiting = await shaft.submit_many([NewTask("work"), NewTask("work")])
+    options = ("--wait-at", "between steps", "--wait-for", str(go))
+    async with agent_process(dsn, tmp_path / "log", *options) as process:
+        await process.reaches("between steps")
+        process.send(number)
+        go.touch()
+        await process.reaches("ended")
+        assert await process.ends() == 0
+
+    assert (await shaft.get(running)).status is Status.COMPLETED
+    assert (await shaft.get(waiting)).status is Status.READY
+    assert (await engine_of(shaft).fleet.read("first")).status == "offline"
+
+
+async def test_after_the_grace_tasks_are_handed_back(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    submitted = await shaft.submit(NewTask("work"))
+    options = ("--wait-at", "between steps", "--grace", "0.2", "--interval", "60")
+    async with agent_process(dsn, tmp_path / "log", *options) as process:
+        await process.reaches("between steps")
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0
+
+    task = await shaft.get(submitted)
+    assert (task.status, task.attempts) == (Status.READY, 0)
+    assert (await kinds(shaft, task.id))[-2:] == ["task.released", "task.ready"]
+    assert float(task.cost_usd) == 1.0
+
+
+async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    submitted = await shaft.submit(NewTask("work"))
+    options = ("--wait-at", "between steps", "--grace", "1000", "--interval", "60")
+    async with agent_process(dsn, tmp_path / "log", *options) as process:
+        await process.reaches("between steps")
+        process.send(signal.SIGTERM)
+        # The first one was heard once the agent says that it takes nothing more.
+        while (await engine_of(shaft).fleet.read("first")).status != "draining":
+            await asyncio.sleep(0)
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0
+
+    task = await shaft.get(submitted)
+    assert (task.status, task.attempts) == (Status.READY, 0)
+
+
+async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft) -> None:
+    """A thread can't be stopped; its task is handed back all the same, and what it says later is not heard."""
+    agent = Agent("a", grace_sec=0.1)
+    started, stopped = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @agent.handles("t")
+    def handler(ctx: SyncTaskContext) -> str:
+        loop.call_soon_threadsafe(started.set)
+        asyncio.run_coroutine_threadsafe(stopped.wait(), loop).result()
+        return "too late"
+
+    submitted = await shaft.submit(NewTask("t"))
+    running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+    await soon(started)
+    await asyncio.to_thread(agent.stop)
+    while (await shaft.get(submitted)).status is not Status.READY:
+        await asyncio.sleep(0)
+    stopped.set()
+    await asyncio.wait_for(running, PATIENCE)
+
+    assert [past.outcome for past in await attempts(shaft, submitted.id)] == ["released"]
+    assert "task.late_result" not in await kinds(shaft, submitted.id)
+
+
+async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:
+    """Somebody's timeout or task group ends the agent: nothing is left in its hands."""
+    agent = Agent("a")
+    started = asyncio.Event()
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    submitted = await shaft.submit(NewTask("t"))
+    running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+    await soon(started)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    task = await shaft.get(submitted)
+    assert (task.status, task.attempts) == (Status.READY, 0)
+
+
+async def test_what_ends_in_time_counts_though_it_was_asked_to_stop(shaft: Lineshaft) -> None:
+    """A handler that answers a cancellation with its result is not run again."""
+    agent = Agent("a", grace_sec=0.1)
+    started = asyncio.Event()
+
+    @agent.handles("t")
+    async def handler() -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "what I have so far"
+        return "all"
+
+    submitted = await shaft.submit(NewTask("t"))
+    running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+    await soon(started)
+    agent.stop()
+    await asyncio.wait_for(running, PATIENCE)
+
+    assert (await shaft.get(submitted)).result == "what I have so far"
