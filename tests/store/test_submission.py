@@ -342,3 +342,31 @@ async def test_bad_input_reaches_no_database(engine: Engine, connection: psycopg
 
     assert [place for place, _ in caught.value.errors] == ["tasks[1].children[1].priority"]
     assert connection.execute("SELECT count(*) FROM lineshaft.task").fetchone() == (0,)
+
+
+NASTY = "\\ \t \n \r \\N \\. \\t \" ' {} , € \u2028 \x7f"
+
+
+@pytest.mark.parametrize("fillers", [0, 60], ids=["insert", "copy"])
+async def test_whatever_the_text_it_comes_back_as_it_was(world: World, fillers: int) -> None:
+    """COPY has signs of its own; none of them may be taken for one, nor lost."""
+    tasks = [
+        NewTask(
+            "t" + text,
+            title=text,
+            spec={"text": text, text: [None, 1.5e300, -0.1]},
+            tags=[text, "NULL", ""],
+            required_capabilities=[text],
+            lock_key=text,
+            created_by=text,
+        )
+        for text in (NASTY, "\\N", "\\.", "plain")
+    ]
+    ids = await world.submit(*tasks, *[NewTask("code")] * fillers)
+
+    for asked, task_id in zip(tasks, ids, strict=False):
+        row = world.row("SELECT * FROM lineshaft.task WHERE id = %s", task_id)
+        assert (row["type"], row["title"], row["spec"]) == (asked.type, asked.title, asked.spec)
+        assert (row["tags"], row["required_capabilities"]) == (asked.tags, asked.required_capabilities)
+        assert (row["lock_key"], row["created_by"]) == (asked.lock_key, asked.created_by)
+        assert world.live(task_id)["lock_key"] == asked.lock_key

@@ -143,24 +143,6 @@ LIVE_DEFAULTS: dict[str, Any] = {
 }
 
 
-def filled_columns(
-    columns: Sequence[str], defaults: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]
-) -> tuple[list[str], Iterable[tuple[Any, ...]]]:
-    """Rows without the columns that are all default, as a COPY sends them."""
-    names, kept = [], []
-    for name, values in zip(columns, zip(*rows, strict=True), strict=True):
-        if values.count(defaults.get(name)) < len(rows):
-            names.append(name)
-            # One time for all, mostly: the driver would spell it again for each row.
-            kept.append(tuple(map(_spelled, values)) if isinstance(values[0], datetime) else values)
-    return names, zip(*kept, strict=True)
-
-
-@lru_cache(maxsize=1024)
-def _spelled(moment: datetime | None) -> str | None:
-    return None if moment is None else str(moment)
-
-
 def task_rows(drafts: Iterable[Draft]) -> Iterator[tuple[Any, ...]]:
     """In the order of TASK_COLUMNS."""
     row: TaskRow | None = None

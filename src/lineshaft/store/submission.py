@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, LiteralString, TypeVar
+from typing import TypeVar
 
 import msgspec
 import psycopg
-from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -29,6 +28,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
 from lineshaft.model.tasks import NewTask, Resolver, check_fields
 from lineshaft.sql import catalog
+from lineshaft.store.copying import copy_rows
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import (
     LIVE_COLUMNS,
@@ -38,7 +38,6 @@ from lineshaft.store.drafts import (
     DagDraft,
     Draft,
     draft_task,
-    filled_columns,
     link,
     live_values,
     place_in_graph,
@@ -326,9 +325,9 @@ class Submission:
             (now, _CREATED_READY if live[1] == "READY" else _CREATED, draft.id, draft.live_dag_id)
             for draft, live in zip(new, placed, strict=True)
         ]
-        await _copy_rows(connection, "task", ("created_at", *TASK_COLUMNS), TASK_DEFAULTS, asked)
-        await _copy_rows(connection, "task_live", LIVE_COLUMNS, LIVE_DEFAULTS, placed)
-        await _copy_rows(connection, "event", ("at", "kinds", "task_id", "dag_id"), {}, events)
+        await copy_rows(connection, "task", ("created_at", *TASK_COLUMNS), TASK_DEFAULTS, asked)
+        await copy_rows(connection, "task_live", LIVE_COLUMNS, LIVE_DEFAULTS, placed)
+        await copy_rows(connection, "event", ("at", "kinds", "task_id", "dag_id"), {}, events)
         awake = sorted({live[3] for live in placed if live[1] == "READY"})
         if awake:
             lanes = ",".join(map(str, awake)) if len(awake) < _LANES_NAMED else "*"
@@ -404,19 +403,3 @@ async def _as_guest(connection: Connection) -> AsyncIterator[None]:
             yield
     finally:
         connection.row_factory = theirs
-
-
-async def _copy_rows(
-    connection: Connection,
-    table: LiteralString,
-    columns: Sequence[str],
-    defaults: Mapping[str, Any],
-    rows: Sequence[tuple[Any, ...]],
-) -> None:
-    names, kept = filled_columns(columns, defaults, rows)
-    statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
-        sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, names))
-    )
-    async with connection.cursor().copy(statement) as copy:
-        for row in kept:
-            await copy.write_row(row)
