@@ -239,7 +239,7 @@ async def test_what_is_parked_for_a_free_lock_is_found(
 async def test_generations_turn_and_nothing_is_left_behind(
     engine: Engine, connection: psycopg.Connection
 ) -> None:
-    """design.md §4: five times as many have left as remain, so the rest moves along and the old one is closed."""
+    """design.md §4: five times as many have left as remain, so the rest moves on and the old one closes."""
     await engine.submission.submit([NewTask("code") for _ in range(30)])
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     await engine.claims.claim("a1", view.incarnation, limit=20)
