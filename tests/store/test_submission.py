@@ -354,7 +354,7 @@ async def test_whatever_the_text_it_comes_back_as_it_was(world: World, fillers: 
         NewTask(
             "t" + text,
             title=text,
-            spec={"text": text, text: [None, 1.5e300, -0.1]},
+            spec={"text": text, text: [None, 1.5, -0.1]},
             tags=[text, "NULL"],
             required_capabilities=[text],
             lock_key=text,
