@@ -15,8 +15,9 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.adapt import Buffer, Loader
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.errors import InvalidInputError, UnavailableError
@@ -32,6 +33,7 @@ _TRY_AGAIN = (
 
 Connection = AsyncConnection[Any]
 
+_CONNECT_SEC = 10
 #: A transaction that lost against another is tried this often before the error is shown.
 _TRIES = 10
 
@@ -81,9 +83,18 @@ class Database:
             max_size=max_connections,
             open=False,
             configure=self._configure,
-            kwargs={"autocommit": True, "application_name": "lineshaft"},
+            kwargs={"autocommit": True, "application_name": "lineshaft"} | _connect_timeout(dsn),
             timeout=10,
+            # The pool waits twice as long after each failure, for minutes in the end, though the database may
+            # be back. So it gives up soon, and begins anew while anybody waits.
+            reconnect_timeout=1.0,
+            reconnect_failed=self._try_again,
         )
+
+    async def _try_again(self, pool: "AsyncConnectionPool[Any]") -> None:
+        if pool.get_stats().get("requests_waiting"):
+            with contextlib.suppress(PoolClosed):
+                await pool.check()
 
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
@@ -168,6 +179,11 @@ class Database:
                 # Whoever collided should not meet again at once.
                 await asyncio.sleep(0.002 * attempt)
         raise AssertionError("unreachable")
+
+
+def _connect_timeout(dsn: str) -> dict[str, Any]:
+    """A server that doesn't answer at all is noticed in seconds, unless the DSN says otherwise."""
+    return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
 
 
 def shut_down(connection: AsyncConnection[Any]) -> None:

@@ -1,0 +1,177 @@
+"""The database is away, or a connection goes silent: agents go on when it is back, or stop correctly."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft.errors import UnavailableError
+from lineshaft.model.states import Status
+from lineshaft.store.engine import Engine
+from lineshaft.store.heartbeats import Heartbeats, Presence
+from tests.agent.proxy import Proxy, proxied
+from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon
+
+
+@pytest.fixture
+async def line(dsn: str) -> AsyncIterator[tuple[Lineshaft, Proxy]]:
+    """A Lineshaft whose connections can be cut."""
+    async with proxied(dsn) as (through, proxy), Lineshaft(through, max_connections=4) as shaft:
+        yield shaft, proxy
+        proxy.mend()
+
+
+@asynccontextmanager
+async def reaper(dsn: str) -> AsyncIterator[None]:
+    """Somebody with a good connection takes back whatever has lost its lease."""
+
+    async def reap() -> None:
+        async with Engine(dsn, max_connections=1) as engine:
+            while True:
+                await engine.upkeep.reap(10)
+                await asyncio.sleep(0.02)
+
+    reaping = asyncio.create_task(reap())
+    try:
+        yield
+    finally:
+        reaping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reaping
+
+
+async def test_the_database_is_away_for_a_while(
+    shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
+) -> None:
+    """Shorter than the lease: steps, outcomes and claims wait, and nothing is lost or done twice."""
+    through, proxy = line
+    agent = Agent("a", heartbeat_interval_sec=20)
+    ran: list[str] = []
+    between = asyncio.Event()
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> str:
+        await ctx.step("first", lambda: ran.append("first"))
+        if not between.is_set():
+            proxy.cut()
+            between.set()
+        await ctx.step("second", lambda: ran.append("second"))
+        return "done"
+
+    submitted = await shaft.submit(NewTask("t"))
+    async with reaper(dsn), at_work(agent, shaft=through):
+        await soon(between)
+        await asyncio.wait_for(proxy.refuses(5), PATIENCE)
+        after = await shaft.submit(NewTask("t"))
+        proxy.mend()
+        task = await shaft.wait(submitted, PATIENCE)
+        later = await shaft.wait(after, PATIENCE)
+
+    assert (task.result, task.attempts, later.result) == ("done", 0, "done")
+    assert ran == ["first", "second"] * 2
+
+
+async def test_away_for_longer_than_the_lease_it_is_no_longer_its_task(
+    shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
+) -> None:
+    through, proxy = line
+    cut_off, other = Agent("cut off", heartbeat_interval_sec=0.3), Agent("other", heartbeat_interval_sec=5)
+    away = asyncio.Event()
+
+    @cut_off.handles("t")
+    async def handler(ctx: TaskContext) -> str:
+        if not away.is_set():
+            proxy.cut()
+            away.set()
+        return await ctx.step("work", lambda: "mine")
+
+    @other.handles("t")
+    async def replacement(ctx: TaskContext) -> str:
+        return await ctx.step("work", lambda: "theirs")
+
+    submitted = await shaft.submit(NewTask("t", retry=AT_ONCE))
+    async with reaper(dsn), at_work(cut_off, shaft=through):
+        await soon(away)
+        async with at_work(other, shaft=shaft):
+            task = await shaft.wait(submitted, PATIENCE)
+        proxy.mend()
+        # The one that was cut off works on, on other things.
+        again = await shaft.submit(NewTask("t", retry=AT_ONCE))
+        assert (await shaft.wait(again, PATIENCE)).result == "mine"
+
+    assert task.result == "theirs"
+    assert [past.error for past in await attempts(shaft, task.id)] == ["heartbeat_timeout", None]
+    assert (await shaft.get(submitted)).result == "theirs"
+
+
+async def test_a_silent_connection_is_noticed_within_a_heartbeat(
+    shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
+) -> None:
+    """Black-holed: no error ever comes. The lease is kept on a new connection, and the outcome is written."""
+    through, proxy = line
+    agent = Agent("a", heartbeat_interval_sec=1.0)
+    running, go = asyncio.Event(), asyncio.Event()
+
+    @agent.handles("t")
+    async def handler() -> str:
+        running.set()
+        await go.wait()
+        return "done"
+
+    submitted = await shaft.submit(NewTask("t"))
+    async with reaper(dsn), at_work(agent, shaft=through):
+        await soon(running)
+        proxy.swallow()
+        # Longer than the lease: without heartbeats it would be somebody else's by then.
+        leases = set()
+        began = time.monotonic()
+        while time.monotonic() - began < 6 or len(leases) < 3:
+            task = await engine_of(shaft).insights.task(submitted.id)
+            leases.add(task.lease_until)
+            assert task.status is Status.RUNNING
+            assert time.monotonic() - began < PATIENCE
+        go.set()
+        ended = await shaft.wait(submitted, PATIENCE)
+
+    assert (ended.result, ended.attempts) == ("done", 0)
+    assert "task.failed" not in await kinds(shaft, ended.id)
+
+
+async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
+    async with proxied(dsn) as (through, proxy):
+        heartbeats = Heartbeats(through)
+        answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=10)
+        assert answers.agents == {}
+        proxy.swallow()
+
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
+            await heartbeats.beat([], [], answer_within_sec=0.3)
+        assert time.monotonic() - began < 5
+
+        # A new connection is made for the next one.
+        await heartbeats.beat([], [], answer_within_sec=10)
+        proxy.cut()
+        with pytest.raises(UnavailableError, match="away"):
+            await heartbeats.beat([], [], answer_within_sec=10)
+        proxy.mend()
+        await heartbeats.beat([], [], answer_within_sec=10)
+        await heartbeats.close()
+
+
+async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
+    async with proxied(dsn) as (through, proxy), Engine(through, max_connections=1) as engine:
+        engine.database.answer_within_sec = 0.3
+        await engine.working.openings()
+        proxy.swallow()
+
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            await engine.working.openings()
+        assert time.monotonic() - began < 5
+
+        await engine.working.openings()
