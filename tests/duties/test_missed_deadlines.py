@@ -33,7 +33,6 @@ async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
     return task_id
 
 
-@pytest.mark.xfail(reason="the submission leaves rekey_at empty", strict=True)
 @pytest.mark.parametrize("others", [0, 60], ids=["by INSERT", "by COPY"])
 async def test_past_already_at_submission(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, others: int
@@ -44,7 +43,6 @@ async def test_past_already_at_submission(
     assert await told(engine, connection) == [first.id]
 
 
-@pytest.mark.xfail(reason="unblock_dependents empties rekey_at", strict=True)
 async def test_past_when_its_last_dependency_is_done(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:

@@ -84,7 +84,6 @@ async def test_dags_that_depend_on_each_other_fail_at_once(engines: tuple[Engine
         assert look.execute(deadlocks).fetchone() == (0,)
 
 
-@pytest.mark.xfail(reason="claim_tasks looks at the DAG's status as it was before the wait", strict=True)
 async def test_two_first_claims_with_a_cost_start_their_dag_once(
     engines: tuple[Engine, Engine], dsn: str
 ) -> None:

@@ -66,7 +66,6 @@ async def test_a_revival_with_another_spec_is_no_mismatch_for_the_original(world
     assert (again.id, again.duplicate, again.mismatch) == (task_id, True, False)
 
 
-@pytest.mark.xfail(reason="a key knows one content; submissions compare with that only", strict=True)
 async def test_a_revival_with_another_spec_is_no_mismatch_for_that_one(world: World) -> None:
     task_id = await modified(world)
 

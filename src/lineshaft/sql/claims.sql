@@ -193,21 +193,27 @@ unlocked AS MATERIALIZED (
     ), false) AS has_lock
     FROM weighed
 ),
+-- What this claim takes from each DAG. Most have no row.
+dag_share AS MATERIALIZED (
+    SELECT dag_id AS id, sum(cost) AS needed
+    FROM (
+        SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
+        UNION ALL
+        SELECT dag_id, 0 FROM locked WHERE plain AND dag_id IS NOT NULL
+    ) AS claimed
+    GROUP BY dag_id
+),
+-- DAGs whose first claim this is. Locked, so that of two claims only one finds it so and tells it.
+dag_first AS MATERIALIZED (
+    SELECT id FROM lineshaft.dag WHERE id = ANY (ARRAY(SELECT id FROM dag_share)) AND status <> 'running' ORDER BY id FOR NO KEY UPDATE
+),
 -- The condition is checked again on the row as it is when its lock is had: another claim may have been quicker.
 dag_reserved AS (
     UPDATE lineshaft.dag
     SET reserved_usd = dag.reserved_usd + share.needed,
         status = 'running', ended_at = NULL
-    FROM (
-        SELECT dag_id, sum(cost) AS needed
-        FROM (
-            SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
-            UNION ALL
-            SELECT dag_id, 0 FROM locked WHERE plain AND dag_id IS NOT NULL
-        ) AS claimed
-        GROUP BY dag_id ORDER BY dag_id
-    ) AS share
-    WHERE dag.id = share.dag_id
+    FROM (SELECT id, needed FROM dag_share ORDER BY id) AS share
+    WHERE dag.id = share.id AND (SELECT count(*) FROM dag_first) >= 0
       -- A running DAG without costs needs no update, and so no wait for its row.
       AND (share.needed > 0 OR dag.status <> 'running')
       AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + share.needed <= dag.budget_ceiling_usd)
@@ -295,9 +301,8 @@ logged AS (
 ),
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
-    SELECT clock.now, '{dag.running}', dag.id, %(agent_id)s::text
-    FROM dag_reserved JOIN lineshaft.dag ON dag.id = dag_reserved.id CROSS JOIN clock
-    WHERE dag.status <> 'running'
+    SELECT clock.now, '{dag.running}', dag_first.id, %(agent_id)s::text
+    FROM dag_reserved JOIN dag_first ON dag_first.id = dag_reserved.id CROSS JOIN clock
 )
 SELECT
     moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,

@@ -153,7 +153,7 @@ moved AS (
         rank = lineshaft.rank(
             live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
         ),
-        rekey_at = lineshaft.rekey_at(live.deadline, clock.now),
+        rekey_at = coalesce(lineshaft.rekey_at(live.deadline, clock.now), live.rekey_at),
         generation = (SELECT last_value FROM lineshaft.generation_no)
     FROM freed, lineshaft.lane, clock
     WHERE live.id = freed.id

@@ -104,7 +104,12 @@ FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS want
 ORDER BY key
 ON CONFLICT (key) DO UPDATE
     SET task_id = excluded.task_id, expires_at = NULL,
-        content_hash = CASE WHEN known.task_id = excluded.task_id THEN known.content_hash ELSE excluded.content_hash END
+        content_hash = CASE
+            WHEN known.task_id <> excluded.task_id THEN excluded.content_hash
+            WHEN position(excluded.content_hash IN known.content_hash) > 0 THEN known.content_hash
+            -- A person changed the spec: both what was asked first and what it is now stand for the task.
+            ELSE known.content_hash || excluded.content_hash
+        END
     WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
 RETURNING key
 

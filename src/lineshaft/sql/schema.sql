@@ -286,7 +286,7 @@ END),
     CONSTRAINT task_end_pkey PRIMARY KEY (id)
 );
 
--- Idempotency keys in force.
+-- Idempotency keys, in force until they expire.
 CREATE TABLE lineshaft.task_key (
     key text COLLATE "C" NOT NULL,
     task_id text COLLATE "C" NOT NULL,

@@ -131,7 +131,8 @@ placed AS (
         CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
         lane_id, priority, downstream, blocked, deadline,
         lineshaft.rank(priority, downstream, priority_boost_per_minute, clock.now, deadline, clock.now),
-        lineshaft.rekey_at(deadline, clock.now),
+        -- A deadline that is past already is looked at once more, to be told as missed.
+        coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no),

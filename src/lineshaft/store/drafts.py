@@ -210,7 +210,7 @@ def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]
         draft.blocked,
         row.deadline,
         _rank(row.priority, row.priority_boost_per_minute, now, row.deadline, draft.downstream),
-        rekey_at(row.deadline, now),
+        rekey_at(row.deadline, now) or row.deadline,
         None if waits else now,
         row.run_at if scheduled else None,
         generation,

@@ -5,6 +5,7 @@ three statements, which costs the client more than the statements cost the serve
 once, and the loop is asked when there is something to read.
 """
 
+import itertools
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,8 +37,8 @@ async def round_trip(connection: Connection, *calls: Call) -> list[Rows]:
     pgconn.enter_pipeline_mode()
     for statement, (_, parameters) in zip(statements, calls, strict=True):
         values = [_text(parameters[name]) for name in statement.parameters]
-        if statement.name in prepared:
-            pgconn.send_query_prepared(statement.name, values)
+        if statement in prepared:
+            pgconn.send_query_prepared(prepared[statement], values)
         else:
             pgconn.send_query_params(statement.text, values)
     transformer = adapt.Transformer(connection)
@@ -67,8 +68,6 @@ class _Statement:
     def __init__(self, sql: LiteralString) -> None:
         self.parameters: list[str] = []
         self.text = _PLACEHOLDER.sub(self._number, sql).encode()
-        # The same for every connection, and short enough for PostgreSQL's limit of 63 bytes.
-        self.name = b"lineshaft_%x" % (hash(self.text) & 0xFFFFFFFFFFFFFFFF)
 
     def _number(self, placeholder: re.Match[str]) -> str:
         name = placeholder[1]
@@ -81,22 +80,25 @@ class _Statement:
 
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\)s|%)")
 _positional = lru_cache(maxsize=None)(_Statement)
-#: What each connection has prepared; that lives as long as the connection.
-_prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
+#: What each connection has prepared, and under which name.
+_prepared: WeakKeyDictionary[Connection, dict[_Statement, bytes]] = WeakKeyDictionary()
+#: A name is never used twice: one that psycopg has dropped can't be told from one that it hasn't.
+_numbers = itertools.count()
 
 
-async def _prepare(connection: Connection, statements: Sequence[_Statement]) -> set[bytes]:
+async def _prepare(connection: Connection, statements: Sequence[_Statement]) -> dict[_Statement, bytes]:
     """The names of what is prepared: all statements with parameters, unless a pooler can't have that."""
     if connection.prepare_threshold is None:
-        return set()
-    known = _prepared.setdefault(connection, set())
-    new = {each.name: each for each in statements if each.parameters and each.name not in known}
+        return {}
+    known = _prepared.setdefault(connection, {})
+    new = [each for each in dict.fromkeys(statements) if each.parameters and each not in known]
     if new:
+        names = {each: b"lineshaft_%d" % next(_numbers) for each in new}
         connection.pgconn.enter_pipeline_mode()
-        for name, statement in new.items():
+        for statement, name in names.items():
             connection.pgconn.send_prepare(name, statement.text)
         await _answers(connection)
-        known.update(new)
+        known.update(names)
     return known
 
 

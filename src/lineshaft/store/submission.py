@@ -259,7 +259,9 @@ class Submission:
             if draft.row.idempotency_key is not None:
                 owner, content = owners[draft.row.idempotency_key]
                 if owner != draft.id:
-                    results[draft.id] = Submitted(owner, duplicate=True, mismatch=content != draft.content)
+                    results[draft.id] = Submitted(
+                        owner, duplicate=True, mismatch=draft.content not in content
+                    )
         gone = set(results)
         for draft in drafts:
             if draft.parent_id in gone:

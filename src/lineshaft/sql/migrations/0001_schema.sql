@@ -298,17 +298,18 @@ CREATE INDEX task_end_by_age ON lineshaft.task_end (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end (status, ended_at) WHERE status <> 'COMPLETED';
 
 
--- Idempotency: a key in force names its task. Deleted when the task is cancelled or dead-lettered (U8).
+-- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered (U8).
 CREATE TABLE lineshaft.task_key (
     key text COLLATE "C" NOT NULL,
     task_id text COLLATE "C" NOT NULL,
-    -- Of what was asked: the same key with other content is answered with a flag.
+    -- Of what was asked: the same key with other content is answered with a flag. Several, one behind the other, after a revival
+    -- with another spec.
     content_hash bytea NOT NULL,
     -- NULL: in force for good.
     expires_at timestamptz,
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
-COMMENT ON TABLE lineshaft.task_key IS 'Idempotency keys in force.';
+COMMENT ON TABLE lineshaft.task_key IS 'Idempotency keys, in force until they expire.';
 
 
 CREATE TABLE lineshaft.edge (
