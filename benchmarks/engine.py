@@ -7,9 +7,11 @@ names (`submit cycle …`) choose parts.
 
 import argparse
 import asyncio
+import itertools
 import json
 import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,9 +89,13 @@ def completions(claimed: Sequence[ClaimedTask]) -> list[Completion]:
     return [Completion(ClaimRef(task.id, task.epoch), OUTPUT) for task in claimed]
 
 
-async def drain(engine: Engine, agent: str, incarnation: int, batch: int = 100) -> int:
+async def drain(
+    engine: Engine, agent: str, incarnation: int, batch: int = 100, most: float = float("inf")
+) -> int:
     done = 0
-    while claimed := (await engine.claims.claim(agent, incarnation, limit=batch, start=True)).tasks:
+    while done < most and (
+        claimed := (await engine.claims.claim(agent, incarnation, limit=batch, start=True)).tasks
+    ):
         await engine.lifecycle.complete(completions(claimed))
         done += len(claimed)
     return done
@@ -325,7 +331,26 @@ async def bench_fanout(dsn: str, sizes: Sizes, report: Report) -> None:
             for _ in range(200):
                 connection.execute("UPDATE lineshaft.agent SET last_heartbeat = now() WHERE id = 'worker'")
             trip = (time.perf_counter() - start) / 200 * 1000
-        report.ratio("chain_hop_round_trips", hop, trip, "≤ 3 commits", unit="ms")
+        report.ratio("chain_hop_commits", hop, trip, "", unit="ms")
+    async with Engine(dsn, max_connections=1) as engine:
+        await engine.submission.submit_dag("chain", chain[:20])
+        await drain(engine, "worker", 1, batch=1)
+        await engine.submission.submit_dag("chain", chain)
+        trips = await round_trips(engine, lambda: drain(engine, "worker", 1, batch=1, most=sizes.chain))
+        report.figure("chain_hop_round_trips", trips / sizes.chain, "round trips a hop", "≤ 3")
+
+
+async def round_trips(engine: Engine, work: Callable[[], Awaitable[object]]) -> int:
+    """How often the client waited for the server, counted in what libpq says it sent (F) and got (B)."""
+    with tempfile.TemporaryFile() as file:
+        async with engine.database.connection() as connection:
+            connection.pgconn.trace(file.fileno())
+        await work()
+        async with engine.database.connection() as connection:
+            connection.pgconn.untrace()
+        file.seek(0)
+        sides = [line.split(b"\t")[1] for line in file if line.count(b"\t") > 1]
+    return sum(before == b"F" and after == b"B" for before, after in itertools.pairwise(sides))
 
 
 def join_of(task: NewTask, depends_on: list[str]) -> NewTask:
