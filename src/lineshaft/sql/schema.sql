@@ -362,6 +362,7 @@ CREATE TABLE lineshaft.token (
     CONSTRAINT token_hash UNIQUE (hash)
 );
 
+CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at, id);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);
 CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id);

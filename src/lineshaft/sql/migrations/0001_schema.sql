@@ -394,6 +394,8 @@ CREATE TABLE lineshaft.attempt (
     CONSTRAINT failure_has_a_cause CHECK (outcome <> 'failed' OR (category IS NOT NULL AND error IS NOT NULL))
 );
 COMMENT ON TABLE lineshaft.attempt IS 'Attempts that failed, were handed back, or are being validated.';
+-- What failed lately, and what it cost.
+CREATE INDEX attempt_by_age ON lineshaft.attempt (ended_at);
 
 
 -- Results of durable steps, and the last checkpoint, handed to whoever claims the task next.
