@@ -16,6 +16,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.priority import Lane
 from lineshaft.model.retry import FailureCategory, Strategy
 from lineshaft.model.tasks import (
+    MAX_DEPENDENCIES,
     MAX_LIST,
     MAX_SPEC_BYTES,
     MAX_TEXT,
@@ -278,6 +279,8 @@ def test_sizes() -> None:
         "idempotency_key",
     }
     assert set(faults(NewTask("x", tags=["t"] * (MAX_LIST + 1)))) == {"tags"}
+    assert not faults(NewTask("x", depends_on=["t"] * MAX_DEPENDENCIES))
+    assert set(faults(NewTask("x", depends_on=["t"] * (MAX_DEPENDENCIES + 1)))) == {"depends_on"}
     assert set(faults(NewTask("x", spec={"a": "x" * MAX_SPEC_BYTES}))) == {"spec"}
     assert len(resolve(NewTask("x", spec={"a": "x" * (MAX_SPEC_BYTES - 8)})).spec) == MAX_SPEC_BYTES
 

@@ -25,6 +25,8 @@ from lineshaft.model.storable import json_fault
 
 MAX_TEXT = 1_000
 MAX_LIST = 1_000
+#: A join may wait for everything else that was submitted with it.
+MAX_DEPENDENCIES = 10_000
 MAX_SPEC_BYTES = 4 << 20
 MAX_CHILD_DEPTH = 10
 MAX_ATTEMPTS = 1_000
@@ -420,14 +422,18 @@ def _text(value: Any) -> str | None:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _texts(value: Any) -> str | None:
+def _texts(value: Any, most: int = MAX_LIST) -> str | None:
     if value in ((), []):
         return None
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_LIST:
-        return f"must be a list of at most {MAX_LIST} texts, got {shown(value)}"
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > most:
+        return f"must be a list of at most {most} texts, got {shown(value)}"
     return next(
         (fault for item in value if (fault := _text(item) or ("" if item else "has an empty text"))), None
     )
+
+
+def _dependencies(value: Any) -> str | None:
+    return _texts(value, MAX_DEPENDENCIES)
 
 
 def _id(value: Any) -> str | None:
@@ -492,7 +498,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
     ("priority_boost_per_minute", _number(0, 1_000)),
     ("deadline", _instant),
     ("run_at", _instant),
-    ("depends_on", _texts),
+    ("depends_on", _dependencies),
     ("parent_id", _text),
     ("lock_key", _text),
     ("max_total_cost_usd", _dollars),
