@@ -279,7 +279,7 @@ def test_sizes() -> None:
         "idempotency_key",
     }
     assert set(faults(NewTask("x", tags=["t"] * (MAX_LIST + 1)))) == {"tags"}
-    assert not faults(NewTask("x", depends_on=["t"] * MAX_DEPENDENCIES))
+    assert resolve(NewTask("x", depends_on=["t"] * MAX_DEPENDENCIES)).type == "x"
     assert set(faults(NewTask("x", depends_on=["t"] * (MAX_DEPENDENCIES + 1)))) == {"depends_on"}
     assert set(faults(NewTask("x", spec={"a": "x" * MAX_SPEC_BYTES}))) == {"spec"}
     assert len(resolve(NewTask("x", spec={"a": "x" * (MAX_SPEC_BYTES - 8)})).spec) == MAX_SPEC_BYTES
