@@ -114,4 +114,6 @@ def test_secrets_are_in_no_message_and_no_repr(tmp_path: Path) -> None:
 
 def test_variables_that_describe_a_task_are_no_settings(tmp_path: Path) -> None:
     """An agent's command may itself call Lineshaft."""
-    assert Settings.load({"LINESHAFT_TASK_ID": "task_1"}, directory=tmp_path) == Settings()
+    assert (
+        Settings.load({"LINESHAFT_TASK_ID": "task_1", "LINESHAFT_FD": "3"}, directory=tmp_path) == Settings()
+    )

@@ -18,10 +18,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from lineshaft.errors import SettingsError
 
 PREFIX = "LINESHAFT_"
-#: An agent's command finds its task in variables of this name; they are no settings.
+#: An agent's command finds its task in variables of this name, and where to talk to the agent in the other
+#: one; they are no settings.
 TASK_PREFIX = "LINESHAFT_TASK_"
+FD_VARIABLE = "LINESHAFT_FD"
 CONFIG_VARIABLE = "LINESHAFT_CONFIG"
 CONFIG_FILE = "lineshaft.toml"
+_NO_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE})
 MIN_DURATION_SEC = 0.05
 
 T = TypeVar("T")
@@ -189,6 +192,8 @@ _FIELDS = {
     for f in fields(Settings)
 }
 
+SECRET_VARIABLES = frozenset(PREFIX + name.upper() for name, known in _FIELDS.items() if known.secret)
+
 
 def _from_file(environ: Mapping[str, str], directory: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """What the file says, as name → (text, where it stands), and what is wrong with it."""
@@ -216,7 +221,7 @@ def _add_environment(
 ) -> None:
     known = {PREFIX + name.upper(): name for name in _FIELDS}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable == CONFIG_VARIABLE:
+        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable in _NO_SETTINGS:
             continue
         if variable not in known:
             faults.append(f"{variable} is no setting{_suggestion(variable, known)}")

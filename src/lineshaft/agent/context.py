@@ -131,6 +131,11 @@ class _Context:
         return self._task.deadline
 
     @property
+    def time_limit_sec(self) -> float:
+        """How long this attempt may take, from its claim on; then somebody else may have the task."""
+        return self._task.limit_sec
+
+    @property
     def epoch(self) -> int:
         """A fencing number: it grows with every claim. Give it to whatever must not be done twice."""
         return self._task.epoch
@@ -166,6 +171,15 @@ class _Context:
     def last_checkpoint(self) -> Any:
         data = self._assignment.history.checkpoint
         return None if data is None else msgspec.json.decode(data)
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """Results of the steps that are done, by name."""
+        return {
+            name: msgspec.json.decode(data)
+            for name, data in self._steps.items()
+            if not name.startswith(SPAWN_STEP)
+        }
 
     # Telling.
 
@@ -372,6 +386,15 @@ class TaskContext(_Context):
         finally:
             steps.current_meter.reset(token)
         return await self._record(name, steps.result_json(name, value), meter.cost)
+
+    def begin_step(self, name: str) -> bytes | None:
+        """For a step that runs outside of Python: its recorded result, or None if it is to be run."""
+        return self._begin_step(name)
+
+    async def end_step(self, name: str, value: Any, cost: Decimal) -> None:
+        """Record the result of such a step; `cost` is that part of what was spent that belongs to it."""
+        steps.check_name(name, "step")
+        await self._record(name, steps.result_json(name, value), cost)
 
     async def checkpoint(self, data: Any) -> None:
         """Save where it stands; whoever carries on finds it as `last_checkpoint`. The latest counts."""
