@@ -1,6 +1,7 @@
 """Lanes: found or made, and remembered, because every new task needs the number of its lane."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from lineshaft.model.priority import Lane
 from lineshaft.sql import catalog
@@ -47,6 +48,17 @@ def array_literal(values: Sequence[object]) -> str:
     """
     if not values:
         return "{}"
+    nones = values.count(None)
+    if nones == len(values):
+        return "{" + "NULL," * (nones - 1) + "NULL}"
+    kinds = {type(value) for value in values}
+    if kinds == {int}:
+        return "{" + ",".join(map(str, values)) + "}"
+    if kinds == {str}:
+        # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
+        joined = '","'.join(cast("Sequence[str]", values))
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return '{"' + joined + '"}'
     return "{" + ",".join([_element(value) for value in values]) + "}"
 
 
