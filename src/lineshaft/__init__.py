@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from lineshaft.client import Dag, Event, Lineshaft, SyncLineshaft, Task
     from lineshaft.errors import LineshaftError
     from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
+    from lineshaft.store.parting import Child
 
 __all__ = [
     "Agent",
     "BudgetExceeded",
     "Cancel",
+    "Child",
     "Dag",
     "Event",
     "Fail",
@@ -50,6 +52,7 @@ _MODULES = {
     "lineshaft.client": ("Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"),
     "lineshaft.errors": ("LineshaftError",),
     "lineshaft.model.tasks": ("NewTask", "OutputContract", "RetrySpec"),
+    "lineshaft.store.parting": ("Child",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

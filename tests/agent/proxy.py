@@ -74,11 +74,16 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _password(passfile: Path) -> str:
+    """Its lines are for the socket, not for the proxy's address."""
+    return passfile.read_text().strip().rsplit(":", 1)[1]
+
+
 @asynccontextmanager
 async def proxied(dsn: str) -> AsyncIterator[tuple[str, Proxy]]:
     """A DSN that leads through the proxy."""
     parts = conninfo_to_dict(dsn)
-    password = Path(str(parts["passfile"])).read_text().strip().rsplit(":", 1)[1]
+    password = _password(Path(str(parts["passfile"])))
     proxy = Proxy(f"{parts['host']}/.s.PGSQL.{parts['port']}")
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, family=socket.AF_INET)
     port = server.sockets[0].getsockname()[1]

@@ -1,7 +1,7 @@
 """Short ways to employ agents in tests."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,6 +50,20 @@ async def result(shaft: Lineshaft, agent: Agent, task_type: str, **fields: Any) 
     task = await one(shaft, agent, task_type, **fields)
     assert task.status is Status.COMPLETED, task.failure_history
     return task.result
+
+
+async def ended(shaft: Lineshaft, task_id: str, patience: float = PATIENCE) -> Task:
+    """The task, once it has ended."""
+    task = await shaft.wait(task_id, patience)
+    assert isinstance(task, Task)
+    return task
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """For what nobody tells: look again and again."""
+    async with asyncio.timeout(PATIENCE):
+        while not await check():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
 
 
 async def attempts(shaft: Lineshaft, task_id: str) -> list[AttemptView]:

@@ -1,6 +1,5 @@
-"""Processes killed and stopped in each phase: no task lost, no recorded step run again, one recorded outcome."""
+"""Processes killed and stopped in each phase: no task lost, no recorded step run again, one outcome."""
 
-import asyncio
 import signal
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,7 @@ from lineshaft import Lineshaft, NewTask
 from lineshaft.model.states import Status
 from tests.agent.processes import agent_process
 from tests.agent.program import Points, make_agent
-from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds
+from tests.agent.staff import AT_ONCE, at_work, attempts, ended, engine_of, kinds
 
 RECORDED_BEFORE = {
     "claimed": [],
@@ -39,7 +38,7 @@ async def test_killed(shaft: Lineshaft, dsn: str, tmp_path: Path, point: str) ->
 
     second = make_agent("second", Points(log), interval=0.3, grace=5)
     async with at_work(second, shaft=shaft):
-        task = await shaft.wait(task_id, PATIENCE)
+        task = await ended(shaft, task_id)
 
     assert (task.status, task.result) == (Status.COMPLETED, {"sum": 3, "by": "second"})
     reached = log.read_text().splitlines()
@@ -63,8 +62,8 @@ async def test_killed_while_the_outcome_is_being_written(
             connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [task_id])
             go.touch()
             waiting = (
-                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'lineshaft'"
-                " AND datname = current_database()"
+                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                " AND application_name = 'lineshaft' AND datname = current_database()"
             )
             with psycopg.connect(dsn, autocommit=True) as observer:
                 while observer.execute(waiting.encode()).fetchone() is None:
@@ -73,9 +72,8 @@ async def test_killed_while_the_outcome_is_being_written(
 
     second = make_agent("second", Points(log), interval=0.3, grace=5)
     async with at_work(second, shaft=shaft):
-        task = await shaft.wait(task_id, PATIENCE)
+        task = await ended(shaft, task_id)
 
-    assert isinstance(task.result, dict)
     assert (task.status, task.result["sum"], task.cost_usd) == (Status.COMPLETED, 3, Decimal(3))
     assert (await kinds(shaft, task_id)).count("task.completed") == 1
     assert log.read_text().splitlines().count("in a step") == 1
@@ -84,7 +82,7 @@ async def test_killed_while_the_outcome_is_being_written(
 async def test_stopped_past_its_lease_a_zombie_writes_nothing(
     shaft: Lineshaft, dsn: str, tmp_path: Path
 ) -> None:
-    """SIGSTOP, another does the work, SIGCONT: what the zombie hands in is refused, and can be seen (R-100)."""
+    """R-100: SIGSTOP, another does the work, SIGCONT: what the zombie hands in is refused but seen."""
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(shaft)
     async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
@@ -93,7 +91,7 @@ async def test_stopped_past_its_lease_a_zombie_writes_nothing(
 
         second = make_agent("second", Points(log), interval=0.3, grace=5)
         async with at_work(second, shaft=shaft):
-            task = await shaft.wait(task_id, PATIENCE)
+            task = await ended(shaft, task_id)
         go.touch()
         process.send(signal.SIGCONT)
 
@@ -117,7 +115,7 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
 
         second = make_agent("second", Points(log), interval=0.3, grace=5)
         async with at_work(second, shaft=shaft):
-            task = await shaft.wait(task_id, PATIENCE)
+            task = await ended(shaft, task_id)
         go.touch()
         process.send(signal.SIGCONT)
         process.send(signal.SIGTERM)
@@ -143,9 +141,8 @@ async def test_an_agent_that_comes_back_gets_its_task_again(
 
     again = make_agent("first", Points(log), interval=60, grace=5)
     async with at_work(again, shaft=shaft):
-        task = await shaft.wait(task_id, PATIENCE)
+        task = await ended(shaft, task_id)
 
     assert task.result == {"sum": 3, "by": "first"}
     assert [past.error for past in await attempts(shaft, task_id)] == ["agent_restarted", None]
     assert log.read_text().splitlines().count("in a step") == 1
-    await asyncio.sleep(0)

@@ -8,9 +8,10 @@ from collections import Counter
 import psycopg
 import pytest
 
-from lineshaft import Agent, Cancel, Lineshaft, NewTask, Snooze, SyncTaskContext, TaskContext
+from lineshaft import Agent, Cancel, Lineshaft, NewTask, RetrySpec, Snooze, SyncTaskContext, TaskContext
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
+from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
 
@@ -231,8 +232,6 @@ async def test_draining_waits_for_quick_retries(shaft: Lineshaft) -> None:
             raise RuntimeError
         return ctx.attempt
 
-    from lineshaft import RetrySpec  # noqa: PLC0415
-
     quick = RetrySpec(strategy="fixed", initial_delay_sec=0.2, jitter=False)
     assert (await one(shaft, agent, "t", retry=quick)).result == 3
 
@@ -354,8 +353,6 @@ async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
     # Somebody else looks for expired leases all the while.
     def reap() -> None:
         async def look() -> None:
-            from lineshaft.store.engine import Engine  # noqa: PLC0415
-
             async with Engine(engine_of(shaft).database.dsn, max_connections=1) as engine:
                 while not reaping.is_set():
                     await engine.upkeep.reap(10)

@@ -127,7 +127,7 @@ async def test_a_silent_connection_is_noticed_within_a_heartbeat(
         await soon(running)
         proxy.swallow()
         # Longer than the lease: without heartbeats it would be somebody else's by then.
-        leases = set()
+        leases: set[object] = set()
         began = time.monotonic()
         while time.monotonic() - began < 6 or len(leases) < 3:
             task = await engine_of(shaft).insights.task(submitted.id)

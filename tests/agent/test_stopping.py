@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
+from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.model.states import Status
 from tests.agent.processes import agent_process
-from tests.agent.staff import PATIENCE, attempts, engine_of, kinds, soon
+from tests.agent.staff import PATIENCE, attempts, engine_of, kinds, soon, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -52,8 +52,7 @@ async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, dsn: str, tmp
         await process.reaches("between steps")
         process.send(signal.SIGTERM)
         # The first one was heard once the agent says that it takes nothing more.
-        while (await engine_of(shaft).fleet.read("first")).status != "draining":
-            await asyncio.sleep(0)
+        await until(lambda: _has_status(shaft, "draining"))
         process.send(signal.SIGTERM)
         assert await process.ends() == 0
 
@@ -61,14 +60,18 @@ async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, dsn: str, tmp
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
+async def _has_status(shaft: Lineshaft, status: str) -> bool:
+    return (await engine_of(shaft).fleet.read("first")).status == status
+
+
 async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft) -> None:
-    """A thread can't be stopped; its task is handed back all the same, and what it says later is not heard."""
+    """A thread can't be stopped. Its task is handed back all the same; what it says later is not heard."""
     agent = Agent("a", grace_sec=0.1)
     started, stopped = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     @agent.handles("t")
-    def handler(ctx: SyncTaskContext) -> str:
+    def handler() -> str:
         loop.call_soon_threadsafe(started.set)
         asyncio.run_coroutine_threadsafe(stopped.wait(), loop).result()
         return "too late"
@@ -77,8 +80,11 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
     await soon(started)
     await asyncio.to_thread(agent.stop)
-    while (await shaft.get(submitted)).status is not Status.READY:
-        await asyncio.sleep(0)
+
+    async def is_back() -> bool:
+        return (await shaft.get(submitted)).status is Status.READY
+
+    await until(is_back)
     stopped.set()
     await asyncio.wait_for(running, PATIENCE)
 
@@ -92,7 +98,7 @@ async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:
     started = asyncio.Event()
 
     @agent.handles("t")
-    async def handler(ctx: TaskContext) -> None:
+    async def handler() -> None:
         started.set()
         await asyncio.Event().wait()
 
@@ -128,3 +134,29 @@ async def test_what_ends_in_time_counts_though_it_was_asked_to_stop(shaft: Lines
     await asyncio.wait_for(running, PATIENCE)
 
     assert (await shaft.get(submitted)).result == "what I have so far"
+
+
+async def test_a_handler_saves_where_it_stands_when_it_is_stopped(shaft: Lineshaft) -> None:
+    agent = Agent("a", grace_sec=0.1)
+    started = asyncio.Event()
+    seen: list[object] = []
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        seen.append(ctx.last_checkpoint)
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await ctx.checkpoint({"page": 7})
+            raise
+
+    await shaft.submit(NewTask("t"))
+    for _ in range(2):
+        started.clear()
+        running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+        await soon(started)
+        agent.stop()
+        await asyncio.wait_for(running, PATIENCE)
+
+    assert seen == [None, {"page": 7}]

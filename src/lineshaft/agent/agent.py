@@ -18,7 +18,7 @@ from lineshaft.store.fleet import NewAgent
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: A connection may be silent for this long, however short heartbeats are: a busy server is no dead one.
-_LEAST_PATIENCE_SEC = 5.0
+_LEAST_PATIENCE_SEC = 10.0
 _LAST_WRITES_SEC = 10.0
 
 

@@ -55,6 +55,7 @@ class _Context:
         "_agent",
         "_artifacts",
         "_assignment",
+        "_gone",
         "_over",
         "_paused",
         "_progress",
@@ -74,8 +75,10 @@ class _Context:
         self._steps: dict[str, bytes] = dict(assignment.history.steps or ())
         self._running: dict[str, asyncio.Event] = {}
         self._seen: dict[str, tuple[Any, Any]] = {}
-        #: Why the claim is over, once it is. Set from any thread.
+        #: Why nobody wants the result, once it is so. Set from any thread.
         self._over: str | None = None
+        #: ... and whether the claim is gone too: until then, what was reached can be saved.
+        self._gone = False
         self._paused: ClaimOver | None = None
         self._progress: bytes | None = None
         self._artifacts: list[Any] | None = None
@@ -221,11 +224,11 @@ class _Context:
 
     @property
     def cancelled(self) -> bool:
-        """Somebody cancelled the task, or the claim was lost: nobody wants the result any more."""
+        """Somebody cancelled the task, its time is up, or the agent stops: come to an end."""
         return self._over is not None
 
     def check_cancelled(self) -> None:
-        """Raise TaskCancelled if nobody wants the result any more."""
+        """Raise TaskCancelled if it is time to come to an end."""
         if self._over is not None:
             raise TaskCancelled(self._over)
 
@@ -256,8 +259,9 @@ class _Context:
         """Set once the claim is over by the handler's own doing."""
         return self._paused
 
-    def end(self, why: str) -> None:
-        """The claim is over, or soon will be. From any thread."""
+    def end(self, why: str, *, gone: bool) -> None:
+        """The claim is gone, or soon will be given up. From any thread."""
+        self._gone = self._gone or gone
         if self._over is None:
             self._over = why
 
@@ -303,7 +307,9 @@ class _Context:
         return stored
 
     async def _save_checkpoint(self, data: Any) -> None:
-        self.check_cancelled()
+        # Also after it was asked to stop: that is when there is something to save.
+        if self._gone:
+            self.check_cancelled()
         json = encoded(data, "checkpoint")
         await self._held(lambda: self._agent.backend.save_checkpoint(self._claim, json))
 
@@ -320,7 +326,7 @@ class _Context:
             lambda: self._agent.backend.spawn(self._claim, key, tasks, wait=wait, spent=self._account.spent)
         )
         if spawned.paused:
-            self._over = "it waits for its children"
+            self.end("it waits for its children", gone=True)
             self._paused = ClaimOver(self._over)
             raise self._paused
         self._steps[SPAWN_STEP + key] = msgspec.json.encode([child.id for child in spawned.children])
@@ -329,10 +335,11 @@ class _Context:
     async def _held(self, call: Callable[[], Awaitable[T]]) -> T:
         """A write that only the holder of the claim may make."""
         try:
-            return await steps.insist(call, lambda: self._over is not None)
+            # To its end, also when the handler is cancelled meanwhile: what is written half is neither.
+            return await asyncio.shield(steps.insist(call, lambda: self._gone))
         except StaleClaimError as error:
-            self._over = str(error)
-            self._paused = ClaimOver(self._over)
+            self.end(str(error), gone=True)
+            self._paused = ClaimOver(str(error))
             raise self._paused from error
 
 

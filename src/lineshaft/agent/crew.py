@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -33,6 +35,9 @@ class Crew:
         self._heart: Heart | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
+        self._disbanding = False
+        #: When agents that may take certain things last found none.
+        self._looked: dict[Hashable, float] = {}
         #: Grows with everything that agents of this process take or hand in.
         self.activity = 0
         #: For each agent that drains, the activity before it last found nothing.
@@ -60,8 +65,11 @@ class Crew:
 
     async def _disband(self) -> None:
         if self._upkeep is not None:
-            self._upkeep.cancel()
+            # Not cancelled: it may be in the midst of a transaction.
+            self._disbanding = True
+            self._nudged.set()
             await asyncio.wait({self._upkeep})
+            self._disbanding = False
         if self._heart is not None:
             await asyncio.to_thread(self._heart.close)
         self._upkeep = self._heart = None
@@ -71,7 +79,7 @@ class Crew:
         self._nudged.set()
 
     async def _keep_up(self) -> None:
-        while True:
+        while not self._disbanding:
             self._nudged.clear()
             pause = self._backend.upkeep_interval_sec
             try:
@@ -85,7 +93,17 @@ class Crew:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._nudged.wait()
-                    await asyncio.sleep(_NUDGED_SEC)
+                    if not self._disbanding:
+                        await asyncio.sleep(_NUDGED_SEC)
+
+    # Looking for work.
+
+    def found_nothing(self, interest: Hashable) -> None:
+        self._looked[interest] = time.monotonic()
+
+    def looked_since(self, interest: Hashable, seconds: float) -> bool:
+        """Whether one who may take the same has found nothing, not longer ago than this."""
+        return time.monotonic() - self._looked.get(interest, -math.inf) < seconds
 
     # Draining.
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from decimal import Decimal
 from functools import partial
@@ -17,7 +17,7 @@ from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client.backend import Assignment, Backend, Idler
-from lineshaft.errors import InvalidInputError, SupersededError, UnavailableError
+from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.store.fleet import AgentView
@@ -34,6 +34,8 @@ _MOST_AT_ONCE = 200
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
 #: A handler that was told to end has this long before it is given up on.
 _PATIENCE_SEC = 2.0
+#: A look of another, made within this share of the time between two looks, is as good as one's own.
+_SOME = 0.8
 _PUT_OFF = frozenset({Status.RETRYING, Status.PENDING})
 
 
@@ -63,6 +65,14 @@ class Worker:
         self._batch = min(batch, _MOST_AT_ONCE)
         self._limited = [handler for handler in handlers.values() if handler.concurrency is not None]
         self._unlimited = [handler.type for handler in handlers.values() if handler.concurrency is None]
+        # One with a budget may be unable to afford what others can.
+        alone = view.id if view.budget_usd is not None else None
+        self._interest = (
+            alone,
+            frozenset(handlers),
+            frozenset(view.capabilities),
+            tuple(view.models_available),
+        )
         self._running: dict[str, Run] = {}
         self._running_of: Counter[str] = Counter()
         self._writer = Writer(backend, self._written)
@@ -149,14 +159,16 @@ class Worker:
                     if await self._claim_and_wait(idler):
                         return
                     pauses = 0
-                except UnavailableError as error:
+                except SupersededError as error:
+                    self._supersede(error)
+                    return
+                except Exception as error:
+                    if isinstance(error, LineshaftError) and not error.retryable:
+                        raise
                     _log.warning("Agent %s can't claim: %s", self.agent_id, error)
                     pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
                     pauses = min(pauses + 1, 10)
                     await self._wait(asyncio.sleep(pause * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
-                except SupersededError as error:
-                    self._supersede(error)
-                    return
                 self._nudged = False
             # What woke it is for another.
             idler.pass_on()
@@ -164,20 +176,20 @@ class Worker:
     def _is_nudged(self) -> bool:
         return self._nudged
 
-    async def _wait(self, what: Awaitable[object]) -> None:
-        """Wait for something, unless there is a reason to look again."""
+    async def _wait(self, what: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for something, unless there is a reason to look again: then None."""
         if self._is_nudged():
-            if isinstance(what, Coroutine):
-                what.close()
-            return
+            what.close()
+            return None
         self._waits = True
         try:
-            await what
+            return await what
         except asyncio.CancelledError:
             if not self._is_nudged():
                 raise
             if (current := asyncio.current_task()) is not None:
                 current.uncancel()
+            return None
         finally:
             self._waits = False
 
@@ -202,7 +214,11 @@ class Worker:
                 return False
             if self._crew.all_idle(self, before):
                 return True
-        await self._wait(idler.wait(self._poll_pause()))
+        self._crew.found_nothing(self._interest)
+        # Of agents that may take the same, one looks for all.
+        while await self._wait(idler.wait(self._poll_pause())) is False:
+            if not self._crew.looked_since(self._interest, _SOME * self._poll_pause()):
+                break
         return False
 
     def _poll_pause(self) -> float:
@@ -304,6 +320,7 @@ class Worker:
         self._writer.put(run, outcome)
 
     def _written(self, run: Run, moved: Moved | None) -> None:
+        run.written = True
         self._crew.activity += 1
         if moved is not None and moved.status in _PUT_OFF:
             self._crew.expect_due()
@@ -325,7 +342,8 @@ class Worker:
     # Stopping single tasks.
 
     def _stop_run(self, run: Run, verdict: Outcome, why: str) -> None:
-        if run.reported:
+        # Once: a handler that is saving its state must not be cancelled again.
+        if run.reported or (run.verdict is not None and verdict is not NOTHING):
             return
         run.stop(verdict, why)
         if run.thread is not None:
@@ -365,7 +383,7 @@ class Worker:
     # What heartbeats tell, from their thread.
 
     def held(self) -> Collection[Run]:
-        return [run for run in self._running.copy().values() if not run.reported or run.task is None]
+        return [run for run in self._running.copy().values() if not run.written]
 
     def told(self, task_id: str, epoch: int, answer: str) -> None:
         run = self._running.get(task_id)
@@ -373,7 +391,7 @@ class Worker:
             return
         why = "the task was cancelled" if answer == "cancel" else "the claim was lost"
         # At once: the event loop may be blocked by the very handler that should hear of it.
-        run.context.end(why)
+        run.context.end(why, gone=True)
         self._soon(self._stop_run, run, NOTHING, why)
 
     def told_status(self, status: str | None) -> None:

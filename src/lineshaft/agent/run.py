@@ -25,6 +25,7 @@ class Run:
         "reported",
         "task",
         "thread",
+        "written",
     )
 
     def __init__(
@@ -42,6 +43,8 @@ class Run:
         self.thread: Future[Any] | None = None
         #: The outcome is on its way, or there is none to write.
         self.reported = False
+        #: ... and has arrived, so that the claim needs no heartbeats any more.
+        self.written = False
         self._verdict: Outcome | None = None
 
     # For heartbeats, which come from another thread.
@@ -70,7 +73,7 @@ class Run:
         """Ask the handler to end; unless it still comes to an end of its own, this is the outcome."""
         if self._verdict is None or self._verdict.verdict is not Verdict.NOTHING:
             self._verdict = verdict
-        self.context.end(why)
+        self.context.end(why, gone=verdict.verdict is Verdict.NOTHING)
         if self.task is not None:
             self.task.cancel()
 

@@ -42,6 +42,7 @@ _TRIES = 10
 #: others together. Each statement has one plan that is right whatever the tables hold: keep to it.
 PLAN_BY_INDEX = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_mergejoin', 'off', false),"
+    " set_config('enable_hashjoin', 'off', false),"
     " set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
 )
 
@@ -128,14 +129,20 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         try:
             async with self._pool.connection() as connection:
-                if self.answer_within_sec is None:
-                    yield connection
-                    return
-                timer = asyncio.get_running_loop().call_later(self.answer_within_sec, shut_down, connection)
+                timer = None
+                if self.answer_within_sec is not None:
+                    timer = asyncio.get_running_loop().call_later(
+                        self.answer_within_sec, shut_down, connection
+                    )
                 try:
                     yield connection
+                except asyncio.CancelledError:
+                    # Nobody knows what it has still to say: it is not used again.
+                    connection.pgconn.finish()
+                    raise
                 finally:
-                    timer.cancel()
+                    if timer is not None:
+                        timer.cancel()
         except PoolTimeout:
             raise UnavailableError("No database connection became free within 10 s. Try again.") from None
         except (UnicodeError, psycopg.DataError) as error:

@@ -1,0 +1,183 @@
+"""A fleet with everything that can happen at once: every task ends as planned, and the money adds up."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
+from lineshaft.model.states import Status
+from tests.agent.staff import PATIENCE, at_work, engine_of
+
+AGENTS, SLOTS, TASKS = 20, 8, 300
+CENT = Decimal("0.01")
+
+#: What may happen before the end; each is one run of the handler.
+DETOURS = ("crash", "rate_limit", "snooze", "spawn")
+ENDS = {
+    "ok": Status.COMPLETED,
+    "spawn ok": Status.COMPLETED,
+    "die": Status.DEAD_LETTERED,
+    "over": Status.DEAD_LETTERED,
+    "cancel": Status.CANCELLED,
+    "be cancelled": Status.CANCELLED,
+}
+
+
+@dataclass
+class Plan:
+    """What the handler does, run by run, and what it must come to."""
+
+    detours: list[str]
+    end: str
+    runs: int = 0
+    spent: Decimal = Decimal(0)
+    crashes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.crashes = self.detours.count("crash")
+
+    @property
+    def next(self) -> str:
+        self.runs += 1
+        return self.detours[self.runs - 1] if self.runs <= len(self.detours) else self.end
+
+
+def plan(rng: random.Random) -> Plan:
+    detours = rng.choices(DETOURS, k=rng.choice((0, 0, 1, 2, 3)))
+    # Three failed attempts would be the end.
+    while detours.count("crash") > 2:
+        detours.remove("crash")
+    return Plan(detours, rng.choices(list(ENDS), weights=(8, 2, 1, 1, 1, 1))[0])
+
+
+class Theatre:
+    """Handlers that follow their plans."""
+
+    def __init__(self, shaft: Lineshaft) -> None:
+        self.plans: dict[str, Plan] = {}
+        self.children: Counter[str] = Counter()
+        self._shaft = shaft
+
+    def agent(self, number: int) -> Agent:
+        agent = Agent(
+            f"agent-{number}",
+            max_concurrent_tasks=SLOTS,
+            budget_usd=10_000,
+            heartbeat_interval_sec=1.0,
+            grace_sec=10,
+        )
+
+        @agent.handles("act")
+        async def act(ctx: TaskContext, name: str) -> Any:
+            own = self.plans[name]
+            self._spend(ctx, own, 3 * CENT)
+            # Those of earlier runs are remembered, and paid for.
+            for run in range(own.runs + 1):
+                await ctx.step(f"run {run}", self._paid, ctx, own)
+            return await self._do(ctx, own, own.next)
+
+        @agent.handles("child")
+        async def child(ctx: TaskContext) -> str:
+            ctx.spend(CENT)
+            assert ctx.parent_id is not None
+            self.children[ctx.parent_id] += 1
+            return "grown"
+
+        return agent
+
+    @staticmethod
+    def _spend(ctx: TaskContext, own: Plan, amount: Decimal) -> None:
+        ctx.spend(amount)
+        own.spent += amount
+
+    def _paid(self, ctx: TaskContext, own: Plan) -> None:
+        self._spend(ctx, own, 7 * CENT)
+
+    async def _do(self, ctx: TaskContext, own: Plan, action: str) -> Any:
+        if action == "crash":
+            raise RuntimeError("an accident")
+        if action == "rate_limit":
+            raise Fail("HTTP 429", "rate_limit", retry_after_sec=0)
+        if action == "snooze":
+            return Snooze(0.01)
+        if action == "spawn":
+            # When they have ended, the next run goes on with the plan.
+            await ctx.spawn(f"kids {own.runs}", [NewTask("child"), NewTask("child")], wait=True)
+        if action == "spawn ok":
+            await ctx.spawn("left behind", [NewTask("child")])
+        if action == "die":
+            raise Fail("no access", "auth_failure")
+        if action == "over":
+            self._spend(ctx, own, Decimal(2))
+            return "too expensive"
+        if action == "cancel":
+            raise Cancel("not wanted")
+        if action == "be cancelled":
+            canceller = asyncio.create_task(self._shaft.cancel(ctx.id, "from outside"))
+            await asyncio.shield(canceller)
+            await asyncio.Event().wait()
+        return {"runs": own.runs}
+
+
+async def test_every_task_ends_as_planned_and_money_adds_up(
+    shaft: Lineshaft, connection: psycopg.Connection
+) -> None:
+    rng = random.Random(20261116)
+    theatre = Theatre(shaft)
+    theatre.plans = {f"t{n}": plan(rng) for n in range(TASKS)}
+    at_once = RetrySpec(strategy="fixed", initial_delay_sec=0.01, jitter=False)
+    names = list(theatre.plans)
+    submitted: dict[str, str] = {}
+    for start in range(0, TASKS, 50):
+        dag = await shaft.submit_dag(
+            f"DAG {start}",
+            [
+                NewTask("act", key=name, spec={"name": name}, retry=at_once, max_cost_usd=1)
+                for name in names[start : start + 50]
+            ],
+            budget_ceiling_usd=10_000,
+        )
+        submitted |= {key: task.id for key, task in dag.tasks.items()}
+
+    async with at_work(*(theatre.agent(number) for number in range(AGENTS)), shaft=shaft):
+        ended = {name: await shaft.wait(task_id, 3 * PATIENCE) for name, task_id in submitted.items()}
+        # Children that nobody waited for.
+        while (open_ones := await shaft.list(status=["READY", "PENDING", "RUNNING", "RETRYING"])).items:
+            await shaft.wait(open_ones.items[0].id, PATIENCE)
+
+    for name, task in ended.items():
+        assert isinstance(task, Task)
+        own = theatre.plans[name]
+        assert task.status is ENDS[own.end], (name, own, task.failure_history)
+        assert task.cost_usd == own.spent, (name, own, task)
+        if task.status is Status.COMPLETED:
+            assert task.attempts == own.crashes
+
+    _check_money(connection, theatre)
+    agents = await engine_of(shaft).fleet.read_all()
+    assert sum(agent.spent_usd for agent in agents) == _total(connection)
+    assert {(agent.held, agent.reserved_usd) for agent in agents} == {(0, Decimal(0))}
+
+
+def _total(connection: psycopg.Connection) -> Decimal:
+    row = connection.execute("SELECT sum(cost_usd) FROM lineshaft.task_end").fetchone()
+    assert row is not None
+    total: Decimal = row[0]
+    return total
+
+
+def _check_money(connection: psycopg.Connection, theatre: Theatre) -> None:
+    """What was spent is what tasks cost, what DAGs cost, and what was spent by the plans."""
+    children = CENT * sum(theatre.children.values())
+    assert _total(connection) == children + sum(own.spent for own in theatre.plans.values())
+    wrong = connection.execute(
+        "SELECT dag.id, dag.spent_usd FROM lineshaft.dag JOIN lineshaft.task ON task.dag_id = dag.id"
+        " JOIN lineshaft.task_end ON task_end.id = task.id GROUP BY dag.id, dag.spent_usd"
+        " HAVING dag.spent_usd <> sum(task_end.cost_usd)"
+    ).fetchall()
+    assert wrong == []
