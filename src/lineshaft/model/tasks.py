@@ -160,8 +160,15 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def resolve(task: NewTask, *, place: str = "") -> TaskRow:
-    """Check a task and fill in what its caller left open; `place` names it in messages (`tasks[3]`)."""
+GateFaults = Callable[[Sequence[Gate]], Iterable[tuple[str, str]]]
+"""What is wrong with gates: places within `output`, and faults."""
+
+
+def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = None) -> TaskRow:
+    """Check a task and fill in what its caller left open; `place` names it in messages (`tasks[3]`).
+
+    `gate_faults` looks into the gates' schemas; without it only their methods are checked.
+    """
     faults: Faults = []
     given: Any = task.spec
     if not isinstance(given, Mapping):
@@ -181,10 +188,9 @@ def resolve(task: NewTask, *, place: str = "") -> TaskRow:
     preset = _preset_of(task.preset)
     retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
     gates = output.gates if task.output else ()
-    faults += _gate_faults(gates)
+    checks = _gates_json(gates, gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := _text(output.type)):
         faults.append(("output.type", fault))
-    checks = _json("output.validation_schema", gates, faults) if gates else None
     spec = _json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else _json("surface", task.surface, faults)
@@ -242,7 +248,8 @@ class Resolver:
     Gives a row, which alike tasks share, and the spec, which is each task's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gate_faults: GateFaults | None = None) -> None:
+        self._gate_faults = gate_faults
         self._shape: tuple[Any, ...] | None = None
         self._row: TaskRow | None = None
 
@@ -252,14 +259,14 @@ class Resolver:
         spec = task.spec
         row = self._row
         if row is None or shape != self._shape or not isinstance(spec, dict) or not _SPECIAL.isdisjoint(spec):
-            row = resolve(task, place=place)
+            row = resolve(task, place=place, gate_faults=self._gate_faults)
             # A title or a dependency taken from the spec is this task's own.
             self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
             return row, row.spec
         faults: Faults = []
         encoded = _json("spec", spec, faults)
         if faults:
-            row = resolve(task, place=place)
+            row = resolve(task, place=place, gate_faults=self._gate_faults)
             return row, row.spec
         return row, encoded
 
@@ -334,11 +341,20 @@ def _context_tasks(spec: Mapping[str, Any], faults: Faults) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _gate_faults(gates: Iterable[Gate]) -> Iterable[tuple[str, str]]:
+def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
+    known = len(faults)
+    encoded = _json("output.validation_schema", gates, faults)
+    # What is no JSON, or too much of it, is not looked into.
+    if len(faults) == known:
+        faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
+    return encoded
+
+
+def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
     for gate in gates:
         if gate.method not in GATE_METHODS:
             yield (
-                "output.validation",
+                "validation",
                 f"must be one of {', '.join(sorted(GATE_METHODS))}, got {shown(gate.method)}",
             )
 

@@ -1,0 +1,202 @@
+"""Whether a command of the operator's accepts an output: `test-pass`.
+
+A task names a command; what that is, only the operator's file says (LINESHAFT_VALIDATION_COMMANDS). It runs
+in the task's working directory without a shell, is given the task and its output as JSON on standard input,
+and must end with exit code 0 within its time limit. At the limit its whole process group is killed.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+
+from lineshaft.checks.verdict import PASSED, HandedIn, NoVerdict, Verdict, refused
+from lineshaft.errors import SettingsError
+from lineshaft.settings import PREFIX
+
+DEFAULT_LIMIT_SEC = 300.0
+LONGEST_LIMIT_SEC = 86_400.0
+#: How much of the end of what it printed is kept.
+_TAIL_BYTES = 3_000
+_CHUNK_BYTES = 64 << 10
+#: Whoever is killed has gone by then; its pipes may be held open by what it left behind.
+_PATIENCE_SEC = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    argv: tuple[str, ...]
+    time_limit_sec: float = DEFAULT_LIMIT_SEC
+    #: Working directories of tasks lie in here, or are this one.
+    directory: Path | None = None
+
+
+def read_commands(path: Path) -> dict[str, Command]:
+    """The operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"The validation commands in {path} can't be read: {error}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path} must map names to commands, got {type(found).__name__}.")
+    return {str(name): _command(path, str(name), entry) for name, entry in found.items()}
+
+
+def _command(path: Path, name: str, entry: Any) -> Command:
+    place = f"{path}: {name}"
+    if not isinstance(entry, dict) or not entry.keys() <= {"argv", "time_limit_sec", "directory"}:
+        raise SettingsError(
+            f"{place} must have argv, and may have time_limit_sec and directory; got {entry!r}."
+        )
+    argv, limit, directory = entry.get("argv"), entry.get("time_limit_sec"), entry.get("directory")
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) and word for word in argv):
+        raise SettingsError(f"{place}.argv must be a list of texts, the program first; got {argv!r}.")
+    if limit is None:
+        limit = DEFAULT_LIMIT_SEC
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= LONGEST_LIMIT_SEC:
+        raise SettingsError(
+            f"{place}.time_limit_sec must be seconds, at most {LONGEST_LIMIT_SEC:.0f}; got {limit!r}."
+        )
+    if directory is not None and not isinstance(directory, str):
+        raise SettingsError(f"{place}.directory must be a path; got {directory!r}.")
+    return Command(tuple(argv), float(limit), None if directory is None else Path(directory).expanduser())
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCheck:
+    commands: Mapping[str, Command]
+
+    def fault(self, schema: Any) -> str | None:
+        if not isinstance(schema, dict) or not schema.keys() <= {"command", "working_directory"}:
+            return 'must be {"command": NAME}, and may have a working_directory'
+        name, directory = schema.get("command"), schema.get("working_directory")
+        if not isinstance(name, str):
+            return f'must be {{"command": NAME}}, with a text as the name; got {type(name).__name__}'
+        if name not in self.commands:
+            allowed = ", ".join(sorted(self.commands)) or "none"
+            return (
+                f"names the command {name[:100]!r}, which the operator doesn't allow "
+                f"(LINESHAFT_VALIDATION_COMMANDS); allowed: {allowed}"
+            )
+        if directory is not None and not isinstance(directory, str):
+            return f"working_directory must be a path, got {type(directory).__name__}"
+        return None
+
+    async def check(self, schema: Any, handed_in: HandedIn) -> Verdict:
+        name = schema["command"]
+        command = self.commands.get(name)
+        if command is None:
+            raise NoVerdict(f"the command {name!r} is not allowed on this node")
+        wanted = schema.get("working_directory") or handed_in.spec_data.get("working_directory")
+        directory = _directory(command, wanted)
+        code, tail = await _run(command, directory, handed_in)
+        if code == 0:
+            return PASSED
+        how = (
+            f"did not end within {command.time_limit_sec:g} s and was killed"
+            if code is None
+            else f"ended with exit code {code}"
+            if code > 0
+            else f"was ended by signal {-code}"
+        )
+        return refused(f"the command {name} {how}; it said last: {tail.strip() or 'nothing'}")
+
+
+def _directory(command: Command, wanted: Any) -> Path:
+    """Where to run: what the task names, if that lies within what the operator allows."""
+    root = (command.directory or Path.cwd()).resolve()
+    if wanted is None:
+        found = root
+    else:
+        try:
+            found = (root / str(wanted)).resolve()
+        except (OSError, ValueError) as error:
+            raise NoVerdict(f"the working directory {wanted!r} can't be used: {error}") from None
+    if not found.is_relative_to(root):
+        raise NoVerdict(
+            f"the working directory {wanted!r} is not within {str(root)!r}, where the command may run"
+        )
+    if not found.is_dir():
+        raise NoVerdict(f"the working directory {str(found)!r} doesn't exist on this node")
+    return found
+
+
+async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[int | None, str]:
+    """The exit code (None: it was killed at the limit) and the end of what it printed."""
+    # Our own settings have passwords in them, and are none of its business.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    environment |= {"LINESHAFT_TASK_ID": handed_in.task_id, "LINESHAFT_TASK_TYPE": handed_in.type}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command.argv,
+            cwd=directory,
+            env=environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise NoVerdict(f"the command {command.argv[0]!r} can't be started: {error}") from None
+    tail = _Tail()
+    talking = [
+        asyncio.create_task(_feed(process, _question(handed_in))),
+        asyncio.create_task(tail.read(process)),
+    ]
+    code: int | None = None
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(command.time_limit_sec):
+                code = await process.wait()
+    finally:
+        # What it started and left behind goes too.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await asyncio.wait(talking, timeout=_PATIENCE_SEC)
+        for task in talking:
+            task.cancel()
+        await asyncio.gather(*talking, return_exceptions=True)
+    return code, tail.text
+
+
+def _question(handed_in: HandedIn) -> bytes:
+    task = {
+        "id": handed_in.task_id,
+        "type": handed_in.type,
+        "title": handed_in.title,
+        "spec": msgspec.Raw(handed_in.spec),
+    }
+    return msgspec.json.encode({"task": task, "output": msgspec.Raw(handed_in.output)})
+
+
+async def _feed(process: asyncio.subprocess.Process, question: bytes) -> None:
+    assert process.stdin is not None  # noqa: S101 - it was asked for
+    # Whoever isn't interested doesn't read.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(question)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+class _Tail:
+    def __init__(self) -> None:
+        self._kept = b""
+
+    async def read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        while chunk := await process.stdout.read(_CHUNK_BYTES):
+            self._kept = (self._kept + chunk)[-_TAIL_BYTES:]
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")

@@ -1,0 +1,77 @@
+"""Whether a judge finds an output good enough: `llm-judge`.
+
+A judge gives a score from 0 to 1 and its reasons; the task names the criteria and the score that is enough.
+Any object with a method `judge` will do; `openai_judge` has one for models behind an OpenAI-compatible API.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol
+
+from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict
+
+DEFAULT_THRESHOLD = 0.7
+MAX_CRITERIA = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    #: From 0 to 1.
+    score: float
+    reasons: tuple[str, ...] = ()
+    #: None: nobody knows.
+    cost_usd: Decimal | None = None
+    model: str | None = None
+
+
+class Judge(Protocol):
+    async def judge(self, criteria: str, handed_in: HandedIn) -> Judgement:
+        """Raise `NoVerdict` if it can't be told now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeCheck:
+    judge: Judge | None
+
+    def fault(self, schema: Any) -> str | None:
+        if self.judge is None:
+            return (
+                "no judge is configured here: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL "
+                "(and LINESHAFT_JUDGE_API_KEY, if it needs one)"
+            )
+        if not isinstance(schema, dict) or not schema.keys() <= {"criteria", "threshold"}:
+            return 'must be {"criteria": TEXT}, and may have a threshold'
+        criteria, threshold = schema.get("criteria"), schema.get("threshold")
+        if not isinstance(criteria, str) or not criteria.strip() or len(criteria) > MAX_CRITERIA:
+            return f"criteria must be a text of 1 to {MAX_CRITERIA} characters"
+        if threshold is not None and not _is_share(threshold):
+            return f"threshold must be a number from 0 to 1, got {str(threshold)[:100]}"
+        return None
+
+    async def check(self, schema: Mapping[str, Any], handed_in: HandedIn) -> Verdict:
+        if self.judge is None:
+            raise NoVerdict("no judge is configured on this node")
+        given = schema.get("threshold")
+        threshold = DEFAULT_THRESHOLD if given is None else given
+        found = await self.judge.judge(schema["criteria"], handed_in)
+        if not _is_share(found.score):
+            raise NoVerdict(
+                f"the judge's score must be from 0 to 1, got {found.score!r}", cost_usd=found.cost_usd
+            )
+        passed = found.score >= threshold
+        reasons = found.reasons
+        if not passed:
+            reasons = (f"the judge gave {found.score:g}, less than {threshold:g}", *reasons)
+        return Verdict(passed, reasons, found.score, found.cost_usd, found.model)
+
+
+def _is_share(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and not math.isnan(value)
+        and 0 <= value <= 1
+    )

@@ -1,0 +1,135 @@
+"""All ways to check an output, with those of the user's own, and what each needs to be told."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Self
+
+from lineshaft.checks import decision_report, json_schema, regex
+from lineshaft.checks.command import Command, CommandCheck, read_commands
+from lineshaft.checks.judge import Judge, JudgeCheck
+from lineshaft.checks.openai_judge import OpenAIJudge
+from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict, refused
+from lineshaft.errors import InvalidInputError, SettingsError
+from lineshaft.model.tasks import Gate
+from lineshaft.settings import Settings
+
+HUMAN = "human"
+MAX_GATES = 20
+
+Answer = Verdict | bool
+#: Gets the gate's schema and what was handed in.
+Check = Callable[[Any, HandedIn], Answer | Awaitable[Answer]]
+Fault = Callable[[Any], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    check: Check
+    fault: Fault
+    #: Done at once, without waiting for anything.
+    is_instant: bool
+
+
+class Checks:
+    def __init__(self, *, commands: Mapping[str, Command] | None = None, judge: Judge | None = None) -> None:
+        command, judging = CommandCheck(commands or {}), JudgeCheck(judge)
+        self._methods: dict[str, _Method] = {
+            "json-schema": _Method(json_schema.check, json_schema.fault, is_instant=True),
+            "regex": _Method(regex.check, regex.fault, is_instant=True),
+            decision_report.METHOD: _Method(decision_report.check, _anything, is_instant=True),
+            "test-pass": _Method(command.check, command.fault, is_instant=False),
+            "llm-judge": _Method(judging.check, judging.fault, is_instant=False),
+        }
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        path = settings.validation_commands
+        commands = {} if path is None else read_commands(path)
+        if settings.judge_url is None or settings.judge_model is None:
+            if settings.judge_url is not None or settings.judge_model is not None:
+                raise SettingsError("A judge needs both: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL.")
+            return cls(commands=commands)
+        if find_spec("httpx2") is None or find_spec("genai_prices") is None:
+            raise SettingsError("LINESHAFT_JUDGE_URL needs an extra: pip install 'lineshaft[judge]'.")
+        return cls(
+            commands=commands,
+            judge=OpenAIJudge(settings.judge_url, settings.judge_model, settings.judge_api_key),
+        )
+
+    def register(self, name: str, check: Check, *, fault: Fault | None = None) -> None:
+        """Add a check of your own, as a method that tasks can name.
+
+        A plain function must answer at once: it runs while the task is being completed. An `async` one runs
+        in the validator and may take its time. `fault` says, at submission, what is wrong with a schema.
+        """
+        if name in self._methods or name in {"none", HUMAN}:
+            raise InvalidInputError(errors=[("name", f"there is a gate {name!r} already; take another name")])
+        self._methods[name] = _Method(
+            check, fault or _anything, is_instant=not inspect.iscoroutinefunction(check)
+        )
+
+    def faults(self, gates: Sequence[Gate]) -> list[tuple[str, str]]:
+        """What is wrong with the gates of a new task: (place, fault) pairs."""
+        if len(gates) > MAX_GATES:
+            return [("validation", f"must be at most {MAX_GATES} gates, got {len(gates)}")]
+        found = []
+        for number, gate in enumerate(gates):
+            alone = len(gates) == 1
+            if gate.method == HUMAN:
+                continue
+            method = self._methods.get(gate.method)
+            if method is None or gate.method == decision_report.METHOD:
+                place = "validation" if alone else f"validation[{number}].method"
+                found.append((place, f"must be one of {', '.join(self.names)}, got {gate.method[:100]!r}"))
+            elif fault := method.fault(gate.schema):
+                place = "validation_schema" if alone else f"validation[{number}].schema"
+                found.append((place, fault))
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """What a task may name."""
+        return sorted({*self._methods, "none", HUMAN} - {decision_report.METHOD})
+
+    @property
+    def runnable(self) -> list[str]:
+        """What a validator with these checks can run."""
+        return list(self._methods)
+
+    def is_instant(self, name: str) -> bool:
+        method = self._methods.get(name)
+        return method is not None and method.is_instant
+
+    def check_now(self, name: str, schema: Any, handed_in: HandedIn) -> Verdict:
+        try:
+            answer = self._methods[name].check(schema, handed_in)
+        except NoVerdict:
+            raise
+        except RecursionError:
+            return refused("the output is nested too deeply to be checked")
+        except Exception as error:
+            raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
+        if inspect.isawaitable(answer):
+            raise NoVerdict(f"the check {name} doesn't answer at once")
+        return _verdict(answer)
+
+    async def check(self, name: str, schema: Any, handed_in: HandedIn) -> Verdict:
+        if self.is_instant(name):
+            return self.check_now(name, schema, handed_in)
+        try:
+            answer = self._methods[name].check(schema, handed_in)
+            return _verdict(await answer if inspect.isawaitable(answer) else answer)
+        except NoVerdict:
+            raise
+        except Exception as error:
+            raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _verdict(answer: Answer) -> Verdict:
+    return answer if isinstance(answer, Verdict) else Verdict(passed=answer)
+
+
+def _anything(_: Any) -> None:
+    return None
