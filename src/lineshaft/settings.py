@@ -66,6 +66,13 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes <= 1440:  # noqa: PLR2004 - a day, as the rule says
+        raise ValueError
+    return minutes
+
+
 def _days(text: str) -> float:
     days = float(text)
     if not 0 < days < 36_500:  # noqa: PLR2004 - a century, as the rule says
@@ -104,6 +111,7 @@ _PATH = Rule("a path", _path)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
+_MINUTES = Rule("a number of minutes, more than 0 and at most 1440", _minutes)
 _DAYS = Rule("a number of days, more than 0 and less than 36500", _days)
 _DOLLARS = Rule("an amount of dollars, 0 or more", _dollars)
 
@@ -147,6 +155,12 @@ class Settings:
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "What all tasks together may cost in a UTC day. None: no limit."
     )
+    cost_velocity_usd: Decimal | None = _setting(
+        _DOLLARS,
+        None,
+        "Spending more than this within cost_velocity_minutes pauses everything. None: no limit.",
+    )
+    cost_velocity_minutes: float = _setting(_MINUTES, 10.0, "The window of cost_velocity_usd.")
     circuit_breakers: Path | None = _setting(
         _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
     )

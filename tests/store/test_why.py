@@ -372,7 +372,10 @@ def would_be_claimed(
                 "limit": 1,
                 "types": None,
                 "start": True,
+                "task_id": None,
                 "lock_ttl": 600.0,
+                "probing": None,
+                "daily_budget": None,
             },
         ).fetchall()
     return task_id in {row[0] for row in rows}

@@ -4,7 +4,8 @@
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: claim_tasks
--- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named.
+-- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named. Breakers in `probing` count as
+-- closed: whoever called makes the task their probe. `daily_budget` is what all may spend today, NULL: no limit.
 --
 -- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
 -- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
@@ -20,18 +21,26 @@ me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
-        budget_usd - spent_usd - reserved_usd AS money
+        -- The smaller of what it has left and what all have left for today; NULL: no limit.
+        least(budget_usd - spent_usd - reserved_usd, CASE WHEN %(daily_budget)s::numeric IS NOT NULL THEN (
+            SELECT %(daily_budget)s::numeric - coalesce(sum(
+                CASE WHEN purse.spend_day >= clock.today THEN purse.spent_on_day_usd ELSE 0 END + purse.reserved_usd
+            ), 0)
+            FROM lineshaft.agent AS purse, (SELECT (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
+            -- Nobody holds a reservation for a month without claiming or ending anything.
+            WHERE purse.spend_day > clock.today - 31
+        ) END) AS money
     FROM lineshaft.agent
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
     FOR NO KEY UPDATE
 ),
--- Models nobody should call now: slowed down after a rate limit, or with an open breaker.
-unusable_model AS MATERIALIZED (
-    SELECT substr(key, 7) AS name FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock) AND key LIKE 'model:%%'
+-- Models and types that nobody should use now: slowed down after a rate limit, or with a breaker that isn't closed.
+barred AS MATERIALIZED (
+    SELECT key FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock)
     UNION ALL
-    SELECT substr(key, 7) FROM lineshaft.breaker WHERE state <> 'closed' AND key LIKE 'model:%%'
+    SELECT key FROM lineshaft.breaker WHERE state <> 'closed' AND (key = ANY (%(probing)s::text[])) IS NOT TRUE
 ),
--- The lanes that this agent may take from. Types with a breaker that isn't closed are left to claim_probe.
+-- The lanes that this agent may take from.
 eligible AS MATERIALIZED (
     SELECT
         lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model,
@@ -44,7 +53,9 @@ eligible AS MATERIALIZED (
         FROM unnest(CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END)
             WITH ORDINALITY AS wanted (model, preference)
         WHERE (me.models_available = '{}' OR wanted.model = ANY (me.models_available))
-          AND NOT EXISTS (SELECT FROM unusable_model WHERE unusable_model.name = wanted.model)
+          AND NOT EXISTS (
+            SELECT FROM barred WHERE barred.key IN ('model:' || wanted.model, 'provider:' || split_part(wanted.model, '/', 1))
+          )
         ORDER BY wanted.preference
         LIMIT 1
     ) AS chosen ON true
@@ -54,9 +65,13 @@ eligible AS MATERIALIZED (
       AND lane.required_capabilities <@ me.capabilities
       AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
       AND (me.money IS NULL OR me.money >= coalesce(lane.max_cost_usd, 0))
-      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE key = lane.type AND state <> 'closed')
+      AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
-      AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE key = '*' AND until > (SELECT now FROM clock))
+),
+-- Breakers of which a probe may be handed out: none, while all goes well.
+due_breaker AS MATERIALIZED (
+    SELECT key FROM lineshaft.breaker
+    WHERE state <> 'closed' AND NOT forced AND probe_task_id IS NULL AND probe_at < (SELECT now FROM clock)
 ),
 head AS MATERIALIZED (
     SELECT
@@ -240,6 +255,7 @@ moved AS (
         epoch = live.epoch + 1,
         agent_id = %(agent_id)s::text,
         parked = NULL,
+        budget_told = false,
         model = claimable.chosen_model,
         reserved_usd = claimable.cost,
         claimed_at = (SELECT now FROM clock),
@@ -289,8 +305,10 @@ rivals_parked AS (
 ),
 counted AS (
     UPDATE lineshaft.agent
-    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now
-    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed, clock
+    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now,
+        spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
+    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
+        (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
     WHERE id = %(agent_id)s::text AND claimed.n > 0
 ),
 logged AS (
@@ -318,13 +336,57 @@ SELECT
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
             ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
-    END AS stranded
+    END AS stranded,
+    -- ... and if a breaker may be probed, for which this agent could take a task.
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) THEN EXISTS (
+            SELECT
+            FROM due_breaker CROSS JOIN me CROSS JOIN lineshaft.lane
+            WHERE (
+                lane.type = due_breaker.key
+                OR (due_breaker.key LIKE 'model:%%' AND substr(due_breaker.key, 7) = ANY (
+                    CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END
+                ))
+            )
+              AND (me.types IS NULL OR lane.type = ANY (me.types))
+              AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+              AND lane.required_capabilities <@ me.capabilities
+              AND EXISTS (
+                SELECT
+                FROM lineshaft.generation
+                CROSS JOIN LATERAL (
+                    SELECT FROM lineshaft.task_live
+                    WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+                    LIMIT 1
+                    OFFSET 0
+                ) AS first
+              )
+        )
+        ELSE false
+    END AS probe_due,
+    -- Until when this agent's models are slowed down.
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN (
+            SELECT max(slowdown.until)
+            FROM lineshaft.slowdown CROSS JOIN me
+            WHERE slowdown.until > (SELECT now FROM clock)
+              AND (slowdown.key = '*' OR EXISTS (
+                SELECT FROM unnest(me.models_available) AS own (model)
+                WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
+              ))
+        )
+    END AS slowdown_until
 FROM (VALUES (1)) AS always
 LEFT JOIN (
     (SELECT *, row_number() OVER (ORDER BY effective, submission_no) AS n FROM moved) AS moved
     JOIN lineshaft.task ON task.id = moved.id
 ) ON true
 ORDER BY moved.n
+
+-- name: lock_day
+-- With a daily ceiling claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees all that
+-- others have reserved.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))
 
 -- name: free_stranded
 -- Locks of tasks that were not claimed after all; unless another claim has taken them since.

@@ -64,9 +64,11 @@ ended AS (
 ),
 settled AS (
     UPDATE lineshaft.agent
-    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual
+    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
+        spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
+        spend_day = greatest(spend_day, share.today)
     FROM (
-        SELECT agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
         FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
     ) AS share
     WHERE agent.id = share.agent_id
@@ -106,13 +108,25 @@ logged AS (
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id)
     SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
+),
+troubled AS MATERIALIZED (
+    SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0
 )
 SELECT
     gone.id, gone.dag_id,
     -- Whoever called looks after these: a DAG with a dead letter or with money that was freed, and locks that others wait for.
     gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
     gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
-    gone.lock_key
+    gone.lock_key,
+    -- Breakers that have failures to forget, or wait for this very task; NULL while all goes well.
+    CASE
+        WHEN EXISTS (SELECT FROM troubled) THEN ARRAY(
+            SELECT troubled.key
+            FROM troubled
+            WHERE (troubled.state = 'closed' OR troubled.probe_task_id = gone.id)
+              AND troubled.key IN ((SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model)
+        )
+    END AS breakers
 FROM gone
 
 -- name: unblock_dependents
@@ -358,8 +372,11 @@ WHERE live.id = kept.task_id
 
 -- name: settle_agents
 UPDATE lineshaft.agent
-SET held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual
-FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, n, reserved, actual)
+SET held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
+    spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END + share.actual,
+    spend_day = greatest(spend_day, clock.today)
+FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, n, reserved, actual),
+    (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today) AS clock
 WHERE agent.id = share.id
 
 -- name: settle_dags
@@ -521,9 +538,10 @@ WITH fitting AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
-    FROM fitting
-    WHERE live.id = fitting.id AND live.parked = 'dag_budget'
+    SET parked = NULL, budget_told = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
+      -- In words that no index knows: it is to be found by its id.
+      AND live.parked || '' = 'dag_budget'
     RETURNING live.lane_id
 )
 SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0

@@ -28,6 +28,8 @@ CREATE TABLE lineshaft.agent (
     budget_usd numeric(14,6),
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
+    spent_on_day_usd numeric(14,6) NOT NULL DEFAULT 0,
+    spend_day date,
     CONSTRAINT possible_agent CHECK (((max_concurrent_tasks > 0) AND (held >= 0) AND (spent_usd >= (0)::numeric) AND (reserved_usd >= (0)::numeric) AND ((budget_usd >= (0)::numeric) IS NOT FALSE))),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
@@ -62,6 +64,7 @@ CREATE TABLE lineshaft.breaker (
     last_failure timestamp with time zone,
     opened_at timestamp with time zone,
     half_open_at timestamp with time zone,
+    probe_at timestamp with time zone,
     failures integer NOT NULL DEFAULT 0,
     state lineshaft.breaker_state NOT NULL DEFAULT 'closed'::lineshaft.breaker_state,
     forced boolean NOT NULL DEFAULT false,
@@ -190,20 +193,61 @@ CREATE TABLE lineshaft.lock (
     CONSTRAINT lock_pkey PRIMARY KEY (key)
 );
 
--- Types that are paused by hand; * is all.
+-- What destinations of notifications are told, delivered or not.
+CREATE TABLE lineshaft.notification (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    noted_at timestamp with time zone NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    sent_at timestamp with time zone,
+    done_at timestamp with time zone,
+    message bigint,
+    tries smallint NOT NULL DEFAULT 0,
+    given_up boolean NOT NULL DEFAULT false,
+    destination text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    body jsonb NOT NULL,
+    last_error text,
+    CONSTRAINT given_up_is_done CHECK (((NOT given_up) OR (done_at IS NOT NULL))),
+    CONSTRAINT notification_pkey PRIMARY KEY (id)
+);
+
+-- Types that are paused, by hand or by the cost-velocity stop; * is all.
 CREATE TABLE lineshaft.pause (
     since timestamp with time zone NOT NULL,
     type text COLLATE "C" NOT NULL,
+    reason text,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 
--- Models that claims leave alone for a while, after a rate limit.
+-- What people decided about dead letters, and why.
+CREATE TABLE lineshaft.review (
+    no bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamp with time zone NOT NULL,
+    not_before timestamp with time zone,
+    revival smallint NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    resolution text NOT NULL,
+    reviewer text,
+    note text,
+    spec_before jsonb,
+    spec_change jsonb,
+    CONSTRAINT review_pkey PRIMARY KEY (task_id, no)
+);
+
+-- What claims leave alone for a while, after a rate limit. One that was cleared stays, as the latest signal.
 CREATE TABLE lineshaft.slowdown (
     signalled_at timestamp with time zone NOT NULL,
     until timestamp with time zone NOT NULL,
     key text COLLATE "C" NOT NULL,
     reason text,
     CONSTRAINT slowdown_pkey PRIMARY KEY (key)
+);
+
+-- Total spend over the last minutes, for the cost-velocity stop.
+CREATE TABLE lineshaft.spend_sample (
+    at timestamp with time zone NOT NULL,
+    total_usd numeric(16,6) NOT NULL,
+    CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
 );
 
 -- Results of durable steps: what ran once is not run again.
@@ -324,6 +368,7 @@ CREATE TABLE lineshaft.task_live (
     priority smallint NOT NULL DEFAULT 50,
     is_batch boolean NOT NULL DEFAULT false,
     is_gated boolean NOT NULL DEFAULT false,
+    budget_told boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C",
@@ -362,7 +407,10 @@ CREATE TABLE lineshaft.token (
     CONSTRAINT token_hash UNIQUE (hash)
 );
 
+CREATE INDEX agent_by_spend_day ON lineshaft.agent USING btree (spend_day);
 CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
+CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
+CREATE INDEX breaker_troubled ON lineshaft.breaker USING btree (key) WHERE ((state <> 'closed'::lineshaft.breaker_state) OR (failures > 0));
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at, id);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);
 CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id);

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.model.breaker import counts_against
+from lineshaft.model.likeness import pattern
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
 from lineshaft.sql import catalog
@@ -112,6 +114,8 @@ class Changes:
     _dags: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
     _locks: list[tuple[str, str]] = field(default_factory=list)
     _ended_ids: list[str] = field(default_factory=list)
+    #: Claims that ended without telling anything about their type: if one was a breaker's probe, another may.
+    _blameless: list[str] = field(default_factory=list)
     #: Whatever waits for these can't run any more, or can again.
     _prospects: list[str] = field(default_factory=list)
 
@@ -203,6 +207,8 @@ class Changes:
         """How the claim ended; nothing for a task that nobody had claimed."""
         if task.status not in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
             return
+        if outcome != "failed" or not counts_against(category or ""):
+            self._blameless.append(task.id)
         self._attempts.append(
             (
                 task.id,
@@ -252,6 +258,21 @@ class Changes:
         self._prospects.append(task_id)
         if dag_id is not None:
             self.touch_dag(dag_id)
+
+    def hand_over(self, task: LockedTask) -> None:
+        """Its output waits for a gate that runs elsewhere: slot, money and lock are free again."""
+        self._settle(task, task.attempt_cost_usd)
+        if task.lock_key is not None and task.lock_owner is None:
+            self._locks.append((task.lock_key, task.id))
+        # The wait may be long: if this was a breaker's probe, another may be one meanwhile.
+        self._blameless.append(task.id)
+
+    def charge(self, task: LockedTask, agent_id: str | None, cost: Decimal) -> None:
+        """A gate has cost something, which is no part of what the attempt had reserved."""
+        if agent_id is not None:
+            self._agents[agent_id].actual += cost
+        if task.dag_id is not None:
+            self._dags[task.dag_id].actual += cost
 
     def _settle(self, task: LockedTask, cost: Decimal) -> None:
         # A gate that runs elsewhere gave the agent's slot and money back when it began.
@@ -306,6 +327,9 @@ class Changes:
             ready = [row[0] for row in self._requeued if row[1] is Status.READY]
             if ready:
                 await connection.execute(sql["wake_ready"], {"ids": ready})
+            if self._blameless:
+                free_probes = catalog.load("breakers")["free_probes"]
+                await connection.execute(free_probes, {"ids": self._blameless})
         if batches is None:
             return []
         return [row[0] for row in await batches.fetchall() if row[1]]

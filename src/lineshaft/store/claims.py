@@ -1,4 +1,9 @@
-"""Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over."""
+"""Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over.
+
+A breaker that may be probed is left alone by ordinary claims. They tell that there is one, and the agent's
+next claim begins with the probe, or this one ends with it if there is room: otherwise an agent with enough
+other work would never try.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,8 +17,9 @@ from psycopg.rows import class_row
 from lineshaft.errors import LineshaftError, NotFoundError, SupersededError
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
+from lineshaft.store.breakers import MODEL, Breakers
 from lineshaft.store.database import Connection, Database
-from lineshaft.store.round_trip import round_trip
+from lineshaft.store.round_trip import round_trip, transaction
 
 LOCK_TTL_SEC = 600.0
 #: A claim that found tasks whose lock is held looks again, this often; each time it has parked more of them.
@@ -100,6 +106,26 @@ class Claim:
     resumed: dict[str, Resumed] = field(default_factory=dict)
     #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
     inputs: dict[str, bytes | None] = field(default_factory=dict)
+    #: Some of this agent's models are slowed down until then; None: none.
+    slowdown_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What one statement gave."""
+
+    tasks: list[ClaimedTask]
+    #: How many were put out of the way, so that others come into sight.
+    parked: int
+    #: Who has a lock for nothing.
+    stranded: list[str]
+    #: A breaker may be probed.
+    probe_due: bool
+    slowdown_until: datetime | None
+
+
+class _ProbeTakenError(Exception):
+    """Another claim was quicker with the probe: this one is rolled back."""
 
 
 class Claims:
@@ -108,16 +134,24 @@ class Claims:
         database: Database,
         generations: Generations,
         why_not: Callable[[str, str], Awaitable[LineshaftError]],
+        breakers: Breakers,
+        *,
+        daily_budget_usd: Decimal | None = None,
     ) -> None:
         """`why_not` tells why an agent, named second, can't have a task."""
         self._database = database
         self._why_not = why_not
         self._generations = generations
+        self._breakers = breakers
+        self._daily_budget = daily_budget_usd
         self._sql = catalog.load("claims")
+        self._take_probing = catalog.load("breakers")["take_probing"]
         self._unpark = catalog.load("lifecycle")["unpark_lock_waiters"]
         #: Tasks this process has claimed since it last saw to the generations.
         self._left = 0
         self._turn_at = _TURN_AFTER
+        #: Agents whose last claim found a breaker that may be probed.
+        self._probers: set[str] = set()
 
     async def claim(
         self,
@@ -129,53 +163,99 @@ class Claims:
         start: bool = False,
     ) -> Claim:
         """Take up to `limit` tasks, best first; with `start` they are RUNNING at once."""
-        parameters: dict[str, Any] = {
-            "agent_id": agent_id,
-            "incarnation": incarnation,
-            "limit": limit,
-            "types": types,
-            "start": start,
-            "task_id": None,
-            "lock_ttl": LOCK_TTL_SEC,
-        }
+        parameters = self._parameters(agent_id, incarnation, limit=limit, types=types, start=start)
         tasks: list[ClaimedTask] = []
         stranded: set[str] = set()
+        slowdown_until = None
+        tried = agent_id in self._probers
+        if tried:
+            tasks = await self._claim_probes(parameters, stranded)
         for _ in range(_ROUNDS):
-            claimed, parked, without = await self._database.run_alone(
-                lambda own: self._claim_once(own, parameters)
-            )
-            tasks += claimed
-            stranded.update(without)
-            # What was parked made room for others, which may be free.
-            if not parked and not without:
-                break
             parameters["limit"] = limit - len(tasks)
+            found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            tasks += found.tasks
+            stranded.update(found.stranded)
+            slowdown_until = found.slowdown_until
+            # What was parked made room for others, which may be free.
+            if not found.parked and not found.stranded:
+                break
+        if not tried and len(tasks) < limit and agent_id in self._probers:
+            parameters["limit"] = limit - len(tasks)
+            tasks += await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         self._left += len(tasks)
         if self._left >= self._turn_at:
             await self._turn()
-        return await self._with_history(tasks)
+        return await self._with_history(tasks, slowdown_until)
 
     async def claim_task(
         self, agent_id: str, incarnation: int, task_id: str, *, start: bool = False
     ) -> Claim:
         """Take this very task, whoever comes before it in the queue; or say why it can't be had (R-063)."""
-        parameters = {
+        parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
+        found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        tasks, stranded = found.tasks, set(found.stranded)
+        if not tasks and found.probe_due:
+            tasks = await self._claim_probes(parameters, stranded)
+        if stranded := stranded - {task.id for task in tasks}:
+            await self._database.run(lambda own: self._free(own, sorted(stranded)))
+        if not tasks:
+            raise await self._why_not(task_id, agent_id)
+        return await self._with_history(tasks, found.slowdown_until)
+
+    def _parameters(
+        self,
+        agent_id: str,
+        incarnation: int,
+        *,
+        limit: int = 1,
+        types: list[str] | None = None,
+        task_id: str | None = None,
+        start: bool,
+    ) -> dict[str, Any]:
+        return {
             "agent_id": agent_id,
             "incarnation": incarnation,
-            "limit": 1,
-            "types": None,
+            "limit": limit,
+            "types": types,
             "start": start,
             "task_id": task_id,
             "lock_ttl": LOCK_TTL_SEC,
+            "probing": None,
+            "daily_budget": self._daily_budget,
         }
-        tasks, _, stranded = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
-        if stranded:
-            await self._database.run(lambda own: self._free(own, stranded))
-        if not tasks:
-            raise await self._why_not(task_id, agent_id)
-        return await self._with_history(tasks)
+
+    async def _claim_probes(self, parameters: dict[str, Any], stranded: set[str]) -> list[ClaimedTask]:
+        """One task of each breaker that waits for a probe, as far as this agent can take one."""
+        tasks: list[ClaimedTask] = []
+        for _ in range(min(parameters["limit"], _ROUNDS)):
+            try:
+                found = await self._database.run_alone(lambda own: self._claim_probe(own, parameters))
+            except _ProbeTakenError:
+                break
+            if found is None:
+                break
+            tasks += found.tasks
+            stranded.update(found.stranded)
+            if not found.tasks and not found.parked:
+                break
+        return tasks
+
+    async def _claim_probe(self, connection: Connection, parameters: dict[str, Any]) -> _Round | None:
+        """None: there is nothing to probe, or another claim is at it."""
+        taking = (self._take_probing, self._database.now)
+        async with transaction(connection, taking) as (rows,):
+            probing = {row[0] for row in rows}
+            if not probing:
+                return None
+            found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
+            for task in found.tasks:
+                # It may also be one that needs no probing, and was submitted just now.
+                keys = probing & {task.type, f"{MODEL}{task.model}"}
+                if keys and not await self._breakers.hand_out(connection, task.id, keys):
+                    raise _ProbeTakenError
+        return found
 
     async def _turn(self) -> None:
         """Leave the dead index entries of past claims behind; see the table `generation`."""
@@ -186,22 +266,22 @@ class Claims:
         # A generation that could not be closed yet is looked into by every claim: try again soon.
         self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
-    async def _claim_once(
-        self, connection: Connection, parameters: dict[str, Any]
-    ) -> tuple[list[ClaimedTask], int, list[str]]:
-        """The tasks that were claimed, how many were put out of the way, and who has a lock for nothing."""
-        (rows,) = await round_trip(
-            connection, (self._sql["claim_tasks"], {**self._database.now, **parameters})
-        )
+    async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
+        calls = [(self._sql["claim_tasks"], {**self._database.now, **parameters})]
+        if parameters["daily_budget"] is not None:
+            calls.insert(0, (self._sql["lock_day"], {}))
+        *_, rows = await round_trip(connection, *calls)
+        *_, now, claim_ttl_sec, parked, stranded, probe_due, slowdown_until = rows[0]
+        agent_id = parameters["agent_id"]
+        (self._probers.add if probe_due else self._probers.discard)(agent_id)
         if rows[0][0] is not None:
-            *_, now, claim_ttl_sec, parked, stranded = rows[0]
             common = (parameters["start"], now, claim_ttl_sec)
-            tasks = [ClaimedTask(*row[:-4] + common) for row in rows]
-            return tasks, parked, stranded
+            tasks = [ClaimedTask(*row[:-6] + common) for row in rows]
+            return _Round(tasks, parked, stranded, probe_due, slowdown_until)
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
-        found = await connection.execute(self._sql["find_agent"], {"agent_id": parameters["agent_id"]})
-        _check_agent(parameters["agent_id"], parameters["incarnation"], await found.fetchone())
-        return [], *rows[0][-2:]
+        found = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
+        _check_agent(agent_id, parameters["incarnation"], await found.fetchone())
+        return _Round([], parked, stranded, probe_due, slowdown_until)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:
         cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
@@ -209,10 +289,10 @@ class Claims:
         if keys:
             await connection.execute(self._unpark, {"keys": keys})
 
-    async def _with_history(self, tasks: list[ClaimedTask]) -> Claim:
+    async def _with_history(self, tasks: list[ClaimedTask], slowdown_until: datetime | None) -> Claim:
         resumed = [task.id for task in tasks if task.resume]
         wanted = sorted({name for task in tasks for name in _context_tasks(task.spec)})
-        claim = Claim(tasks)
+        claim = Claim(tasks, slowdown_until=slowdown_until)
         if not resumed and not wanted:
             return claim
         async with self._database.connection() as connection:

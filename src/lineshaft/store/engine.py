@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from lineshaft.clock import Clock
+from lineshaft.store.breakers import Breakers
 from lineshaft.store.claims import Claims
 from lineshaft.store.database import Database
 from lineshaft.store.fleet import Fleet
@@ -12,6 +13,7 @@ from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
 from lineshaft.store.parting import Parting
+from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submission
 from lineshaft.store.upkeep import Upkeep
 from lineshaft.store.working import Working
@@ -19,15 +21,29 @@ from lineshaft.store.working import Working
 
 class Engine:
     def __init__(
-        self, dsn: str, *, clock: Clock | None = None, max_connections: int = 10, prepare: bool = True
+        self,
+        dsn: str,
+        *,
+        clock: Clock | None = None,
+        max_connections: int = 10,
+        prepare: bool = True,
+        rules: Rules | None = None,
     ) -> None:
+        self.rules = rules or Rules()
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
         self.submission = Submission(self.database, lanes)
-        self.lifecycle = Lifecycle(self.database, lanes)
+        self.breakers = Breakers(self.database, self.rules.breakers)
+        self.lifecycle = Lifecycle(self.database, lanes, breakers=self.breakers)
         self.upkeep = Upkeep(self.database, self.lifecycle)
         self.insights = Insights(self.database)
-        self.claims = Claims(self.database, self.upkeep, self.insights.why_not)
+        self.claims = Claims(
+            self.database,
+            self.upkeep,
+            self.insights.why_not,
+            self.breakers,
+            daily_budget_usd=self.rules.daily_budget_usd,
+        )
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
         self.working = Working(self.database, self.lifecycle)

@@ -6,6 +6,7 @@ wanted to hand in is kept as an event. Repeating a call that won answers as it d
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,12 +15,13 @@ import msgspec
 from psycopg.rows import class_row
 
 from lineshaft.errors import InvalidTransitionError, StaleClaimError, SupersededError
-from lineshaft.model import graph, ratelimit, retry
+from lineshaft.model import breaker, budget, graph, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
 from lineshaft.model.tasks import policy
 from lineshaft.sql import catalog
+from lineshaft.store.breakers import Breakers, FailedAttempt
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import Connection, Database
@@ -30,10 +32,18 @@ from lineshaft.store.round_trip import Rows, transaction
 
 
 class Lifecycle:
-    def __init__(self, database: Database, lanes: Lanes, *, uniform: retry.Uniform = random.random) -> None:
+    def __init__(
+        self,
+        database: Database,
+        lanes: Lanes,
+        *,
+        uniform: retry.Uniform = random.random,
+        breakers: Breakers | None = None,
+    ) -> None:
         self._database = database
         self._lanes = lanes
         self._uniform = uniform
+        self._breakers = breakers or Breakers(database)
         self._guards = Guards(database)
         self._sql = catalog.load("lifecycle")
 
@@ -153,6 +163,7 @@ class Lifecycle:
             await connection.execute(self._sql["unpark_budget_waiters"], {"dag_ids": dags})
             await connection.execute(self._sql["judge_dags"], {**self._database.now, "dag_ids": dags})
         await self.finish_batches(connection, [row[0] for row in unblocked if row[1]])
+        await self._breakers.succeeded(connection, [(row[0], row[5]) for row in rows if row[5]])
 
     async def _complete_specially(
         self, connection: Connection, items: Sequence[Completion]
@@ -319,7 +330,9 @@ class Lifecycle:
         moved: dict[str, Moved] = {}
         dead: list[LockedTask] = []
         limits: list[RateLimited] = []
-        for task, failure in failures:
+        against: list[FailedAttempt] = []
+        for task, reported in failures:
+            failure = _overdrawn(task, reported)
             decision = self._decide(task, failure, [*agents.get(task.id, []), task.agent_id])
             lane_id = task.lane_id
             if isinstance(decision, retry.Retry):
@@ -330,8 +343,11 @@ class Lifecycle:
                 dead.append(task)
             if isinstance(decision, ratelimit.WaitForLimit):
                 limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
+            elif breaker.counts_against(failure.kind):
+                against.append(FailedAttempt(task.id, task.type, task.model))
         await self._fail_batches(connection, changes, dead)
         await self.finish(connection, changes)
+        await self._breakers.failed(connection, against)
         await self._guards.signal_slowdowns(connection, limits)
         return moved
 
@@ -349,6 +365,10 @@ class Lifecycle:
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),
             )
+            total = task.cost_usd + failure.spent.cost(task)
+            if budget.total_limit_reached(total, task.max_total_cost_usd):
+                # Waits use no attempts, but they use money: no way around the limit (R-238).
+                return retry.DeadLetter(retry.DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False)
             if isinstance(waited, ratelimit.WaitForLimit):
                 return waited
             if isinstance(waited, ratelimit.QuotaSpent):
@@ -522,6 +542,17 @@ _HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
     return Failure(ClaimRef(task.id, task.epoch), reason.value, reason.value)
+
+
+def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
+    """However an attempt failed: if it cost more than it may, that is why it isn't tried again (R-235)."""
+    cost = failure.spent.cost(task)
+    if failure.kind == retry.FailureCategory.BUDGET_EXCEEDED or not budget.over_task_limit(
+        cost, task.max_cost_usd
+    ):
+        return failure
+    error = f"cost {cost} USD, more than max_cost_usd {task.max_cost_usd}; and: {failure.error}"
+    return replace(failure, error=error, category=retry.FailureCategory.BUDGET_EXCEEDED)
 
 
 def _claim_columns(claims: Sequence[ClaimRef]) -> dict[str, Any]:

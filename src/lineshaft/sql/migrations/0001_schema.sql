@@ -138,9 +138,11 @@ INSERT INTO lineshaft.generation (no) VALUES (1);
 CREATE TABLE lineshaft.pause (
     since timestamptz NOT NULL,
     type text COLLATE "C" NOT NULL,
+    -- NULL: by hand.
+    reason text,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
-COMMENT ON TABLE lineshaft.pause IS 'Types that are paused by hand; * is all.';
+COMMENT ON TABLE lineshaft.pause IS 'Types that are paused, by hand or by the cost-velocity stop; * is all.';
 
 
 -- Interchangeable tasks: the same eligibility and the same rate of ageing (model/priority.py). Few, never updated.
@@ -200,6 +202,8 @@ CREATE TABLE lineshaft.task_live (
     is_batch boolean NOT NULL DEFAULT false,
     -- Its output must pass a gate or carry a decision report: it can't complete straight from RUNNING.
     is_gated boolean NOT NULL DEFAULT false,
+    -- It is known to all that nobody can afford it: told once, until it is claimed or there is money again.
+    budget_told boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     -- NULL while the DAG is virtual: a standalone task's, which has no row of its own.
@@ -443,6 +447,10 @@ CREATE TABLE lineshaft.agent (
     budget_usd numeric(14, 6),
     spent_usd numeric(14, 6) NOT NULL DEFAULT 0,
     reserved_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    -- What it has spent on its last day with a claim or an end, by UTC. The spend of all is the sum over agents: the row is written
+    -- anyway, and no two agents wait for each other.
+    spent_on_day_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    spend_day date,
     CONSTRAINT agent_pkey PRIMARY KEY (id),
     CONSTRAINT possible_agent CHECK (
         max_concurrent_tasks > 0 AND held >= 0 AND spent_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE
@@ -452,6 +460,16 @@ CREATE TABLE lineshaft.agent (
     fillfactor = 50
 );
 COMMENT ON TABLE lineshaft.agent IS 'Who may claim work, and what each has left to spend.';
+-- The daily ceiling: who was active lately. The day changes once a day, so all other updates stay on their page.
+CREATE INDEX agent_by_spend_day ON lineshaft.agent (spend_day);
+
+-- What everything together had cost so far, now and then: the cost-velocity stop compares. No longer than its window.
+CREATE TABLE lineshaft.spend_sample (
+    at timestamptz NOT NULL,
+    total_usd numeric(16, 6) NOT NULL,
+    CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
+);
+COMMENT ON TABLE lineshaft.spend_sample IS 'Total spend over the last minutes, for the cost-velocity stop.';
 
 
 CREATE TABLE lineshaft.lock (
@@ -471,6 +489,8 @@ CREATE TABLE lineshaft.breaker (
     last_failure timestamptz,
     opened_at timestamptz,
     half_open_at timestamptz,
+    -- A probe may be handed out after this. NULL: not by itself.
+    probe_at timestamptz,
     failures integer NOT NULL DEFAULT 0,
     state lineshaft.breaker_state NOT NULL DEFAULT 'closed',
     forced boolean NOT NULL DEFAULT false,
@@ -484,17 +504,19 @@ CREATE TABLE lineshaft.breaker (
     CONSTRAINT forced_is_open CHECK (NOT forced OR state = 'open')
 );
 COMMENT ON TABLE lineshaft.breaker IS 'Circuit breakers; no row means closed with no failures.';
+-- What claims and completions have to look at: nothing, while all goes well.
+CREATE INDEX breaker_troubled ON lineshaft.breaker (key) WHERE state <> 'closed' OR failures > 0;
 
 
 CREATE TABLE lineshaft.slowdown (
     signalled_at timestamptz NOT NULL,
     until timestamptz NOT NULL,
-    -- model:NAME, or * for all.
+    -- model:NAME; provider:NAME for all models NAME/…; * for all.
     key text COLLATE "C" NOT NULL,
     reason text,
     CONSTRAINT slowdown_pkey PRIMARY KEY (key)
 );
-COMMENT ON TABLE lineshaft.slowdown IS 'Models that claims leave alone for a while, after a rate limit.';
+COMMENT ON TABLE lineshaft.slowdown IS 'What claims leave alone for a while, after a rate limit. One that was cleared stays, as the latest signal.';
 
 
 -- The review desk. The history of failures is in attempt.
@@ -519,6 +541,64 @@ CREATE TABLE lineshaft.dead_letter (
 );
 COMMENT ON TABLE lineshaft.dead_letter IS 'Tasks that need a person, and what was decided. Never deleted by itself.';
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter (dead_lettered_at) WHERE NOT reviewed;
+CREATE INDEX dead_letter_by_age ON lineshaft.dead_letter (dead_lettered_at);
+
+-- Every decision about a dead letter, append-only.
+CREATE TABLE lineshaft.review (
+    no bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL,
+    not_before timestamptz,
+    revival smallint NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    resolution text NOT NULL,
+    -- NULL: a retry by hand, past the desk.
+    reviewer text,
+    note text,
+    -- What was asked before a person changed it, and what they changed (model/spec_change.py).
+    spec_before jsonb,
+    spec_change jsonb,
+    CONSTRAINT review_pkey PRIMARY KEY (task_id, no)
+);
+COMMENT ON TABLE lineshaft.review IS 'What people decided about dead letters, and why.';
+
+
+-- Where notifications go: one row for each destination that ever was in the operator's file (duties/deliverer.py).
+CREATE TABLE lineshaft.destination (
+    read_at timestamptz NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    -- Up to where it has read the event feed (store/events.py).
+    cursor text NOT NULL,
+    CONSTRAINT destination_pkey PRIMARY KEY (name)
+);
+COMMENT ON TABLE lineshaft.destination IS 'How far each destination of notifications has read the events.';
+
+-- The outbox: what a destination is to be told, until it is delivered, and for some days after.
+CREATE TABLE lineshaft.notification (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    noted_at timestamptz NOT NULL,
+    -- When it is to be sent; while somebody is sending it, when that one is given up for dead.
+    due_at timestamptz NOT NULL,
+    -- When it was first sent: what throttles count.
+    sent_at timestamptz,
+    -- Delivered, or given up.
+    done_at timestamptz,
+    -- Several are told in one message when there are too many; it is named after the first of them.
+    message bigint,
+    tries smallint NOT NULL DEFAULT 0,
+    given_up boolean NOT NULL DEFAULT false,
+    destination text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    body jsonb NOT NULL,
+    last_error text,
+    CONSTRAINT notification_pkey PRIMARY KEY (id),
+    CONSTRAINT given_up_is_done CHECK (NOT given_up OR done_at IS NOT NULL)
+);
+COMMENT ON TABLE lineshaft.notification IS 'What destinations of notifications are told, delivered or not.';
+CREATE INDEX notification_waiting ON lineshaft.notification (destination, id) WHERE done_at IS NULL;
+CREATE INDEX notification_of_message ON lineshaft.notification (message) WHERE done_at IS NULL AND message IS NOT NULL;
+-- Throttles.
+CREATE INDEX notification_sent ON lineshaft.notification (destination, sent_at) WHERE sent_at IS NOT NULL;
+CREATE INDEX notification_done ON lineshaft.notification (done_at) WHERE done_at IS NOT NULL;
 
 
 CREATE TABLE lineshaft.token (
