@@ -110,10 +110,45 @@ class InvalidTransitionError(LineshaftError):
     code = "invalid_transition"
 
 
+class AlreadyReviewedError(InvalidTransitionError):
+    """Somebody has decided about this dead letter already; nothing was changed."""
+
+    def __init__(self, message: str, *, resolution: str | None = None, reviewer: str | None = None) -> None:
+        """`resolution` and `reviewer` are the decision that stands; no reviewer: a retry by hand."""
+        self.resolution = resolution
+        self.reviewer = reviewer
+        super().__init__(message)
+
+
 class BudgetExceededError(LineshaftError):
     """There is not enough money left for this."""
 
     code = "budget_exceeded"
+
+
+class UnauthorizedError(LineshaftError):
+    """A token is needed."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(LineshaftError):
+    """This is not allowed."""
+
+    code = "forbidden"
+
+
+class PayloadTooLargeError(LineshaftError):
+    """The request is larger than the server accepts; nothing was changed."""
+
+    code = "payload_too_large"
+
+
+class RateLimitedError(LineshaftError):
+    """There are too many of these at once."""
+
+    code = "rate_limited"
+    retryable = True
 
 
 class SettingsError(LineshaftError):

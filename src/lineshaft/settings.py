@@ -106,7 +106,12 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 _ANY_TEXT = Rule("a text", _text)
+_NAMES = Rule("names separated by commas", _names)
 _PATH = Rule("a path", _path)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
@@ -135,6 +140,9 @@ class Settings:
     port: int = _setting(_whole(1, 65535), 8001, "The port the server listens on.")
     auth: str = _setting(
         _one_of("auto", "required"), "auto", "Whether tokens are needed: auto = only beyond loopback."
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        _NAMES, (), "Names that the server may be called by, besides localhost and its addresses."
     )
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."

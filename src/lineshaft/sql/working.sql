@@ -153,8 +153,9 @@ WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL AND live.due_at <= cl
 GROUP BY clock.now
 
 -- name: lanes_of
--- Which lanes hold work of these types: few, and they never change.
-SELECT id, type, required_capabilities, models FROM lineshaft.lane WHERE type = ANY (%(types)s::text[])
+-- Which lanes hold work of these types, or of any: few, and they never change.
+SELECT id, type, required_capabilities, models FROM lineshaft.lane
+WHERE %(types)s::text[] IS NULL OR type = ANY (%(types)s::text[])
 
 -- name: finished
 -- What became of these: open, or ended as a task or as a DAG, or unknown. A standalone task's DAG has no row: it ends with its task.
@@ -162,9 +163,9 @@ SELECT wanted.id,
     CASE
         WHEN dag.id IS NOT NULL THEN CASE WHEN dag.status IN ('completed', 'failed', 'cancelled') THEN 'dag' ELSE 'open' END
         WHEN task.id IS NOT NULL THEN
-            CASE WHEN EXISTS (SELECT FROM lineshaft.task_end WHERE task_end.id = task.id) THEN 'task' ELSE 'open' END
+            CASE WHEN (SELECT true FROM lineshaft.task_end WHERE task_end.id = task.id) THEN 'task' ELSE 'open' END
         WHEN member.id IS NOT NULL THEN
-            CASE WHEN EXISTS (SELECT FROM lineshaft.task_end WHERE task_end.id = member.id) THEN 'dag' ELSE 'open' END
+            CASE WHEN (SELECT true FROM lineshaft.task_end WHERE task_end.id = member.id) THEN 'dag' ELSE 'open' END
         ELSE 'unknown'
     END AS state
 FROM unnest(%(ids)s::text[]) AS wanted (id)

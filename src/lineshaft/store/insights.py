@@ -74,6 +74,14 @@ class Insights:
             raise _no_task(task_id)
         return found[0]
 
+    async def tasks_by_id(self, ids: Sequence[str]) -> list[TaskView]:
+        """Those of these ids that exist, in this order."""
+
+        async def read(reader: Reader) -> list[TaskView]:
+            return await _read_tasks(reader, ids)
+
+        return await in_snapshot(self._database, read)
+
     async def tasks(
         self,
         filters: TaskFilter = ALL_TASKS,
@@ -204,7 +212,7 @@ class Insights:
         async def read(reader: Reader) -> Stats:
             return await read_stats(reader, self._bounds)
 
-        return await in_snapshot(self._database, read)
+        return await in_snapshot(self._database, read, for_filters=True)
 
 
 async def _read_tasks(reader: Reader, ids: Sequence[str]) -> list[TaskView]:

@@ -6,7 +6,7 @@ somebody as quickly as the thousandth.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lineshaft.errors import LineshaftError
 from lineshaft.store.wakeups import Waiter, Wakeups
@@ -16,15 +16,18 @@ from lineshaft.store.working import LaneInfo, Working
 class Interest:
     """What one agent may take, and the lanes that are known to hold such."""
 
-    def __init__(self, types: Sequence[str], capabilities: Sequence[str], models: Sequence[str]) -> None:
-        self.types = frozenset(types)
+    def __init__(
+        self, types: Sequence[str] | None, capabilities: Sequence[str], models: Sequence[str]
+    ) -> None:
+        """`types`: None is any."""
+        self.types = None if types is None else frozenset(types)
         self._capabilities = frozenset(capabilities)
         self._models = frozenset(models)
         self.lanes: set[int] = set()
 
     def learn(self, lane: LaneInfo) -> None:
         if (
-            lane.type in self.types
+            (self.types is None or lane.type in self.types)
             and self._capabilities.issuperset(lane.required_capabilities)
             and (not self._models or not lane.models or not self._models.isdisjoint(lane.models))
         ):
@@ -44,7 +47,7 @@ class LaneDirectory:
 
     async def enter(self, interest: Interest) -> None:
         self._interests.add(interest)
-        for lane in await self._working.lanes_of(sorted(interest.types)):
+        for lane in await self._working.lanes_of(_types_of([interest])):
             self._known.add(lane.id)
             interest.learn(lane)
 
@@ -73,11 +76,20 @@ class LaneDirectory:
         with contextlib.suppress(LineshaftError):
             while asked := self._asked:
                 self._asked = set()
-                types = sorted({name for interest in self._interests for name in interest.types})
-                for lane in await self._working.lanes_of(types):
+                for lane in await self._working.lanes_of(_types_of(self._interests)):
                     for interest in self._interests:
                         interest.learn(lane)
                 # Also those of no interest to anybody here: once is enough.
                 self._known |= asked
                 for lane_id in asked:
                     self._wakeups.wake(lane_id)
+
+
+def _types_of(interests: Iterable[Interest]) -> list[str] | None:
+    """All that any of them takes; None: one of them takes any."""
+    found: set[str] = set()
+    for interest in interests:
+        if interest.types is None:
+            return None
+        found |= interest.types
+    return sorted(found)

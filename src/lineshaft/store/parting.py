@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
-from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.errors import InvalidInputError, NotFoundError, StaleClaimError
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
-from lineshaft.store.outcomes import ClaimRef, Moved
+from lineshaft.store.outcomes import ClaimRef, Moved, refusal
 from lineshaft.store.submission import Submitted
 
 #: Steps of this name remember which children were spawned.
@@ -61,6 +62,7 @@ class Parting:
         self._lifecycle = lifecycle
         self._operations = operations
         self._sql = catalog.load("working")
+        self._moves = catalog.load("lifecycle")
 
     async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
         by_delay: defaultdict[float | None, list[HandBack]] = defaultdict(list)
@@ -73,14 +75,26 @@ class Parting:
             moved |= {answer.id: answer for answer in answers}
         return [moved[item.claim.id] for item in items]
 
-    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        """Cancel a task that one holds, and what depends on it. Repeating it changes nothing."""
-        held = await self._book([HandBack(claim, spent=spent)])
-        if claim.id not in held:
-            (answer,) = await self._lifecycle.release([claim])
-            if isinstance(answer.error, StaleClaimError):
-                raise answer.error
-        await self._operations.cancel(claim.id, reason)
+    async def cancel_claimed(
+        self, claim: ClaimRef, reason: str, *, spent: Spent, cascade: bool = True
+    ) -> None:
+        """Cancel a task that one holds and, with `cascade`, what depends on it. Again changes nothing."""
+        if claim.id not in await self._book([HandBack(claim, spent=spent)]):
+            await self._refuse_stale(claim)
+        await self._operations.cancel(claim.id, reason, cascade=cascade)
+
+    async def _refuse_stale(self, claim: ClaimRef) -> None:
+        """Not RUNNING under this claim: it may be the same call again, or not started yet; else refuse."""
+        async with self._database.connection() as connection:
+            live = await connection.execute(self._moves["read_live"], {"ids": [claim.id]})
+            ends = await connection.execute(self._moves["read_ends"], {"ids": [claim.id]})
+            found = await live.fetchone()
+            end = await ends.fetchone()
+        answer = refusal(
+            claim, found and (found[1], found[2]), end and (end[1], end[2]), Status.CANCELLED, "cancel"
+        )
+        if isinstance(answer.error, StaleClaimError | NotFoundError):
+            raise answer.error
 
     async def _book(self, items: Sequence[HandBack]) -> set[str]:
         async def work(connection: Connection) -> set[str]:

@@ -101,8 +101,10 @@ class Working:
         rows = await self._rows("retry_within", types=list(types), within=within_sec)
         return rows[0][0] if rows else None
 
-    async def lanes_of(self, types: Sequence[str]) -> list[LaneInfo]:
-        return [LaneInfo(*row) for row in await self._rows("lanes_of", types=list(types))]
+    async def lanes_of(self, types: Sequence[str] | None) -> list[LaneInfo]:
+        """None: of all types."""
+        wanted = None if types is None else list(types)
+        return [LaneInfo(*row) for row in await self._rows("lanes_of", types=wanted)]
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         """For each id: open, or ended as a `task` or as a `dag`, or unknown."""

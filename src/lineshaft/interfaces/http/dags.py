@@ -1,0 +1,71 @@
+"""Submitting, reading and cancelling DAGs."""
+
+from lineshaft.interfaces.http import bodies, examples, views
+from lineshaft.interfaces.http.routing import Answer, Call, Routes
+from lineshaft.store.listing import DagFilter
+from lineshaft.store.tokens import Scope
+
+routes = Routes()
+
+
+@routes.post(
+    "/v1/dags",
+    Scope.SUBMIT,
+    {201: views.SubmittedDag, 200: views.SubmittedDag},
+    codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
+    example=examples.DAG,
+)
+async def submit_dag(call: Call, body: bodies.NewDag) -> Answer:
+    """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.
+
+    200 with `"duplicate": true` if the DAG's own idempotency key is in force already.
+    """
+    bodies.check_tasks(body.tasks, keys=True)
+    submitted = await call.service.engine.submission.submit_dag(
+        body.title,
+        body.tasks,
+        budget_ceiling_usd=body.budget_ceiling_usd,
+        created_by=body.created_by,
+        idempotency_key=bodies.key_of(call.headers.get("idempotency-key"), body.idempotency_key),
+    )
+    tasks = {key: task.id for key, task in submitted.tasks.items()}
+    if submitted.duplicate:
+        dag = await call.service.engine.insights.dag(submitted.id)
+        return Answer(views.SubmittedDag(views.dag(dag), tasks, duplicate=True))
+    dag_id = submitted.id
+    if all(task.duplicate for task in submitted.tasks.values()):
+        # Each task stands for one that exists already, so no DAG was made: it is that of the first.
+        dag_id = (await call.service.engine.insights.task(next(iter(tasks.values())))).dag_id
+    dag = await call.service.engine.insights.dag(dag_id)
+    return Answer(views.SubmittedDag(views.dag(dag), tasks), 201)
+
+
+@routes.get("/v1/dags", Scope.READ, views.DagPage)
+async def list_dags(call: Call, query: bodies.DagQuery) -> Answer:
+    """List DAGs, newest first; a standalone task's own is among them."""
+    wanted = DagFilter(status=query.status, created_by=query.created_by, q=query.q)
+    page = await call.service.engine.insights.dags(wanted, limit=query.limit, cursor=query.cursor)
+    return Answer(views.DagPage([views.dag(view) for view in page.items], page.next_cursor))
+
+
+@routes.get("/v1/dags/{id}", Scope.READ, views.Dag, codes=("not_found",))
+async def get_dag(call: Call) -> Answer:
+    """A DAG, as it is now."""
+    return await _dag(call)
+
+
+@routes.post(
+    "/v1/dags/{id}/cancel",
+    Scope.OPERATE,
+    views.Dag,
+    codes=("not_found",),
+    example={"reason": "the customer left"},
+)
+async def cancel_dag(call: Call, body: bodies.CancelDag) -> Answer:
+    """Cancel whatever of a DAG has not ended, and what depends on it elsewhere."""
+    await call.service.engine.operations.cancel_dag(call.path["id"], body.reason)
+    return await _dag(call)
+
+
+async def _dag(call: Call) -> Answer:
+    return Answer(views.dag(await call.service.engine.insights.dag(call.path["id"])))

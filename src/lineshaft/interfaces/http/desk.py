@@ -1,0 +1,103 @@
+"""Where agents ask for work, and wait for it without a database connection."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import NamedTuple
+
+from starlette.types import Receive
+
+from lineshaft.interfaces.http import bodies
+from lineshaft.interfaces.http.service import Service
+from lineshaft.store.claims import Claim
+from lineshaft.store.lane_directory import Interest
+from lineshaft.store.outcomes import ClaimRef
+from lineshaft.store.signals import Present
+from lineshaft.store.wakeups import Waiter
+
+#: A slow-down that ends just now is not asked about in a tight loop.
+_SHORTEST_WAIT_SEC = 0.05
+
+
+class Found(NamedTuple):
+    claim: Claim
+    slowdown_until: datetime | None = None
+
+
+async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receive: Receive) -> Found | None:
+    """Claim, waiting for up to `wait_sec` until there is something; None: the client has left meanwhile."""
+    claim = await _claim(service, agent_id, asked)
+    if claim.tasks:
+        return Found(claim)
+    present = await service.signals.present(agent_id, asked.incarnation)
+    if not asked.wait_sec:
+        if present.is_back:
+            # An agent that was taken for offline gets no work; now it may.
+            claim = await _claim(service, agent_id, asked)
+        return Found(claim, present.slowdown_until)
+    async with _departure(receive) as departure, _waiter(service, present, asked) as waiter:
+        departure.add_done_callback(lambda _: waiter.close())
+        claim = await _wait(service, agent_id, asked, waiter, departure)
+        if departure.done():
+            # Nobody would get the answer: the tasks go back at once, not after the claim's time.
+            await service.engine.lifecycle.release([ClaimRef(task.id, task.epoch) for task in claim.tasks])
+            return None
+    if claim.tasks:
+        return Found(claim)
+    return Found(claim, (await service.signals.present(agent_id, asked.incarnation)).slowdown_until)
+
+
+async def _claim(service: Service, agent_id: str, asked: bodies.Claim) -> Claim:
+    return await service.engine.claims.claim(
+        agent_id, asked.incarnation, limit=asked.limit, types=asked.types
+    )
+
+
+async def _wait(
+    service: Service, agent_id: str, asked: bodies.Claim, waiter: Waiter, departure: "asyncio.Task[None]"
+) -> Claim:
+    """Look whenever there may be something, until the time is up, the client has left or the server stops."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + asked.wait_sec
+    while True:
+        claim = await _claim(service, agent_id, asked)
+        if len(claim.tasks) == asked.limit:
+            # There may be more than it could take.
+            waiter.pass_on()
+        left = ends - loop.time()
+        if claim.tasks or left <= 0:
+            return claim
+        openings = await service.engine.working.openings()
+        if openings.slowdown_sec is not None:
+            # Nobody is told when a slow-down is over.
+            left = min(left, max(openings.slowdown_sec, _SHORTEST_WAIT_SEC))
+        if not departure.done() and not service.stopping.is_set():
+            await waiter.wait(min(left, service.wakeups.poll_interval))
+        if departure.done() or service.stopping.is_set():
+            return Claim()
+
+
+@contextlib.asynccontextmanager
+async def _waiter(service: Service, present: Present, asked: bodies.Claim) -> AsyncIterator[Waiter]:
+    types = present.types if asked.types is None else asked.types
+    interest = Interest(types, present.capabilities, present.models_available)
+    await service.directory.enter(interest)
+    with service.directory.waiter(interest) as waiter:
+        yield waiter
+
+
+@contextlib.asynccontextmanager
+async def _departure(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
+    """Done when the client has left. Its request was read to the end, so nothing else can come."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield watching
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})

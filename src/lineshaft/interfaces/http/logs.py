@@ -1,0 +1,47 @@
+"""Logs: one line an event, for people or for programs, with the ids of the request and its subject."""
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+_COMMON: tuple[Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.ExtraAdder(),
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
+    """`auto` is pretty on a terminal and JSON elsewhere. Takes over whatever others log, too."""
+    pretty = log_format == "pretty" or (log_format == "auto" and stream.isatty())
+    renderer: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        if pretty
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_COMMON,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)
+    # The server's own lines go the same way; each request has a line of ours.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).handlers = []
+        logging.getLogger(name).propagate = True
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[*_COMMON, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

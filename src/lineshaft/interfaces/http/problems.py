@@ -1,0 +1,140 @@
+"""Errors as clients see them: application/problem+json (RFC 9457), with a code that never changes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from lineshaft.errors import (
+    CycleError,
+    InvalidInputError,
+    LineshaftError,
+    NotClaimableError,
+    RateLimitedError,
+    UnauthorizedError,
+    UnavailableError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUSES: Mapping[str, HTTPStatus] = {
+    "invalid_input": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "cycle_detected": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "dependency_not_found": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "not_found": HTTPStatus.NOT_FOUND,
+    "method_not_allowed": HTTPStatus.METHOD_NOT_ALLOWED,
+    "already_exists": HTTPStatus.CONFLICT,
+    "already_claimed": HTTPStatus.CONFLICT,
+    "not_claimable": HTTPStatus.CONFLICT,
+    "superseded": HTTPStatus.CONFLICT,
+    "invalid_transition": HTTPStatus.CONFLICT,
+    "stale_claim": HTTPStatus.CONFLICT,
+    "capability_mismatch": HTTPStatus.FORBIDDEN,
+    "forbidden": HTTPStatus.FORBIDDEN,
+    "unauthorized": HTTPStatus.UNAUTHORIZED,
+    "budget_exceeded": HTTPStatus.PAYMENT_REQUIRED,
+    "payload_too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "rate_limited": HTTPStatus.TOO_MANY_REQUESTS,
+    "cursor_expired": HTTPStatus.GONE,
+    "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+#: Seconds after which what could not be served is worth another try.
+_RETRY_AFTER = {"unavailable": b"1", "rate_limited": b"5"}
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    #: The field, as tasks[3].priority.
+    loc: str
+    msg: str
+
+
+class Reason(msgspec.Struct, frozen=True):
+    code: str
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: str
+    title: str
+    status: int
+    #: What was asked, what was found, and what to do.
+    detail: str
+    code: str
+    #: The same call may succeed later without a change. Always there, also if false.
+    retryable: bool | None = None
+    request_id: str | None = None
+    #: Of invalid_input: each fault that was found.
+    errors: Sequence[Fault] | None = None
+    #: Of cycle_detected: each of these depends on the next.
+    cycle: Sequence[str] | None = None
+    #: Of not_claimable: as `why` has them.
+    reasons: Sequence[Reason] | None = None
+
+
+def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
+    code = error.code if error.code in STATUSES else "internal"
+    faults: list[Fault] | None = None
+    if isinstance(error, InvalidInputError):
+        faults = [Fault(place, fault) for place, fault in error.errors]
+    return Problem(
+        type=f"urn:lineshaft:error:{code}",
+        title=_title(code),
+        status=STATUSES[code].value,
+        detail=str(error),
+        code=code,
+        retryable=error.retryable,
+        request_id=request_id,
+        errors=faults,
+        cycle=error.cycle if isinstance(error, CycleError) else None,
+        reasons=[Reason(*reason) for reason in error.reasons]
+        if isinstance(error, NotClaimableError)
+        else None,
+    )
+
+
+def headers_of(error: LineshaftError) -> Headers:
+    if isinstance(error, UnauthorizedError):
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, UnavailableError | RateLimitedError):
+        return [(b"retry-after", _RETRY_AFTER[error.code])]
+    return []
+
+
+def encoded(found: Problem) -> bytes:
+    return msgspec.json.encode(found)
+
+
+def _title(code: str) -> str:
+    return code.replace("_", " ").capitalize()
+
+
+class MethodNotAllowedError(LineshaftError):
+    """This path doesn't know this method."""
+
+    code = "method_not_allowed"
+
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
+
+
+def unreadable(error: msgspec.MsgspecError | UnicodeDecodeError | ValueError) -> InvalidInputError:
+    """What the decoder says about a body or a query, with the place as a path of ours."""
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidInputError(
+            f"The body is no valid JSON: {error}. Send a JSON object in UTF-8.",
+            errors=[("", f"is no valid JSON: {error}")],
+        )
+    match = _PLACE.match(str(error))
+    what, path = (match["what"], match["path"] or "$") if match else (str(error), "$")
+    place = path.removeprefix("$").removeprefix(".")
+    if named := _FIELD.search(what):
+        place = f"{place}.{named['name']}".removeprefix(".")
+        what = "is no field of this" if "unknown" in what else "is required"
+    else:
+        what = what[:1].lower() + what[1:]
+    return InvalidInputError(errors=[(place, what)])

@@ -1,0 +1,65 @@
+"""What all operations of one server share, opened and closed with it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Self
+
+from lineshaft.clock import Clock
+from lineshaft.interfaces.http.auth import NEIGHBOUR, Authenticator, Principal
+from lineshaft.settings import Settings
+from lineshaft.store.engine import Engine
+from lineshaft.store.events import Events
+from lineshaft.store.lane_directory import LaneDirectory
+from lineshaft.store.signals import Signals
+from lineshaft.store.tokens import Scope, Tokens
+from lineshaft.store.wakeups import Wakeups
+
+
+class Service:
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings,
+        *,
+        auth_required: bool,
+        clock: Clock | None = None,
+        max_connections: int = 10,
+    ) -> None:
+        self.settings = settings
+        self.engine = Engine(dsn, clock=clock, max_connections=max_connections)
+        self.events = Events(self.engine.database)
+        self.tokens = Tokens(self.engine.database)
+        self.signals = Signals(self.engine.database)
+        self.wakeups = Wakeups(dsn)
+        self.directory = LaneDirectory(self.engine.working, self.wakeups)
+        #: Set when the server stops: whoever waits or streams ends then.
+        self.stopping = asyncio.Event()
+        self._authenticator = Authenticator(self.tokens, required=auth_required)
+        self._resources = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self.engine)
+            await opening.enter_async_context(self.wakeups)
+            opening.push_async_callback(self.directory.close)
+            self._resources = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        await self._resources.aclose()
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    async def check_database(self) -> None:
+        """Raise UnavailableError unless the database answers and has been migrated."""
+        await self.tokens.exist()
+
+    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+        """Who calls; refused if they may not do what needs this scope."""
+        if scope is None:
+            return NEIGHBOUR
+        principal = await self._authenticator.principal(authorization)
+        principal.check(scope)
+        return principal
