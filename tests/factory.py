@@ -99,7 +99,16 @@ class Factory:
             )
         if status is Status.DEAD_LETTERED:
             self.insert(
-                "dead_letter", {"task_id": task_id, "epoch": 1, "dead_lettered_at": now, "total_cost_usd": 0}
+                "dead_letter",
+                {
+                    "task_id": task_id,
+                    "epoch": 1,
+                    "dead_lettered_at": now,
+                    "total_cost_usd": 0,
+                    "category": "crash",
+                    "error": "it broke",
+                    "pattern": "it broke",
+                },
             )
         return str(task_id)
 

@@ -35,7 +35,8 @@ LONGEST_SECONDS = 365 * 86_400.0
 
 #: How an output can be checked; whoever registers a gate of their own adds its name.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
-_CONSTRAINTS = (
+#: May stand in the task or in `spec.constraints`.
+LIMITS_IN_SPEC = (
     "max_cost_usd",
     "max_duration_sec",
     "required_capabilities",
@@ -287,9 +288,9 @@ _NO_CONTRACT = OutputContract()
 def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
     """The limits, from the task or from `spec.constraints`; 000's constraints are a list of sentences."""
     given = task.spec["constraints"]
-    limits = {name: getattr(task, name) for name in _CONSTRAINTS}
+    limits = {name: getattr(task, name) for name in LIMITS_IN_SPEC}
     if isinstance(given, dict):
-        for name in _CONSTRAINTS:
+        for name in LIMITS_IN_SPEC:
             value = given.get(name)
             if value is None:
                 continue

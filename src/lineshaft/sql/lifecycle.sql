@@ -138,11 +138,10 @@ WITH clock AS MATERIALIZED (
 satisfied AS (
     UPDATE lineshaft.edge
     SET satisfied = true
-    FROM lineshaft.task_end AS upstream
     WHERE edge.depends_on = ANY (%(ids)s::text[])
       AND NOT edge.satisfied
-      AND upstream.id = edge.depends_on
-      AND (upstream.status = 'COMPLETED' OR edge.kind = 'ended')
+      -- (Not a join: planned while the table is empty, that might read all of the history ever after.)
+      AND (SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on)
     RETURNING edge.task_id
 ),
 freed AS MATERIALIZED (
@@ -212,7 +211,8 @@ SELECT attempt.task_id, array_agg(DISTINCT attempt.agent_id) AS agents
 FROM lineshaft.attempt
 JOIN unnest(%(ids)s::text[], %(revivals)s::smallint[]) AS wanted (id, revival)
   ON attempt.task_id = wanted.id AND attempt.revival = wanted.revival
-WHERE attempt.outcome = 'failed'
+-- One that is being validated is the one that fails now: its agent has let go of the task, but it was that one's output.
+WHERE attempt.outcome IN ('failed', 'validating')
 GROUP BY attempt.task_id
 
 -- name: start_tasks
@@ -342,15 +342,15 @@ FROM unnest(
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 ON CONFLICT (task_id, epoch) DO UPDATE
     SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, ended_at = excluded.ended_at,
-        cost_usd = excluded.cost_usd, tokens_input = excluded.tokens_input, tokens_output = excluded.tokens_output
+        gate = NULL, gate_due_at = NULL,
+        -- What was booked when the output was handed in, or by a gate since, stays.
+        cost_usd = greatest(attempt.cost_usd, excluded.cost_usd),
+        tokens_input = greatest(attempt.tokens_input, excluded.tokens_input),
+        tokens_output = greatest(attempt.tokens_output, excluded.tokens_output)
 
 -- name: hand_in
--- RUNNING → VALIDATING: the output is safe with the attempt from now on. With `elsewhere` the gate runs without the agent, which gets
--- its slot, its money and its lock back.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
-kept AS (
+-- RUNNING → VALIDATING: the output is safe with the attempt from now on. Its agent holds the task until a gate runs elsewhere (gates.sql).
+WITH kept AS (
     INSERT INTO lineshaft.attempt (
         task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output, output
     )
@@ -360,14 +360,12 @@ kept AS (
     JOIN unnest(
         %(ids)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[], %(outputs)s::jsonb[]
     ) AS input (id, cost, tokens_in, tokens_out, output) ON input.id = live.id
-    RETURNING task_id, cost_usd
+    RETURNING task_id, cost_usd, tokens_input, tokens_output
 )
 UPDATE lineshaft.task_live AS live
 SET status = 'VALIDATING', attempt_cost_usd = kept.cost_usd,
-    agent_id = CASE WHEN %(elsewhere)s::boolean THEN NULL ELSE live.agent_id END,
-    lease_until = CASE WHEN %(elsewhere)s::boolean THEN NULL ELSE live.lease_until END,
-    reserved_usd = CASE WHEN %(elsewhere)s::boolean THEN 0 ELSE live.reserved_usd END
-FROM kept, clock
+    tokens_input = live.tokens_input + kept.tokens_input, tokens_output = live.tokens_output + kept.tokens_output
+FROM kept
 WHERE live.id = kept.task_id
 
 -- name: settle_agents
@@ -408,6 +406,7 @@ verdict AS MATERIALIZED (
                 SELECT FROM lineshaft.task
                 JOIN lineshaft.task_live AS live ON live.id = task.id
                 WHERE task.dag_id = dag.id AND (live.status <> 'PENDING' OR live.blocked = 0)
+                OFFSET 0
             ) AND NOT EXISTS (
                 -- ... or waits only for tasks of other DAGs, none of which, directly or not, waits for one that has ended badly. (What
                 -- waits for a task of this DAG need not be looked at: that one would have to run before.)
@@ -513,9 +512,8 @@ WITH RECURSIVE waiting AS MATERIALIZED (
 moved AS (
     UPDATE lineshaft.task_live AS live
     SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
-    FROM waiting
-    WHERE live.id = waiting.id AND live.parked = 'lock'
-      AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = waiting.key)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM waiting)) AND live.parked = 'lock'
+      AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
     RETURNING live.lane_id
 )
 SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
@@ -527,10 +525,14 @@ WITH fitting AS MATERIALIZED (
     FROM (
         SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
             sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
-        FROM lineshaft.task_live AS live
+        FROM lineshaft.dag
+        CROSS JOIN LATERAL (
+            SELECT id, dag_id, lane_id, rank, submission_no FROM lineshaft.task_live
+            WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id
+            OFFSET 0
+        ) AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
-        JOIN lineshaft.dag ON dag.id = live.dag_id
-        WHERE live.parked = 'dag_budget' AND live.dag_id = ANY (%(dag_ids)s::text[])
+        WHERE dag.id = ANY (%(dag_ids)s::text[])
           -- One that is still too dear holds up nobody.
           AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
     ) AS waiting
@@ -552,9 +554,15 @@ SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN strin
 UPDATE lineshaft.task_key SET expires_at = timestamptz 'epoch' WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
 
 -- name: insert_dead_letters
-INSERT INTO lineshaft.dead_letter (task_id, epoch, dead_lettered_at, total_cost_usd, poison_pill)
-SELECT input.task_id, input.epoch, coalesce(%(now)s::timestamptz, now()), input.cost, input.poison
-FROM unnest(%(task_ids)s::text[], %(epochs)s::integer[], %(costs)s::numeric[], %(poison)s::boolean[]) AS input (task_id, epoch, cost, poison)
+INSERT INTO lineshaft.dead_letter (
+    task_id, epoch, revival, dead_lettered_at, total_cost_usd, poison_pill, category, error, pattern
+)
+SELECT input.task_id, input.epoch, input.revival, coalesce(%(now)s::timestamptz, now()), input.cost, input.poison, input.category, input.error,
+    input.pattern
+FROM unnest(
+    %(task_ids)s::text[], %(epochs)s::integer[], %(revivals)s::smallint[], %(costs)s::numeric[], %(poison)s::boolean[],
+    %(categories)s::text[], %(errors)s::text[], %(patterns)s::text[]
+) AS input (task_id, epoch, revival, cost, poison, category, error, pattern)
 
 -- name: insert_events
 INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
@@ -607,8 +615,10 @@ WITH clock AS MATERIALIZED (
 ),
 ended AS (
     DELETE FROM lineshaft.task_end
-    WHERE id = ANY (%(ids)s::text[]) AND status IN ('DEAD_LETTERED', 'CANCELLED')
-    RETURNING *
+    USING unnest(%(ids)s::text[], %(lane_ids)s::integer[], %(delays)s::double precision[], %(lock_owners)s::text[])
+        AS input (id, lane_id, delay, lock_owner)
+    WHERE task_end.id = input.id AND task_end.status IN ('DEAD_LETTERED', 'CANCELLED')
+    RETURNING task_end.*, input.lane_id, input.delay, input.lock_owner
 )
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
@@ -616,25 +626,23 @@ INSERT INTO lineshaft.task_live (
 )
 SELECT
     task.id, dag.id,
-    CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
-    input.lane_id, task.priority, 0, open.n, task.deadline,
+    CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+    ended.lane_id, task.priority, 0, open.n, task.deadline,
     lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
     -- A deadline that passed while it lay there is still to be told; one that passed before has been.
     coalesce(lineshaft.rekey_at(task.deadline, clock.now), CASE WHEN ended.ended_at < task.deadline THEN task.deadline END),
-    CASE WHEN open.n > 0 OR input.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
+    CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
     CASE
-        WHEN input.delay > 0 THEN clock.now + make_interval(secs => input.delay)
+        WHEN ended.delay > 0 THEN clock.now + make_interval(secs => ended.delay)
         -- Its children are all done: whoever called ends it in this transaction.
         WHEN task.is_batch AND open.n = 0 THEN clock.now
     END,
     (SELECT last_value FROM lineshaft.generation_no),
-    task.lock_key, input.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
+    task.lock_key, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
-JOIN unnest(%(ids)s::text[], %(lane_ids)s::integer[], %(delays)s::double precision[], %(lock_owners)s::text[])
-    AS input (id, lane_id, delay, lock_owner) ON input.id = ended.id
 CROSS JOIN clock
 LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 CROSS JOIN LATERAL (

@@ -2,7 +2,8 @@
 
 -- name: doomed
 -- Everything that goes down with some tasks, each with all that it hangs on: children, and with `cascade` whatever needs the success of a
--- task that goes down. What has ended already drags nothing along but its own children.
+-- task that goes down. What has ended already drags nothing along but its own children; with `letters` a dead letter counts as not ended:
+-- a person gives it up, and what waits for it with it.
 WITH RECURSIVE doomed AS (
     SELECT root.id COLLATE "C" AS id FROM unnest(%(ids)s::text[]) AS root (id)
     UNION
@@ -13,7 +14,13 @@ WITH RECURSIVE doomed AS (
         UNION ALL
         SELECT edge.task_id FROM lineshaft.edge
         WHERE %(cascade)s::boolean AND edge.depends_on = doomed.id AND edge.kind = 'success' AND NOT edge.satisfied
-          AND EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = doomed.id)
+          AND (
+            EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = doomed.id)
+            OR (
+                %(letters)s::boolean
+                AND EXISTS (SELECT FROM lineshaft.task_end AS ended WHERE ended.id = doomed.id AND ended.status = 'DEAD_LETTERED')
+            )
+          )
     ) AS below
 )
 SELECT doomed.id, task.parent_id,
@@ -148,11 +155,6 @@ asked AS (
     WHERE task.id = before.id
 )
 SELECT priority, deadline, tags FROM before
-
--- name: resolve_dead_letters
-UPDATE lineshaft.dead_letter
-SET reviewed = true, resolution = 'retry', reviewed_at = coalesce(%(now)s::timestamptz, now())
-WHERE task_id = ANY (%(ids)s::text[]) AND NOT reviewed
 
 -- name: promote_retry
 -- RETRYING → READY by hand, counters kept.

@@ -39,9 +39,13 @@ CREATE TABLE lineshaft.attempt (
     claimed_at timestamp with time zone NOT NULL,
     started_at timestamp with time zone,
     ended_at timestamp with time zone,
+    gate_since timestamp with time zone,
+    gate_due_at timestamp with time zone,
     tokens_input bigint NOT NULL DEFAULT 0,
     tokens_output bigint NOT NULL DEFAULT 0,
     epoch integer NOT NULL,
+    gate_runs integer NOT NULL DEFAULT 0,
+    gate_no smallint NOT NULL DEFAULT 0,
     number smallint NOT NULL,
     revival smallint NOT NULL DEFAULT 0,
     task_id text COLLATE "C" NOT NULL,
@@ -52,6 +56,9 @@ CREATE TABLE lineshaft.attempt (
     error text,
     cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     output jsonb,
+    gate text COLLATE "C",
+    gate_error text,
+    verdicts jsonb,
     CONSTRAINT attempt_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT attempt_outcome_check CHECK ((outcome = ANY (ARRAY['validating'::text, 'completed'::text, 'failed'::text, 'rate_limited'::text, 'released'::text, 'waiting'::text, 'cancelled'::text]))),
     CONSTRAINT failure_has_a_cause CHECK (((outcome <> 'failed'::text) OR ((category IS NOT NULL) AND (error IS NOT NULL)))),
@@ -120,18 +127,29 @@ CREATE TABLE lineshaft.dead_letter (
     dead_lettered_at timestamp with time zone NOT NULL,
     reviewed_at timestamp with time zone,
     epoch integer NOT NULL,
+    revival smallint NOT NULL DEFAULT 0,
     poison_pill boolean NOT NULL DEFAULT false,
     reviewed boolean NOT NULL DEFAULT false,
     hidden boolean NOT NULL DEFAULT false,
     task_id text COLLATE "C" NOT NULL,
     total_cost_usd numeric(14,6) NOT NULL,
+    category text NOT NULL,
+    error text NOT NULL,
+    pattern text COLLATE "C" NOT NULL,
     resolution text,
     reviewer text,
     note text,
-    spec_change jsonb,
     CONSTRAINT dead_letter_resolution_check CHECK ((resolution = ANY (ARRAY['retry'::text, 'modify_and_retry'::text, 'cancel'::text, 'delete'::text, 'escalate'::text]))),
     CONSTRAINT reviewed_with_a_resolution CHECK (((reviewed = (resolution IS NOT NULL)) AND (reviewed = (reviewed_at IS NOT NULL)))),
-    CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, epoch)
+    CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, revival)
+);
+
+-- How far each destination of notifications has read the events.
+CREATE TABLE lineshaft.destination (
+    read_at timestamp with time zone NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    cursor text NOT NULL,
+    CONSTRAINT destination_pkey PRIMARY KEY (name)
 );
 
 -- Dependencies: task_id waits for depends_on.
@@ -142,7 +160,7 @@ CREATE TABLE lineshaft.edge (
     satisfied boolean NOT NULL DEFAULT false,
     CONSTRAINT edge_is_no_loop CHECK ((task_id <> depends_on)),
     CONSTRAINT edge_pkey PRIMARY KEY (task_id, depends_on)
-);
+) WITH (fillfactor=50);
 
 -- Everything that happened, append-only. Partitioned by time.
 CREATE TABLE lineshaft.event (
@@ -412,18 +430,24 @@ CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
 CREATE INDEX breaker_troubled ON lineshaft.breaker USING btree (key) WHERE ((state <> 'closed'::lineshaft.breaker_state) OR (failures > 0));
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at, id);
+CREATE INDEX dead_letter_by_age ON lineshaft.dead_letter USING btree (dead_lettered_at);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);
 CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id);
 CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummarize='on');
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(max_cost_usd, ('-1'::integer)::numeric));
+CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
+CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
+CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
+CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, id) WHERE (done_at IS NULL);
 CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE (tags <> '{}'::text[]);
 CREATE INDEX task_of_dag ON lineshaft.task USING btree (dag_id, id);
 CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (parent_id IS NOT NULL);
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);
+CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('simple'::regconfig, decision_report)) WHERE (decision_report IS NOT NULL);
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));

@@ -55,6 +55,11 @@ RETURNING key
 -- name: read_dag_key
 SELECT dag_id, tasks FROM lineshaft.dag_key WHERE key = %(key)s::text
 
+-- name: lock_dead_upstream
+-- Before lock_upstream: dead letters that new tasks depend on. A person might just be reviving one, after which it could end before the
+-- new edge is there to be counted down, or be cancelling it, without knowing of the new dependent.
+SELECT id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[]) AND status = 'DEAD_LETTERED' ORDER BY id FOR KEY SHARE
+
 -- name: lock_upstream
 -- Tasks that exist already and that new ones depend on. KEY SHARE holds back their end, but no other submission, until the new
 -- edges are committed; who waited for a task to end finds it in upstream_ends.

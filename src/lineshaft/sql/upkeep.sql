@@ -111,9 +111,10 @@ WITH RECURSIVE wanted AS (
 SELECT wanted.lock_key
 FROM wanted
 WHERE NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = wanted.lock_key)
-  AND EXISTS (
-    SELECT FROM lineshaft.task_live AS live
+  AND (
+    SELECT true FROM lineshaft.task_live AS live
     WHERE live.status = 'READY' AND live.lock_key = wanted.lock_key AND live.parked = 'lock'
+    LIMIT 1
   )
 LIMIT %(limit)s::integer
 
@@ -164,10 +165,11 @@ WHERE live.id = left_behind.id
 -- write into them. Readers, however old, don't hold this up.
 DELETE FROM lineshaft.generation
 WHERE no < (SELECT last_value FROM lineshaft.generation_no)
-  AND NOT EXISTS (
-    SELECT FROM lineshaft.task_live
+  AND (
+    SELECT true FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND task_live.generation = generation.no
-  )
+    LIMIT 1
+  ) IS NULL
   AND pg_snapshot_xmin(pg_current_snapshot()) > (
     SELECT next.opened_by FROM lineshaft.generation AS next WHERE next.no > generation.no ORDER BY next.no LIMIT 1
   )
@@ -193,8 +195,8 @@ WHERE live.id = lost.id
 SELECT pg_try_advisory_xact_lock(hashtextextended(%(duty)s::text, 0))
 
 -- name: delete_finished
--- Retention: tasks that ended well, or were cancelled, long ago, and that nothing alive still refers to. Dead letters are never deleted
--- by themselves (R-131).
+-- Retention: tasks that ended well, or were cancelled, long ago, and that nothing alive still refers to. What ever was a dead letter is
+-- never deleted by itself, whatever was decided about it (R-131).
 WITH old AS MATERIALIZED (
     SELECT ended.id
     FROM lineshaft.task_end AS ended
@@ -208,6 +210,7 @@ WITH old AS MATERIALIZED (
       AND NOT EXISTS (
         SELECT FROM lineshaft.edge JOIN lineshaft.task_live AS live ON live.id = edge.task_id WHERE edge.depends_on = ended.id
       )
+      AND NOT EXISTS (SELECT FROM lineshaft.dead_letter AS letter WHERE letter.task_id = ended.id)
     ORDER BY ended.ended_at
     LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED

@@ -191,7 +191,18 @@ class Changes:
         if task.lock_key is not None:
             self._locks.append((task.lock_key, task.id))
         if status is Status.DEAD_LETTERED:
-            self._dead_letters.append((task.id, task.epoch, task.cost_usd + cost, poison_pill))
+            self._dead_letters.append(
+                (
+                    task.id,
+                    task.epoch,
+                    task.revivals,
+                    task.cost_usd + cost,
+                    poison_pill,
+                    category,
+                    reason,
+                    pattern(reason or ""),
+                )
+            )
         if status is not Status.COMPLETED and task.idempotency_key is not None:
             self._freed_keys.append((task.idempotency_key, task.id))
 
@@ -253,6 +264,12 @@ class Changes:
             share.cancelled -= status is Status.CANCELLED
             share.dead -= status is Status.DEAD_LETTERED
 
+    def give_up(self, task_id: str, dag_id: str | None) -> None:
+        """A dead letter that a person cancelled: it has ended in another way now."""
+        self.revive(task_id, dag_id, Status.DEAD_LETTERED)
+        if dag_id is not None:
+            self._dags[dag_id].cancelled += 1
+
     def reconsider(self, task_id: str, dag_id: str | None) -> None:
         """Judge the DAGs of a task, and of what waits for it, anew: it waits for more or less than before."""
         self._prospects.append(task_id)
@@ -309,7 +326,7 @@ class Changes:
                 )
             await send("settle_dags", _DAG, dags)
             await send("free_keys", ("keys", "task_ids"), self._freed_keys)
-            await send("insert_dead_letters", ("task_ids", "epochs", "costs", "poison"), self._dead_letters)
+            await send("insert_dead_letters", _LETTER, self._dead_letters)
             await send("insert_events", _EVENT, self._events)
             batches = None
             if self._ended_ids:
@@ -365,6 +382,7 @@ _ATTEMPT = (
     "tokens_in",
     "tokens_out",
 )
+_LETTER = ("task_ids", "epochs", "revivals", "costs", "poison", "categories", "errors", "patterns")
 _EVENT = ("kinds", "task_ids", "dag_ids", "agent_ids", "epochs", "data")
 _DAG = ("dag_ids", "reserved", "actual", "added", "completed", "cancelled", "dead")
 

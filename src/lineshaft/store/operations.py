@@ -1,64 +1,35 @@
 """What people and parents do to tasks: cancel, retry by hand, change, spawn children, add a dependency."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from psycopg.rows import class_row
 
 from lineshaft.errors import (
-    AlreadyExistsError,
     CycleError,
     DependencyNotFoundError,
     InvalidInputError,
     InvalidTransitionError,
-    LineshaftError,
     NotFoundError,
 )
 from lineshaft.model import graph
-from lineshaft.model.idempotency import content_hash
-from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask, check_fields
 from lineshaft.sql import catalog
+from lineshaft.store.cancelling import Cancelling
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import DagDraft, Draft
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.outcomes import ClaimRef
+from lineshaft.store.review import BY_HAND
+from lineshaft.store.reviving import Reviving
 from lineshaft.store.submission import Submission, Submitted, draft_by_key
-
-
-@dataclass(frozen=True, slots=True)
-class _Revivable:
-    id: str
-    status: str
-    type: str
-    required_capabilities: list[str]
-    model_preferences: list[str]
-    priority_boost_per_minute: float
-    max_cost_usd: Decimal | None
-    idempotency_key: str | None
-    spec: bytes
-    is_batch: bool
-    dag_id: str | None
-    lock_owners: list[str]
-
-    @property
-    def lane(self) -> Lane:
-        return Lane(
-            self.type,
-            tuple(self.required_capabilities),
-            tuple(self.model_preferences),
-            self.priority_boost_per_minute,
-            self.max_cost_usd,
-        )
 
 
 class Operations:
@@ -66,8 +37,9 @@ class Operations:
         self, database: Database, lanes: Lanes, lifecycle: Lifecycle, submission: Submission
     ) -> None:
         self._database = database
-        self._lanes = lanes
         self._lifecycle = lifecycle
+        self.reviving = Reviving(database, lanes, lifecycle)
+        self.cancelling = Cancelling(database, lifecycle, self.reviving)
         self._submission = submission
         self._sql = catalog.load("operations")
         self._moves = catalog.load("lifecycle")
@@ -80,7 +52,7 @@ class Operations:
         """
 
         async def work(connection: Connection) -> list[str]:
-            cancelled = await self._cancel(connection, [task_id], mended(reason), cascade=cascade)
+            cancelled = await self.cancelling.cancel(connection, [task_id], mended(reason), cascade=cascade)
             if task_id not in cancelled:
                 await self._check_cancelled(connection, task_id)
             return cancelled
@@ -101,42 +73,12 @@ class Operations:
                 if not members:
                     raise NotFoundError(f"There is no DAG {dag_id}.")
                 # Until nothing was added meanwhile by a task that was just being worked on.
-                more = await self._cancel(connection, members, mended(reason), cascade=True)
+                more = await self.cancelling.cancel(connection, members, mended(reason), cascade=True)
                 if not more:
                     return sorted(cancelled)
                 cancelled += more
 
         return await self._database.run(work)
-
-    async def _cancel(
-        self, connection: Connection, roots: Sequence[str], reason: str, *, cascade: bool
-    ) -> list[str]:
-        locked: dict[str, LockedTask] = {}
-        # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
-        while True:
-            cursor = await connection.execute(self._sql["doomed"], {"ids": list(roots), "cascade": cascade})
-            above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
-            if above.keys() <= locked.keys():
-                break
-            found = await self._lifecycle.lock_with_dependents(connection, sorted(above))
-            locked = found | dict.fromkeys((name for name in above if name not in found), _NOT_LIVE)
-        live = {name: locked[name] for name in above if locked[name] is not _NOT_LIVE}
-        if not live:
-            return []
-        changes = Changes(self._database.now)
-        asked = set(roots)
-        for name, task in live.items():
-            cause = next((upstream for upstream in above[name] if upstream in live), roots[0])
-            why = reason if name in asked else f"Parent {cause} cancelled"
-            changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
-            changes.attempt(task, "cancelled", spent=UNREPORTED)
-            changes.event(task, ["task.cancelled"], {"reason": why})
-        await self._lifecycle.finish(connection, changes)
-        # What these tasks waited for has less below it now.
-        waited = [name for name in live if any(upstream not in live for upstream in above[name][:-1])]
-        if waited:
-            await self._rekey_paths(connection, waited)
-        return sorted(live)
 
     async def _check_cancelled(self, connection: Connection, task_id: str) -> None:
         status = await self._end(connection, task_id)
@@ -160,107 +102,12 @@ class Operations:
             )
             row = await promoted.fetchone()
             if row is not None:
-                await self._log_ready(connection, ["task.ready"], [(row[0], row[1], None)])
+                await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, None)])
                 await connection.execute(self._inserts["wake"], {"lanes": str(row[2])})
                 return Status.READY
-            return await self._revive(connection, task_id, delay_sec)
+            return (await self.reviving.revive(connection, task_id, delay_sec, BY_HAND)).status
 
         return await self._database.run(work)
-
-    async def _revive(self, connection: Connection, task_id: str, delay_sec: float) -> Status:
-        tasks = {task.id: task for task in await self._revivable(connection, [task_id])}
-        if task_id not in tasks:
-            cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
-            found = await cursor.fetchone()
-            raise _not_revivable(task_id, found and found[2])
-        if tasks[task_id].status == Status.COMPLETED:
-            raise _not_revivable(task_id, Status.COMPLETED)
-        # A batch is retried by retrying those of its children that failed or were cancelled with it.
-        frontier = [task for task in tasks.values() if task.is_batch]
-        while frontier:
-            cursor = await connection.execute(
-                self._moves["children"], {"ids": [task.id for task in frontier]}
-            )
-            names = [row[0] for row in await cursor.fetchall()]
-            found_below = await self._revivable(connection, names)
-            below = [task for task in found_below if task.status != Status.COMPLETED]
-            tasks |= {task.id: task for task in below}
-            frontier = [task for task in below if task.is_batch]
-        revived = list(tasks.values())
-        await self._retake_keys(connection, revived)
-        lanes = await self._lanes.find(connection, [task.lane for task in revived])
-        owners = await self._lock_owners(connection, tasks)
-        await connection.execute(self._sql["lock_waited_for"], {"ids": list(tasks)})
-        cursor = await connection.execute(
-            self._moves["revive_tasks"],
-            {
-                **self._database.now,
-                "ids": [task.id for task in revived],
-                "lane_ids": [lanes[task.lane] for task in revived],
-                # A batch has no work that could wait, but its children have.
-                "delays": [0.0 if task.is_batch else float(delay_sec) for task in revived],
-                "lock_owners": [owners.get(task.id) for task in revived],
-            },
-        )
-        rows = await cursor.fetchall()
-        await connection.execute(
-            self._sql["resolve_dead_letters"], {**self._database.now, "ids": list(tasks)}
-        )
-        await self._recount_dags(connection, revived)
-        await self._rekey_paths(connection, list(tasks))
-        ready = [row for row in rows if row[2] == Status.READY]
-        await self._log_ready(connection, ["task.resolved"], [(row[0], row[1], row[4]) for row in rows])
-        await self._log_ready(connection, ["task.ready"], [(row[0], row[1], row[4]) for row in ready])
-        if ready:
-            lane_ids = sorted({row[3] for row in ready})
-            await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
-        if done := [row[0] for row in rows if row[5]]:
-            await self._lifecycle.finish_batches(connection, done)
-        return next(Status.COMPLETED if row[5] else Status(row[2]) for row in rows if row[0] == task_id)
-
-    async def _lock_owners(
-        self, connection: Connection, tasks: Mapping[str, _Revivable]
-    ) -> dict[str, str | None]:
-        """For each task the outermost batch that can hold its lock: one that is live, or revived with it."""
-        around = sorted({name for task in tasks.values() for name in task.lock_owners} - tasks.keys())
-        cursor = await connection.execute(self._moves["read_live"], {"ids": around})
-        able = tasks.keys() | {row[0] for row in await cursor.fetchall()}
-        return {
-            task.id: next((name for name in task.lock_owners if name in able), None)
-            for task in tasks.values()
-        }
-
-    async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
-        async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:
-            await cursor.execute(self._sql["read_revivable"], {"ids": list(ids)})
-            return await cursor.fetchall()
-
-    async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
-        keyed = sorted((t.idempotency_key, t) for t in tasks if t.idempotency_key is not None)
-        if not keyed:
-            return
-        cursor = await connection.execute(
-            self._sql["retake_keys"],
-            {
-                **self._database.now,
-                "keys": [key for key, _ in keyed],
-                "task_ids": [task.id for _, task in keyed],
-                "hashes": [content_hash(task.type, msgspec.json.decode(task.spec)) for _, task in keyed],
-            },
-        )
-        taken = {row[0] for row in await cursor.fetchall()}
-        for key, task in keyed:
-            if key not in taken:
-                raise AlreadyExistsError(
-                    f"Can't retry task {task.id}: its idempotency key {key!r} is in use by a newer task. "
-                    "Cancel that one first; nothing was changed."
-                )
-
-    async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
-        changes = Changes(self._database.now)
-        for task in tasks:
-            changes.revive(task.id, task.dag_id, Status(task.status))
-        await changes.write(connection)
 
     async def spawn(
         self, claim: ClaimRef, tasks: Sequence[NewTask], *, wait: bool = False
@@ -291,7 +138,7 @@ class Operations:
         dag_id = parent.task_dag_id
         drafts: list[Draft] = []
         own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
-        heads = draft_by_key(own, dag_id, drafts).values()
+        heads = draft_by_key(own, dag_id, drafts, self._submission.gate_faults).values()
         if parent.dag_id is None:
             await self._make_dag(connection, parent)
             parent = replace(parent, dag_id=dag_id)
@@ -328,6 +175,7 @@ class Operations:
         if any(child.duplicate for child in children):
             # These exist already, so they must not end meanwhile, and may be waiting for others.
             await connection.execute(self._sql["lock_edges"], {})
+            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": names})
             await connection.execute(self._inserts["lock_upstream"], {"ids": names})
         await self._refuse_late_cycle(connection, parent, names)
         cursor = await connection.execute(self._moves["read_ends"], {"ids": names})
@@ -355,6 +203,7 @@ class Operations:
 
         async def work(connection: Connection) -> Status:
             await connection.execute(self._sql["lock_edges"], {})
+            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": wanted})
             cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
             live = {row[0] for row in await cursor.fetchall()}
             locked = await self._lifecycle.lock(connection, [task_id])
@@ -364,28 +213,7 @@ class Operations:
                     f"Can't add a dependency to task {task_id}: it is {status}; only what nobody has claimed "
                     "yet can be made to wait."
                 )
-            cursor = await connection.execute(self._inserts["upstream_ends"], {"ids": wanted})
-            ends = dict(await cursor.fetchall())
-            for name in wanted:
-                if name not in live and name not in ends:
-                    raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
-                if ends.get(name) == Status.CANCELLED:
-                    raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
-            await self._refuse_late_cycle(connection, task_id, wanted)
-            cursor = await connection.execute(self._sql["existing_edges"], {"id": task_id})
-            known = {row[0] for row in await cursor.fetchall()}
-            new = [name for name in wanted if name not in known]
-            satisfied = {name for name in new if ends.get(name) == Status.COMPLETED}
-            await connection.execute(
-                self._inserts["insert_edges"],
-                {
-                    "task_ids": [task_id] * len(new),
-                    "depends_on": new,
-                    "kinds": ["success"] * len(new),
-                    "satisfied": [name in satisfied for name in new],
-                },
-            )
-            waits = len(new) - len(satisfied)
+            waits = await self._add_edges(connection, task_id, wanted, live)
             await connection.execute(self._sql["block_task"], {"id": task_id, "n": waits})
             await self._rekey_paths(connection, [task_id])
             if not waits:
@@ -400,6 +228,42 @@ class Operations:
             return Status.PENDING
 
         return await self._database.run(work)
+
+    async def wait_for_inputs(self, connection: Connection, task_id: str, names: Sequence[str]) -> None:
+        """Before a revival, as part of it: the task waits for what its new spec refers to."""
+        if names:
+            wanted = list(names)
+            await connection.execute(self._sql["lock_edges"], {})
+            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": wanted})
+            cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
+            await self._add_edges(connection, task_id, wanted, {row[0] for row in await cursor.fetchall()})
+
+    async def _add_edges(
+        self, connection: Connection, task_id: str, wanted: Sequence[str], live: set[str]
+    ) -> int:
+        """Under lock_edges and lock_upstream, which found the `live` ones; gives how many it waits for."""
+        cursor = await connection.execute(self._inserts["upstream_ends"], {"ids": list(wanted)})
+        ends = dict(await cursor.fetchall())
+        for name in wanted:
+            if name not in live and name not in ends:
+                raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
+            if ends.get(name) == Status.CANCELLED:
+                raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
+        await self._refuse_late_cycle(connection, task_id, wanted)
+        cursor = await connection.execute(self._sql["existing_edges"], {"id": task_id})
+        known = {row[0] for row in await cursor.fetchall()}
+        new = [name for name in wanted if name not in known]
+        satisfied = {name for name in new if ends.get(name) == Status.COMPLETED}
+        await connection.execute(
+            self._inserts["insert_edges"],
+            {
+                "task_ids": [task_id] * len(new),
+                "depends_on": new,
+                "kinds": ["success"] * len(new),
+                "satisfied": [name in satisfied for name in new],
+            },
+        )
+        return len(new) - len(satisfied)
 
     async def change(
         self,
@@ -488,22 +352,3 @@ class Operations:
 
     async def _rekey_paths(self, connection: Connection, ids: Sequence[str]) -> None:
         await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": ids})
-
-    async def _log_ready(
-        self, connection: Connection, kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]
-    ) -> None:
-        """`rows` are (task, dag, epoch)."""
-        for kind in kinds:
-            await self._lifecycle.log(connection, kind, [(row[0], row[1], None, row[2]) for row in rows])
-
-
-#: Marks tasks that had ended by the time they were locked.
-_NOT_LIVE: Any = object()
-
-
-def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
-    if status is None:
-        return NotFoundError(f"There is no task {task_id}.")
-    return InvalidTransitionError(
-        f"Can't retry task {task_id}: it is {status}. DEAD_LETTERED, CANCELLED and RETRYING ones can be."
-    )

@@ -52,6 +52,8 @@ class FailureView(Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     duration_sec: float
     cost_usd: Decimal
+    #: How often the task had been revived by then: attempts count from 1 after each time.
+    revival: int
 
 
 class TokensView(Struct, frozen=True):
@@ -152,7 +154,7 @@ def task_view(
         output=_output(row),
         failure_reason=reason,
         failure_category=category,
-        failure_history=[_failure_view(attempt) for attempt in told if attempt["outcome"] == "failed"],
+        failure_history=[failure_view(attempt) for attempt in told if attempt["outcome"] == "failed"],
         tokens_used=TokensView(row["tokens_input"], row["tokens_output"]),
         completed_at=row["ended_at"] if status is Status.COMPLETED else None,
         cancelled_at=row["ended_at"] if status is Status.CANCELLED else None,
@@ -215,7 +217,7 @@ def _failure(status: Status, row: Row, attempts: Sequence[Row]) -> tuple[str | N
     return recent[-1]["error"], recent[-1]["category"]
 
 
-def _failure_view(row: Row) -> FailureView:
+def failure_view(row: Row) -> FailureView:
     began = row["started_at"] or row["claimed_at"]
     return FailureView(
         attempt=row["number"],
@@ -225,6 +227,7 @@ def _failure_view(row: Row) -> FailureView:
         started_at=row["started_at"],
         duration_sec=(row["ended_at"] - began).total_seconds(),
         cost_usd=row["cost_usd"],
+        revival=row["revival"],
     )
 
 

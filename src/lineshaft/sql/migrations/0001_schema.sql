@@ -300,6 +300,9 @@ COMMENT ON TABLE lineshaft.task_end IS 'How each task ended: its recorded outcom
 CREATE INDEX task_end_by_age ON lineshaft.task_end (ended_at);
 -- What ended badly; and it answers at once that no task of a live status is here, so that the view never scans the history for one.
 CREATE INDEX task_end_not_completed ON lineshaft.task_end (status, ended_at) WHERE status <> 'COMPLETED';
+-- Words in decision reports. ('simple': whatever language they are in, and the same on every server.)
+CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('pg_catalog.simple'::regconfig, decision_report))
+    WHERE decision_report IS NOT NULL;
 
 
 -- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered (U8).
@@ -324,6 +327,9 @@ CREATE TABLE lineshaft.edge (
     satisfied boolean NOT NULL DEFAULT false,
     CONSTRAINT edge_pkey PRIMARY KEY (task_id, depends_on),
     CONSTRAINT edge_is_no_loop CHECK (task_id <> depends_on)
+) WITH (
+    -- Each row is updated once, on no indexed column: with room on its page that leaves the two wide indexes alone.
+    fillfactor = 50
 );
 COMMENT ON TABLE lineshaft.edge IS 'Dependencies: task_id waits for depends_on.';
 -- A task ends: who waited for it?
@@ -376,9 +382,17 @@ CREATE TABLE lineshaft.attempt (
     claimed_at timestamptz NOT NULL,
     started_at timestamptz,
     ended_at timestamptz,
+    -- Since when it waits for a gate that runs elsewhere, and when a validator may take it: at once, or when the one that has taken it
+    -- is given up for dead. NULL: a person decides.
+    gate_since timestamptz,
+    gate_due_at timestamptz,
     tokens_input bigint NOT NULL DEFAULT 0,
     tokens_output bigint NOT NULL DEFAULT 0,
     epoch integer NOT NULL,
+    -- How often validators have begun with this gate.
+    gate_runs integer NOT NULL DEFAULT 0,
+    -- Which of the task's gates it has come to.
+    gate_no smallint NOT NULL DEFAULT 0,
     -- Counts from 1 after every revival.
     number smallint NOT NULL,
     revival smallint NOT NULL DEFAULT 0,
@@ -393,11 +407,19 @@ CREATE TABLE lineshaft.attempt (
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
     -- {data, artifacts, decision_report}, from the moment it is handed in.
     output jsonb,
+    -- The method of the gate that it waits for elsewhere. NULL: none; its agent still holds it.
+    gate text COLLATE "C",
+    -- Why the last validator came to no verdict.
+    gate_error text,
+    -- [{gate, method, passed, reasons, score, cost_usd, model, by, at}], one for each gate so far.
+    verdicts jsonb,
     CONSTRAINT attempt_pkey PRIMARY KEY (task_id, epoch),
     CONSTRAINT over_unless_validating CHECK ((ended_at IS NULL) = (outcome = 'validating')),
     CONSTRAINT failure_has_a_cause CHECK (outcome <> 'failed' OR (category IS NOT NULL AND error IS NOT NULL))
 );
 COMMENT ON TABLE lineshaft.attempt IS 'Attempts that failed, were handed back, or are being validated.';
+-- Outputs that wait for a gate: validators take them by method, people find those that wait for them.
+CREATE INDEX attempt_gated ON lineshaft.attempt (gate, gate_due_at) WHERE outcome = 'validating' AND gate IS NOT NULL;
 -- What failed lately, and what it cost.
 CREATE INDEX attempt_by_age ON lineshaft.attempt (ended_at);
 
@@ -524,17 +546,24 @@ CREATE TABLE lineshaft.dead_letter (
     dead_lettered_at timestamptz NOT NULL,
     reviewed_at timestamptz,
     epoch integer NOT NULL,
+    -- How often it had been revived. Not the epoch: nobody claims a batch, so that it never changes.
+    revival smallint NOT NULL DEFAULT 0,
     poison_pill boolean NOT NULL DEFAULT false,
+    -- One that was escalated is reviewed, and still waits for a decision.
     reviewed boolean NOT NULL DEFAULT false,
+    -- Deleted, as people see it. Nothing is lost.
     hidden boolean NOT NULL DEFAULT false,
     task_id text COLLATE "C" NOT NULL,
     total_cost_usd numeric(14, 6) NOT NULL,
+    category text NOT NULL,
+    error text NOT NULL,
+    -- The error without what differs from one to the next (model/likeness.py).
+    pattern text COLLATE "C" NOT NULL,
+    -- What was decided last; all decisions are in review.
     resolution text CHECK (resolution IN ('retry', 'modify_and_retry', 'cancel', 'delete', 'escalate')),
     reviewer text,
     note text,
-    -- What a person changed in the spec.
-    spec_change jsonb,
-    CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, epoch),
+    CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, revival),
     CONSTRAINT reviewed_with_a_resolution CHECK (
         reviewed = (resolution IS NOT NULL) AND reviewed = (reviewed_at IS NOT NULL)
     )

@@ -1,0 +1,197 @@
+"""The review desk: what failed for good waits here for a person, with its whole history, until one decides.
+
+A decision is one transaction. It begins with a lock on the dead letter, so of two reviewers who decide at
+once one wins, and the other is told what was decided. Nothing that ever lay here is deleted by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from lineshaft.errors import (
+    AlreadyReviewedError,
+    InvalidInputError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotFoundError,
+    UnavailableError,
+)
+from lineshaft.model.reviews import Decision, Resolution
+from lineshaft.model.spec_change import changes
+from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, resolve
+from lineshaft.sql import catalog
+from lineshaft.store.cancelling import LockedLetter
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.letters import (
+    ALL_LETTERS,
+    DeadLetterView,
+    LetterFilter,
+    LetterGroup,
+    open_letters,
+    read_groups,
+    read_letter,
+    read_letters,
+)
+from lineshaft.store.operations import Operations
+from lineshaft.store.reading import DEFAULT_LIMIT, Page
+from lineshaft.store.review import Review
+
+#: Dead letters that one call decides about.
+MAX_BULK = 1_000
+#: What people are told when one is escalated (000).
+HUMAN_REVIEW_NEEDED = "HUMAN_REVIEW_NEEDED"
+
+
+@dataclass(frozen=True, slots=True)
+class BulkReview:
+    """What became of each dead letter that a filter found."""
+
+    resolved: list[str] = field(default_factory=list)
+    #: Why, by task.
+    refused: dict[str, LineshaftError] = field(default_factory=dict)
+    #: There are more than one call decides about: call again.
+    more: bool = False
+
+
+class DeadLetters:
+    def __init__(self, database: Database, operations: Operations) -> None:
+        self._database = database
+        self._operations = operations
+        self._sql = catalog.load("deadletters")
+
+    async def letter(self, task_id: str) -> DeadLetterView:
+        """The last time that a task failed for good, whatever was decided since."""
+        return await read_letter(self._database, task_id)
+
+    async def letters(
+        self, filters: LetterFilter = ALL_LETTERS, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None
+    ) -> Page[DeadLetterView]:
+        """Newest first."""
+        return await read_letters(self._database, filters, limit=limit, cursor=cursor)
+
+    async def groups(
+        self, *, types: Sequence[str] = (), categories: Sequence[str] = (), limit: int = DEFAULT_LIMIT
+    ) -> list[LetterGroup]:
+        """What nobody has looked at, by like error; the largest group first (R-137)."""
+        return await read_groups(self._database, types=types, categories=categories, limit=limit)
+
+    async def resolve(self, task_id: str, decision: Decision) -> DeadLetterView:
+        decision.check()
+        await self._resolve(task_id, decision)
+        return await self.letter(task_id)
+
+    async def resolve_all(
+        self, filters: LetterFilter, decision: Decision, *, limit: int = MAX_BULK
+    ) -> BulkReview:
+        """Decide about everything open that a filter finds, each in a transaction of its own.
+
+        One that can't be resolved keeps none of the others from it. What the database can't answer for is
+        not in the result: the same call again finds what is left.
+        """
+        decision.check()
+        if not 1 <= limit <= MAX_BULK:
+            raise InvalidInputError(errors=[("limit", f"must be from 1 to {MAX_BULK}, got {limit}")])
+        found = await open_letters(self._database, filters, limit + 1)
+        resolved: dict[str, None] = {}
+        refused: dict[str, LineshaftError] = {}
+        for task_id in found[:limit]:
+            if task_id in resolved:  # it went along with another
+                continue
+            try:
+                resolved |= dict.fromkeys([task_id, *await self._resolve(task_id, decision)])
+            except UnavailableError:
+                raise
+            except LineshaftError as error:
+                refused[task_id] = error
+        decided = [task_id for task_id in found[:limit] if task_id in resolved]
+        return BulkReview(decided, refused, more=len(found) > limit)
+
+    async def _resolve(self, task_id: str, decision: Decision) -> list[str]:
+        """Gives all tasks that it moved."""
+        resolution = decision.check()
+        review = Review(
+            resolution=resolution,
+            reviewer=decision.reviewer,
+            note=decision.note or None,
+            not_before=decision.not_before,
+        )
+
+        async def work(connection: Connection) -> list[str]:
+            cancelling, reviving = self._operations.cancelling, self._operations.reviving
+            letter = (await cancelling.lock_letters(connection, [task_id])).get(task_id)
+            if letter is None or (letter.reviewed and resolution is Resolution.ESCALATE):
+                raise await self._refusal(connection, task_id, resolution)
+            match resolution:
+                case Resolution.ESCALATE:
+                    await self._escalate(connection, letter, review)
+                    return []
+                case Resolution.CANCEL | Resolution.DELETE:
+                    return await cancelling.cancel_letters(connection, [task_id], review)
+                case Resolution.RETRY | Resolution.MODIFY_AND_RETRY:
+                    decided = review
+                    if decision.spec is not None:
+                        decided = await self._change_spec(connection, letter, decision.spec, review)
+                    return (await reviving.revive(connection, task_id, _delay(letter, decision), decided)).ids
+
+        return await self._database.run(work)
+
+    async def _escalate(self, connection: Connection, letter: LockedLetter, review: Review) -> None:
+        await self._operations.reviving.record_review(connection, [letter.id], review)
+        message = f"{review.reviewer} wants somebody else to decide about task {letter.id}"
+        told = review.told(letter.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
+        await self._operations.reviving.log(
+            connection, ["task.resolved", "alert"], [(letter.id, letter.dag_id, letter.epoch, told)]
+        )
+
+    async def _change_spec(
+        self, connection: Connection, letter: LockedLetter, spec: Any, review: Review
+    ) -> Review:
+        """Put another spec in place, checked like a submission; what it refers to is waited for."""
+        row = resolve(NewTask(letter.type, spec=spec, preset=letter.preset))
+        before = msgspec.json.decode(letter.spec)
+        after = msgspec.json.decode(row.spec)
+        await self._operations.wait_for_inputs(connection, letter.id, row.context_tasks)
+        await connection.execute(
+            self._sql["change_spec"],
+            {"id": letter.id, "spec": row.spec.decode(), **_limits(letter, row, before, after)},
+        )
+        found = tuple(changes(before, after))
+        return replace(review, spec_before=letter.spec, spec_change=msgspec.json.encode(found), changed=found)
+
+    async def _refusal(self, connection: Connection, task_id: str, resolution: Resolution) -> LineshaftError:
+        cursor = await connection.execute(self._sql["last_review"], {"id": task_id})
+        row = await cursor.fetchone()
+        if row is None:
+            return NotFoundError(
+                f"There is no dead letter of a task {task_id!r}; it may never have failed for good."
+            )
+        decided, reviewer, at, status = row
+        asked = f"Can't resolve the dead letter of task {task_id} as {resolution}"
+        if decided is None:
+            return InvalidTransitionError(f"{asked}: it is {status}.")
+        who = "it was retried by hand" if reviewer is None else f"{reviewer} decided {decided}"
+        return AlreadyReviewedError(
+            f"{asked}: {who} at {at.isoformat()}, and it is {status} now. Nothing was changed.",
+            resolution=decided,
+            reviewer=reviewer,
+        )
+
+
+def _delay(letter: LockedLetter, decision: Decision) -> float:
+    if decision.not_before is None:
+        return 0.0
+    return max((decision.not_before - letter.now).total_seconds(), 0.0)
+
+
+def _limits(letter: LockedLetter, row: TaskRow, before: Any, after: Any) -> dict[str, Any]:
+    """Limits that stand in the new spec count, as at submission; those it doesn't have any more are gone."""
+    old, new = (
+        found if isinstance(found := spec.get("constraints"), dict) else {} for spec in (before, after)
+    )
+    limits = {}
+    for name in LIMITS_IN_SPEC:
+        value = getattr(row if name in new or name in old else letter, name)
+        limits[name] = list(value) if isinstance(value, tuple) else value
+    return limits

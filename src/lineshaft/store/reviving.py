@@ -1,0 +1,196 @@
+"""Reviving: what was dead or cancelled begins anew, by hand or from the review desk (R-122, R-133)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from psycopg.rows import class_row
+
+from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
+from lineshaft.model.idempotency import content_hash
+from lineshaft.model.priority import Lane
+from lineshaft.model.states import Status
+from lineshaft.sql import catalog
+from lineshaft.store.changes import Changes
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.lanes import Lanes
+from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.review import Review
+
+
+@dataclass(frozen=True, slots=True)
+class _Revivable:
+    id: str
+    status: str
+    type: str
+    required_capabilities: list[str]
+    model_preferences: list[str]
+    priority_boost_per_minute: float
+    max_cost_usd: Decimal | None
+    idempotency_key: str | None
+    spec: bytes
+    is_batch: bool
+    dag_id: str | None
+    lock_owners: list[str]
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(
+            self.type,
+            tuple(self.required_capabilities),
+            tuple(self.model_preferences),
+            self.priority_boost_per_minute,
+            self.max_cost_usd,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Revived:
+    #: Of the task that was asked for.
+    status: Status
+    #: With those that came along.
+    ids: list[str]
+
+
+class Reviving:
+    def __init__(self, database: Database, lanes: Lanes, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._lanes = lanes
+        self._lifecycle = lifecycle
+        self._sql = catalog.load("operations")
+        self._moves = catalog.load("lifecycle")
+        self._inserts = catalog.load("submission")
+        self._letters = catalog.load("deadletters")
+
+    async def revive(self, connection: Connection, task_id: str, delay_sec: float, review: Review) -> Revived:
+        """A DEAD_LETTERED or CANCELLED task begins anew; a batch with those of its children that failed."""
+        tasks = {task.id: task for task in await self._revivable(connection, [task_id])}
+        if task_id not in tasks:
+            cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
+            found = await cursor.fetchone()
+            raise _not_revivable(task_id, found and found[2])
+        if tasks[task_id].status == Status.COMPLETED:
+            raise _not_revivable(task_id, Status.COMPLETED)
+        # A batch is retried by retrying those of its children that failed or were cancelled with it.
+        frontier = [task for task in tasks.values() if task.is_batch]
+        while frontier:
+            cursor = await connection.execute(
+                self._moves["children"], {"ids": [task.id for task in frontier]}
+            )
+            names = [row[0] for row in await cursor.fetchall()]
+            found_below = await self._revivable(connection, names)
+            below = [task for task in found_below if task.status != Status.COMPLETED]
+            tasks |= {task.id: task for task in below}
+            frontier = [task for task in below if task.is_batch]
+        revived = list(tasks.values())
+        await self._retake_keys(connection, revived)
+        lanes = await self._lanes.find(connection, [task.lane for task in revived])
+        owners = await self._lock_owners(connection, tasks)
+        await connection.execute(self._sql["lock_waited_for"], {"ids": list(tasks)})
+        cursor = await connection.execute(
+            self._moves["revive_tasks"],
+            {
+                **self._database.now,
+                "ids": [task.id for task in revived],
+                "lane_ids": [lanes[task.lane] for task in revived],
+                # A batch has no work that could wait, but its children have.
+                "delays": [0.0 if task.is_batch else float(delay_sec) for task in revived],
+                "lock_owners": [owners.get(task.id) for task in revived],
+            },
+        )
+        rows = await cursor.fetchall()
+        await self.record_review(connection, [task_id, *(name for name in tasks if name != task_id)], review)
+        await self._recount_dags(connection, revived)
+        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
+        ready = [row for row in rows if row[2] == Status.READY]
+        told = [(row[0], row[1], row[4], review.told(row[0], root=task_id)) for row in rows]
+        await self.log(connection, ["task.resolved"], told)
+        await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, row[4]) for row in ready])
+        if ready:
+            lane_ids = sorted({row[3] for row in ready})
+            await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
+        if done := [row[0] for row in rows if row[5]]:
+            await self._lifecycle.finish_batches(connection, done)
+        status = next(Status.COMPLETED if row[5] else Status(row[2]) for row in rows if row[0] == task_id)
+        return Revived(status, list(tasks))
+
+    async def record_review(self, connection: Connection, ids: Sequence[str], review: Review) -> list[str]:
+        """Decide about those of these tasks that lie on the desk; a change of spec is the first one's."""
+        cursor = await connection.execute(
+            self._letters["record_review"],
+            {**self._database.now, "ids": list(ids), "root": ids[0], **review.parameters()},
+        )
+        return [row[0] for row in await cursor.fetchall()]
+
+    async def _lock_owners(
+        self, connection: Connection, tasks: Mapping[str, _Revivable]
+    ) -> dict[str, str | None]:
+        """For each task the outermost batch that can hold its lock: one that is live, or revived with it."""
+        around = sorted({name for task in tasks.values() for name in task.lock_owners} - tasks.keys())
+        cursor = await connection.execute(self._moves["read_live"], {"ids": around})
+        able = tasks.keys() | {row[0] for row in await cursor.fetchall()}
+        return {
+            task.id: next((name for name in task.lock_owners if name in able), None)
+            for task in tasks.values()
+        }
+
+    async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
+        async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:
+            await cursor.execute(self._sql["read_revivable"], {"ids": list(ids)})
+            return await cursor.fetchall()
+
+    async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
+        keyed = sorted((t.idempotency_key, t) for t in tasks if t.idempotency_key is not None)
+        if not keyed:
+            return
+        cursor = await connection.execute(
+            self._sql["retake_keys"],
+            {
+                **self._database.now,
+                "keys": [key for key, _ in keyed],
+                "task_ids": [task.id for _, task in keyed],
+                "hashes": [content_hash(task.type, msgspec.json.decode(task.spec)) for _, task in keyed],
+            },
+        )
+        taken = {row[0] for row in await cursor.fetchall()}
+        for key, task in keyed:
+            if key not in taken:
+                raise AlreadyExistsError(
+                    f"Can't retry task {task.id}: its idempotency key {key!r} is in use by a newer task. "
+                    "Cancel that one first; nothing was changed."
+                )
+
+    async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
+        changes = Changes(self._database.now)
+        for task in tasks:
+            changes.revive(task.id, task.dag_id, Status(task.status))
+        await changes.write(connection)
+
+    async def log(
+        self, connection: Connection, kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """`rows` are (task, dag, epoch, data); one event row a task, with all kinds."""
+        if rows:
+            ids, dags, epochs, data = map(list, zip(*rows, strict=True))
+            await connection.execute(
+                self._moves["insert_events"],
+                {
+                    **self._database.now,
+                    "kinds": ["{" + ",".join(kinds) + "}"] * len(ids),
+                    "task_ids": ids,
+                    "dag_ids": dags,
+                    "agent_ids": [None] * len(ids),
+                    "epochs": epochs,
+                    "data": [msgspec.json.encode(told).decode() for told in data],
+                },
+            )
+
+
+def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
+    if status is None:
+        return NotFoundError(f"There is no task {task_id}.")
+    return InvalidTransitionError(
+        f"Can't retry task {task_id}: it is {status}. DEAD_LETTERED, CANCELLED and RETRYING ones can be."
+    )

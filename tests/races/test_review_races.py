@@ -1,0 +1,146 @@
+"""People who decide about one dead letter at once, and what others do to it meanwhile."""
+
+from asyncio import gather
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.errors import AlreadyReviewedError, InvalidInputError, InvalidTransitionError
+from lineshaft.model.reviews import Decision
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.letters import LetterFilter
+from lineshaft.store.outcomes import Completion, Failure
+from tests.races.racing import DONE, held, race, running, status
+from tests.store.acting import ref
+
+END_ROW = "SELECT FROM lineshaft.task_end WHERE id = %s FOR UPDATE"
+
+
+async def dead(engine: Engine, type_: str = "code") -> str:
+    (task,) = await engine.submission.submit([NewTask(type_, max_attempts=1)])
+    (claimed,) = await running(engine)
+    await engine.lifecycle.fail([Failure(ref(claimed), "it broke")])
+    return task.id
+
+
+def by(reviewer: str, resolution: str) -> Decision:
+    return Decision(resolution=resolution, reviewer=reviewer)
+
+
+def reviews(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
+    return connection.execute("SELECT reviewer, resolution FROM lineshaft.review ORDER BY no").fetchall()
+
+
+@pytest.mark.parametrize("resolution", ["retry", "cancel", "delete"])
+async def test_two_reviewers_one_decision(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection, resolution: str
+) -> None:
+    """R-132: one wins, the other is told what was decided."""
+    one, two = engines
+    task_id = await dead(one)
+
+    with held(dsn, END_ROW, task_id) as holder:
+        results = await race(
+            connection,
+            holder,
+            one.dead_letters.resolve(task_id, by("ann", "retry")),
+            two.dead_letters.resolve(task_id, by("bob", resolution)),
+        )
+
+    (told,) = [result for result in results if isinstance(result, AlreadyReviewedError)]
+    winner, decided = ("bob", resolution) if results[0] is told else ("ann", "retry")
+    assert reviews(connection) == [(winner, decided)]
+    assert (told.reviewer, told.resolution) == (winner, decided)
+    assert winner in str(told)
+    assert status(connection, task_id) == ("READY" if decided == "retry" else "CANCELLED")
+
+
+async def test_a_review_against_a_retry_by_hand(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+) -> None:
+    """R-122, R-132: revived once, whoever was first."""
+    one, two = engines
+    task_id = await dead(one)
+
+    with held(dsn, END_ROW, task_id) as holder:
+        desk, hand = await race(
+            connection,
+            holder,
+            one.dead_letters.resolve(task_id, by("ann", "retry")),
+            two.operations.retry(task_id),
+        )
+
+    if isinstance(desk, AlreadyReviewedError):
+        assert (hand, desk.reviewer, reviews(connection)) == (Status.READY, None, [(None, "retry")])
+        assert "retried by hand" in str(desk)
+    else:
+        assert isinstance(hand, InvalidTransitionError)
+        assert reviews(connection) == [("ann", "retry")]
+    assert connection.execute("SELECT revivals FROM lineshaft.task_live").fetchall() == [(1,)]
+
+
+async def test_a_new_dependent_against_a_cancel(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+) -> None:
+    """U6: it is cancelled too, or refused; it never waits for what will not come."""
+    one, two = engines
+    task_id = await dead(one)
+
+    with held(dsn, END_ROW, task_id) as holder:
+        cancelled, submitted = await race(
+            connection,
+            holder,
+            one.dead_letters.resolve(task_id, by("ann", "cancel")),
+            two.submission.submit([NewTask("after", depends_on=[task_id])]),
+        )
+
+    assert cancelled.status is Status.CANCELLED
+    if isinstance(submitted, list):
+        assert status(connection, submitted[0].id) == "CANCELLED"
+    else:
+        assert isinstance(submitted, InvalidInputError)
+
+
+async def test_a_new_dependent_holds_back_the_revival_until_it_is_there(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+) -> None:
+    """U6: else the revived task could complete before the new edge is there to be counted down."""
+    one, _ = engines
+    task_id = await dead(one)
+    with psycopg.connect(dsn) as slow:
+        # A submission that has seen the dead letter, and takes its time.
+        slow.execute(
+            "SELECT id FROM lineshaft.task_end WHERE id = %s AND status = 'DEAD_LETTERED' FOR KEY SHARE",
+            [task_id],
+        )
+        results = await race(connection, slow, one.dead_letters.resolve(task_id, by("ann", "retry")))
+
+    assert results[0].status is Status.READY
+    (after,) = await one.submission.submit([NewTask("after", depends_on=[task_id])])
+    (claimed,) = await running(one)
+    await one.lifecycle.complete([Completion(ref(claimed), DONE)])
+    assert status(connection, after.id) == "READY"
+
+
+async def test_two_bulk_decisions_share_the_work(
+    engines: tuple[Engine, Engine], connection: psycopg.Connection
+) -> None:
+    """R-132: each letter is decided once; what the other had is told as such."""
+    one, two = engines
+    # Of ten types: a breaker would hold back the rest of one.
+    expected = {await dead(one, f"type{n}") for n in range(10)}
+
+    results = await gather(
+        one.dead_letters.resolve_all(LetterFilter(), by("ann", "delete")),
+        two.dead_letters.resolve_all(LetterFilter(), by("bob", "delete")),
+    )
+
+    decided = [task_id for result in results for task_id in result.resolved]
+    assert (len(decided), set(decided)) == (10, expected)
+    assert all(
+        isinstance(error, AlreadyReviewedError) for result in results for error in result.refused.values()
+    )
+    assert len(reviews(connection)) == 10
