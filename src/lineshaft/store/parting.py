@@ -122,16 +122,17 @@ class Parting:
 
         async def work(connection: Connection) -> Spawned:
             step = {"id": claim.id, "name": SPAWN_STEP + key}
-            cursor = await connection.execute(self._sql["read_step"], step)
-            known = await cursor.fetchone()
-            names: list[str] = msgspec.json.decode(known[0]) if known else []
             try:
                 parent = await self._lifecycle.hold(connection, claim, "spawn from")
             except StaleClaimError:
+                known = await self._read_step(connection, step)
                 if known is None or known[1] != claim.epoch or not wait:
                     raise
                 # The same call again: the parent waits already.
-                return Spawned([Child(name) for name in names], paused=True)
+                return Spawned([Child(name) for name in known[0]], paused=True)
+            # While the parent is locked: of two calls at once the second finds what the first made.
+            known = await self._read_step(connection, step)
+            names = [] if known is None else known[0]
             await self._book_one(connection, claim, spent.cost_usd)
             parent = replace(
                 parent, attempt_cost_usd=max(parent.attempt_cost_usd, spent.cost_usd or Decimal(0))
@@ -156,6 +157,12 @@ class Parting:
             return Spawned([ends.get(name) or Child(name) for name in names], paused)
 
         return await self._database.run(work, pipeline=False)
+
+    async def _read_step(self, connection: Connection, step: dict[str, str]) -> tuple[list[str], int] | None:
+        """Which children were made, and by which claim."""
+        cursor = await connection.execute(self._sql["read_step"], step)
+        row = await cursor.fetchone()
+        return None if row is None else (msgspec.json.decode(row[0]), row[1])
 
     async def _ends(self, connection: Connection, names: list[str]) -> dict[str, Child]:
         cursor = await connection.execute(self._sql["child_ends"], {"ids": names})
