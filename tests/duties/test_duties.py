@@ -100,7 +100,8 @@ async def test_the_execution_limit_holds_even_while_heartbeats_come(
 async def test_a_task_that_its_agent_validates_is_reaped_too(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """F-19."""
+    """R-072, F-19: the one that should have checked the output is gone."""
+    engine.lifecycle.gatekeeper = None
     gate = OutputContract(validation="regex", validation_schema="x")
     (task,) = await claimed(engine, NewTask("code", output=gate))
     (moved,) = await engine.lifecycle.complete([Completion(ref(task), b'"x"')])

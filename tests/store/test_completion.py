@@ -123,6 +123,7 @@ async def test_costs_that_heartbeats_told_count_too(world: World) -> None:
 )
 async def test_an_output_that_must_be_checked_is_handed_in(world: World, output: OutputContract) -> None:
     """R-032, R-093, R-095: VALIDATING, with the output safe beside it; asking again doesn't let it pass."""
+    world.engine.lifecycle.gatekeeper = None  # as if the process died before it looked
     agent = await world.agent()
     await world.one(output=output, max_cost_usd=1)
     task = await world.take(agent)
@@ -153,6 +154,7 @@ async def test_a_checked_output_that_is_too_dear_is_refused_at_once(world: World
 
 async def test_a_failed_check_is_a_failed_attempt(world: World) -> None:
     """R-033, R-098: the attempt that was being validated is the one that failed."""
+    world.engine.lifecycle.gatekeeper = None
     agent = await world.agent()
     await world.one(output=OutputContract(validation="regex", validation_schema="^a"), max_attempts=1)
     task = await world.take(agent)

@@ -125,7 +125,8 @@ async def claim_and_start(task: Subject) -> Status:
 async def heartbeat(task: Subject) -> Status:
     beats = [Beat(task.claim)]
     answer = await task.world.engine.lifecycle.heartbeat(task.agent_id, 1, beats)
-    held = task.status in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}
+    # While a person looks at its output, a task is nobody's.
+    held = task.status in {Status.CLAIMED, Status.RUNNING}
     gone = "cancel" if task.status is Status.CANCELLED else "lost"
     assert answer == {task.id: "continue" if held else gone}
     return task.status

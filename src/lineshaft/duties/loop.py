@@ -24,10 +24,24 @@ class Duty(Protocol):
         ...
 
 
+async def _once(duty: Duty, stop: asyncio.Event) -> Counts:
+    """To its end; or, if the duty may be interrupted, until it is told to stop."""
+    if not getattr(duty, "interruptible", False):
+        return await duty.run_once()
+    work, stopped = asyncio.ensure_future(duty.run_once()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else {}
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+
+
 async def run(duty: Duty, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
-            counts = await duty.run_once()
+            counts = await _once(duty, stop)
         except UnavailableError as error:
             # The database comes back, or it doesn't; either way there is nothing to do but ask again.
             _log.warning("%s: %s", duty.name, error)

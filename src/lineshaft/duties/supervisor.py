@@ -9,6 +9,7 @@ from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.roll_call import RollCall
+from lineshaft.duties.validator import Validator
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
 from lineshaft.store.partitions import Partitions
@@ -25,6 +26,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_events=_days(settings.keep_events_days),
         ),
         RollCall(engine.fleet),
+        Validator(engine.gates, engine.approvals),
     ]
 
 

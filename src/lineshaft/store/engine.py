@@ -3,16 +3,21 @@
 from types import TracebackType
 from typing import Self
 
+from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
+from lineshaft.store.approvals import Approvals
 from lineshaft.store.breakers import Breakers
 from lineshaft.store.claims import Claims
 from lineshaft.store.database import Database
+from lineshaft.store.deadletters import DeadLetters
 from lineshaft.store.fleet import Fleet
+from lineshaft.store.gates import Gates
 from lineshaft.store.insights import Insights
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
 from lineshaft.store.parting import Parting
+from lineshaft.store.reports import Reports
 from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submission
 from lineshaft.store.upkeep import Upkeep
@@ -28,11 +33,14 @@ class Engine:
         max_connections: int = 10,
         prepare: bool = True,
         rules: Rules | None = None,
+        checks: Checks | None = None,
     ) -> None:
+        #: How outputs are checked; without any, commands and judges are not to be had.
+        self.checks = checks or Checks()
         self.rules = rules or Rules()
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
-        self.submission = Submission(self.database, lanes)
+        self.submission = Submission(self.database, lanes, gate_faults=self.checks.faults)
         self.breakers = Breakers(self.database, self.rules.breakers)
         self.lifecycle = Lifecycle(self.database, lanes, breakers=self.breakers)
         self.upkeep = Upkeep(self.database, self.lifecycle)
@@ -46,8 +54,13 @@ class Engine:
         )
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
+        self.dead_letters = DeadLetters(self.database, self.operations)
         self.working = Working(self.database, self.lifecycle)
         self.parting = Parting(self.database, self.lifecycle, self.operations)
+        self.gates = Gates(self.database, self.lifecycle, self.checks)
+        self.lifecycle.gatekeeper = self.gates
+        self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.insights)
+        self.reports = Reports(self.database)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

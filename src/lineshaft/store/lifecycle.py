@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from psycopg.rows import class_row
@@ -31,7 +31,22 @@ from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved,
 from lineshaft.store.round_trip import Rows, transaction
 
 
+class Gatekeeper(Protocol):
+    """What looks at outputs that must be checked (store/gates.py)."""
+
+    async def begin(self, connection: Connection, ids: Sequence[str]) -> None:
+        """In the transaction in which they are handed in."""
+        ...
+
+    async def check(self, claims: Sequence[ClaimRef]) -> dict[str, Moved]:
+        """Afterwards; gives what became of those that it could tell about at once."""
+        ...
+
+
 class Lifecycle:
+    #: None: whatever must be checked stays VALIDATING.
+    gatekeeper: Gatekeeper | None = None
+
     def __init__(
         self,
         database: Database,
@@ -138,7 +153,7 @@ class Lifecycle:
     # Ending well.
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        """Record the output; a task with gates goes to VALIDATING and waits for `accept` or `reject`."""
+        """Record the output; a task with gates goes to VALIDATING, and on as its gates say."""
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
         steps = ("lock_dependents", "complete_tasks", "unblock_dependents")
 
@@ -152,7 +167,29 @@ class Lifecycle:
                     moved |= await self._complete_specially(connection, rest)
             return [moved[item.claim.id] for item in completions]
 
-        return await self._database.run_alone(work)
+        answers = await self._database.run_alone(work)
+        handed_in = [
+            item.claim
+            for item, answer in zip(completions, answers, strict=True)
+            if answer.status is Status.VALIDATING
+        ]
+        if not handed_in or self.gatekeeper is None:
+            return answers
+        checked = await self.gatekeeper.check(handed_in)
+        return [checked.get(answer.id, answer) for answer in answers]
+
+    async def accept(self, connection: Connection, completions: Sequence[Completion]) -> None:
+        """The gates have let these pass: VALIDATING → COMPLETED. Their tasks are locked."""
+        parameters = {**self._database.now, **_completion_columns(completions), "accepted": True}
+        done = await connection.execute(self._sql["complete_tasks"], parameters)
+        unblocked = await connection.execute(self._sql["unblock_dependents"], parameters)
+        await self._after_completion(connection, await done.fetchall(), await unblocked.fetchall())
+
+    async def reject(
+        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+    ) -> dict[str, Moved]:
+        """The gates have refused these: failed attempts. Their tasks are locked."""
+        return await self._fail_locked(connection, failures)
 
     async def _after_completion(self, connection: Connection, rows: Rows, unblocked: Rows) -> None:
         locks = sorted({row[4] for row in rows if row[3]})
@@ -197,26 +234,35 @@ class Lifecycle:
             await self._hand_in(connection, gated)
             moved |= {item.claim.id: Moved(item.claim.id, Status.VALIDATING) for item in gated}
         if rest:
-            cursor = await connection.execute(
-                self._sql["read_ends"], {"ids": [item.claim.id for item in rest]}
-            )
-            ends = {(row[0], row[1]): row for row in await cursor.fetchall()}
-            for item in rest:
-                end = ends.get((item.claim.id, item.claim.epoch))
-                if end is not None and end[2:5:2] == _TOO_DEAR:
-                    # The same call again, which cost too much the first time.
-                    moved[item.claim.id] = Moved(item.claim.id, Status.DEAD_LETTERED)
-            rest = [item for item in rest if item.claim.id not in moved]
-            answers = await self._answer(
-                connection,
-                [item.claim for item in rest],
-                set(),
-                Status.COMPLETED,
-                "complete",
-                late={item.claim.id: item.output for item in rest},
-            )
-            moved |= {answer.id: answer for answer in answers}
+            moved |= {answer.id: answer for answer in await self.answer_again(connection, rest)}
         return moved
+
+    async def answer_again(self, connection: Connection, items: Sequence[Completion]) -> list[Moved]:
+        """Completions that moved nothing: answered as the first time, or refused."""
+        claims = [item.claim for item in items]
+        cursor = await connection.execute(self._sql["read_ends"], {"ids": [claim.id for claim in claims]})
+        moved = {
+            # The same call again, which cost too much the first time.
+            row[0]: Moved(row[0], Status.DEAD_LETTERED)
+            for row in await cursor.fetchall()
+            if row[2:5:2] == _TOO_DEAR and ClaimRef(row[0], row[1]) in claims
+        }
+        cursor = await connection.execute(
+            catalog.load("gates")["answered_before"],
+            {"ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]},
+        )
+        moved |= {row[0]: Moved(row[0], Status(row[1])) for row in await cursor.fetchall()}
+        rest = [item for item in items if item.claim.id not in moved]
+        answers = await self._answer(
+            connection,
+            [item.claim for item in rest],
+            set(),
+            Status.COMPLETED,
+            "complete",
+            late={item.claim.id: item.output for item in rest},
+        )
+        moved |= {answer.id: answer for answer in answers}
+        return [moved[claim.id] for claim in claims]
 
     async def _hand_in(self, connection: Connection, items: Sequence[Completion]) -> None:
         outputs = [
@@ -237,13 +283,14 @@ class Lifecycle:
                 "tokens_in": [item.spent.tokens_input for item in items],
                 "tokens_out": [item.spent.tokens_output for item in items],
                 "outputs": [msgspec.json.encode(output).decode() for output in outputs],
-                "elsewhere": False,
             },
         )
         changes = Changes(self._database.now)
         for item in items:
             changes.event(locked[item.claim.id], ["task.validating"])
         await changes.write(connection)
+        if self.gatekeeper is not None:
+            await self.gatekeeper.begin(connection, [item.claim.id for item in items])
 
     async def finish_batches(self, connection: Connection, batches: list[str]) -> None:
         """Batches whose children are all done are done themselves, and so may be the batches above them."""

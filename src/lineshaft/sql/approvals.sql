@@ -1,0 +1,82 @@
+-- What waits for a person: outputs at a gate `human`, and tasks that need the capability `human`. Used by store/approvals.py.
+
+-- name: waiting_gates
+-- Outputs that a person must approve, in the order in which they came. By attempt_gated.
+SELECT attempt.task_id AS id, 'gate' AS kind, attempt.gate_since AS since, task.gates -> attempt.gate_no::integer -> 'schema' AS schema
+FROM lineshaft.attempt
+JOIN lineshaft.task ON task.id = attempt.task_id
+WHERE attempt.outcome = 'validating' AND attempt.gate = 'human'
+  AND (%(since)s::timestamptz IS NULL OR (attempt.gate_since, attempt.task_id) > (%(since)s::timestamptz, %(after)s::text))
+ORDER BY attempt.gate_since, attempt.task_id
+LIMIT %(limit)s::integer
+
+-- name: waiting_tasks
+-- Tasks that only a person can do and that nobody has claimed, by the lanes that want one. The schema of their answer is that of the
+-- first json-schema gate. By task_live_claimable, generation by generation; those that are parked wait for a lock or for money.
+SELECT live.id, 'task' AS kind, live.ready_at AS since,
+    jsonb_path_query_first(task.gates, '$[*] ? (@.method == "json-schema").schema') AS schema
+FROM lineshaft.lane
+CROSS JOIN lineshaft.generation
+JOIN lineshaft.task_live AS live
+    ON live.generation = generation.no AND live.lane_id = lane.id AND live.status = 'READY' AND live.parked IS NULL
+JOIN lineshaft.task ON task.id = live.id
+WHERE lane.required_capabilities @> '{human}'
+  AND (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::timestamptz, %(after)s::text))
+ORDER BY live.ready_at, live.id
+LIMIT %(limit)s::integer
+
+-- name: read_asked
+-- A task as a person is asked to do it: without an output yet.
+SELECT task.id, live.epoch + 1 AS epoch, 0::smallint AS gate_no, NULL::text AS gate, task.type, task.title, task.spec, task.gates,
+    task.require_decision_report, %(output)s::jsonb AS output
+FROM lineshaft.task
+JOIN lineshaft.task_live AS live ON live.id = task.id
+WHERE task.id = %(id)s::text AND live.status = 'READY' AND task.required_capabilities @> '{human}'
+
+-- name: answer_task
+-- READY → CLAIMED → RUNNING → VALIDATING in one go: a person has done it already, and holds nothing. Guarded by the lock that lock_tasks holds.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+taken AS (
+    UPDATE lineshaft.task_live AS live
+    SET status = 'VALIDATING', epoch = live.epoch + 1, claimed_at = clock.now, started_at = clock.now,
+        first_started_at = coalesce(live.first_started_at, clock.now), parked = NULL
+    FROM clock
+    WHERE live.id = %(id)s::text AND live.epoch = %(epoch)s::integer AND live.status = 'READY'
+    RETURNING live.id, live.epoch, live.attempts, live.revivals
+)
+INSERT INTO lineshaft.attempt (task_id, epoch, number, revival, agent_id, claimed_at, started_at, outcome, output)
+SELECT taken.id, taken.epoch, taken.attempts + 1, taken.revivals, %(by)s::text, clock.now, clock.now, 'validating', %(output)s::jsonb
+FROM taken CROSS JOIN clock
+RETURNING task_id
+
+-- name: dag_has_begun
+-- Somebody works on it: a person.
+WITH begun AS (
+    UPDATE lineshaft.dag SET status = 'running', ended_at = NULL WHERE id = %(id)s::text AND status <> 'running' RETURNING id
+)
+INSERT INTO lineshaft.event (at, kinds, dag_id) SELECT coalesce(%(now)s::timestamptz, now()), '{dag.running}', begun.id FROM begun
+
+-- name: try_announce
+-- One node at a time; the others needn't.
+SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.announce', 0)) AS got
+
+-- name: announce_waiting
+-- Tell once for each turn that a task waits for a person. (An output at a gate is told when it gets there.) Events since it first became
+-- READY are in few partitions.
+INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
+SELECT coalesce(%(now)s::timestamptz, now()), '{approval.waiting}', live.id, live.dag_id, live.epoch, '{"kind": "task"}'
+FROM lineshaft.lane
+CROSS JOIN lineshaft.generation
+JOIN lineshaft.task_live AS live
+    ON live.generation = generation.no AND live.lane_id = lane.id AND live.status = 'READY' AND live.parked IS NULL
+WHERE lane.required_capabilities @> '{human}'
+  AND NOT EXISTS (
+    SELECT FROM lineshaft.event
+    WHERE event.task_id = live.id AND event.at >= live.ready_at AND event.epoch = live.epoch AND event.kinds @> '{approval.waiting}'
+    OFFSET 0
+  )
+ORDER BY live.submission_no
+LIMIT %(limit)s::integer
+RETURNING task_id
