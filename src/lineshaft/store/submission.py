@@ -26,7 +26,7 @@ from lineshaft.errors import (
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
-from lineshaft.model.tasks import NewTask, Resolver, check_fields
+from lineshaft.model.tasks import GateFaults, NewTask, Resolver, check_fields
 from lineshaft.sql import catalog
 from lineshaft.store.copying import copy_rows
 from lineshaft.store.database import Connection, Database
@@ -75,9 +75,11 @@ class SubmittedDag:
 
 
 class Submission:
-    def __init__(self, database: Database, lanes: Lanes) -> None:
+    def __init__(self, database: Database, lanes: Lanes, *, gate_faults: GateFaults | None = None) -> None:
         self._database = database
         self._lanes = lanes
+        #: What is wrong with the gates of a new task.
+        self.gate_faults = gate_faults
         self._sql = catalog.load("submission")
 
     async def submit(
@@ -89,7 +91,7 @@ class Submission:
         """
         _check_number(len(tasks))
         drafts: list[Draft] = []
-        resolver = Resolver()
+        resolver = Resolver(self.gate_faults)
         heads = []
         for number, task in enumerate(tasks):
             place = f"tasks[{number}]" if len(tasks) > 1 else ""
@@ -126,7 +128,7 @@ class Submission:
             raise InvalidInputError(errors=[("title", "must not be empty")])
         dag_id = new_id("dag")
         drafts: list[Draft] = []
-        heads = draft_by_key(tasks, dag_id, drafts)
+        heads = draft_by_key(tasks, dag_id, drafts, self.gate_faults)
         dag = DagDraft(
             id=dag_id,
             title=title,
@@ -349,10 +351,12 @@ class Submission:
             )
 
 
-def draft_by_key(tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft]) -> dict[str, Draft]:
+def draft_by_key(
+    tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], gate_faults: GateFaults | None = None
+) -> dict[str, Draft]:
     """Tasks of one call that may depend on each other by `key`; one without a key goes by its id."""
     heads: dict[str, Draft] = {}
-    resolver = Resolver()
+    resolver = Resolver(gate_faults)
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]"
         head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
