@@ -1,6 +1,7 @@
 """The backend for whoever reaches the database itself."""
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from decimal import Decimal
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import NO_HISTORY, Assignment, EventPage, History, Idler, Pulse
 from lineshaft.client.views import Dag, Task, dag_of, event_of, task_of
 from lineshaft.clock import Clock
@@ -30,6 +32,7 @@ from lineshaft.store.location import database
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
 from lineshaft.store.parting import Child, HandBack, Spawned
 from lineshaft.store.reading import Page
+from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submitted, SubmittedDag
 from lineshaft.store.wakeups import Wakeups
 from lineshaft.store.why import Why
@@ -49,7 +52,8 @@ class DatabaseBackend:
         self._wakeups: Wakeups | None = None
         self._directory: LaneDirectory | None = None
         self._subscribing = asyncio.Lock()
-        self._was_slowed = False
+        #: When the next slow-down is over, or the next breaker may be probed, as far as is known.
+        self._opens_at: float | None = None
 
     async def open(self) -> None:
         async with AsyncExitStack() as opening:
@@ -59,7 +63,13 @@ class DatabaseBackend:
             opening.callback(location.__exit__, None, None, None)
             await asyncio.to_thread(_prepare, dsn, embedded=self._settings.database_url is None)
             self._engine = await opening.enter_async_context(
-                Engine(dsn, clock=self._clock, max_connections=self._max_connections)
+                Engine(
+                    dsn,
+                    clock=self._clock,
+                    max_connections=self._max_connections,
+                    rules=Rules.of(self._settings),
+                    checks=Checks.from_settings(self._settings),
+                )
             )
             self._resources = opening.pop_all()
 
@@ -216,11 +226,12 @@ class DatabaseBackend:
         await Reaper(self.engine.upkeep).run_once()
         await Promoter(self.engine.upkeep).run_once()
         openings = await self.engine.working.openings()
-        if self._was_slowed and openings.slowdown_sec is None and self._wakeups is not None:
-            # Nobody is told when a slow-down is over.
+        now = time.monotonic()
+        if self._opens_at is not None and now >= self._opens_at and self._wakeups is not None:
+            # Nobody is told when a slow-down is over, or a breaker may be probed.
             self._wakeups.wake_all()
-        self._was_slowed = openings.slowdown_sec is not None
-        coming = (openings.due_sec, openings.lease_sec, openings.slowdown_sec)
+        self._opens_at = None if openings.guard_sec is None else now + openings.guard_sec
+        coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
         return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:

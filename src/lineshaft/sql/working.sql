@@ -130,7 +130,8 @@ UPDATE lineshaft.agent SET status = 'draining'
 WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
 
 -- name: openings
--- Seconds until something comes back by itself: a back-off or a snooze ends, a lease runs out, a slow-down is over.
+-- Seconds until something comes back by itself: a back-off or a snooze ends, a lease runs out, a slow-down is over or a breaker may be
+-- probed.
 SELECT
     extract(epoch FROM (
         SELECT due_at FROM lineshaft.task_live WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
@@ -138,7 +139,10 @@ SELECT
     extract(epoch FROM (
         SELECT lease_until FROM lineshaft.task_live WHERE lease_until IS NOT NULL ORDER BY lease_until LIMIT 1
     ) - clock.now)::double precision AS lease_sec,
-    extract(epoch FROM (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now) - clock.now)::double precision AS slowdown_sec
+    extract(epoch FROM least(
+        (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now),
+        (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now)
+    ) - clock.now)::double precision AS guard_sec
 FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 
 -- name: retry_within

@@ -45,7 +45,7 @@ class Openings:
 
     due_sec: float | None
     lease_sec: float | None
-    slowdown_sec: float | None
+    guard_sec: float | None
 
 
 @dataclass(frozen=True, slots=True)
