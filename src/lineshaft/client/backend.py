@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lineshaft.client.views import Dag, Event, Task
+from lineshaft.client.views import Approval, Dag, Event, Report, Task
 from lineshaft.model.tasks import NewTask
+from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.fleet import AgentView, NewAgent
@@ -121,6 +122,14 @@ class Backend(Protocol):
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None: ...
 
     async def retry(self, task_id: str, *, delay_sec: float) -> None: ...
+
+    async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]: ...
+
+    async def decide(self, task_id: str, decision: Decision) -> None: ...
+
+    async def reports(
+        self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
+    ) -> Page[Report]: ...
 
     # Working.
 

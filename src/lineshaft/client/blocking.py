@@ -152,4 +152,8 @@ class SyncLineshaft:
     wait = _blocking(Lineshaft.wait)
     cancel = _blocking(Lineshaft.cancel)
     retry = _blocking(Lineshaft.retry)
+    approvals = _blocking(Lineshaft.approvals)
+    approve = _blocking(Lineshaft.approve)
+    refuse = _blocking(Lineshaft.refuse)
+    reports = _blocking(Lineshaft.reports)
     events = _iterating(Lineshaft.events)

@@ -1,6 +1,7 @@
 """The backend for whoever reaches the database itself."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -11,15 +12,28 @@ import msgspec
 
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import NO_HISTORY, Assignment, EventPage, History, Idler, Pulse
-from lineshaft.client.views import Dag, Task, dag_of, event_of, task_of
+from lineshaft.client.views import (
+    Approval,
+    Dag,
+    Report,
+    Task,
+    approval_of,
+    dag_of,
+    event_of,
+    report_of,
+    task_of,
+)
 from lineshaft.clock import Clock
+from lineshaft.duties.loop import Counts
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.validator import Validator
 from lineshaft.errors import DatabaseError
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.sql import migrate
 from lineshaft.store import guests
+from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import Claim, ClaimedTask, Resumed
 from lineshaft.store.engine import Engine
@@ -38,13 +52,25 @@ from lineshaft.store.wakeups import Wakeups
 from lineshaft.store.why import Why
 from lineshaft.store.working import PastAttempt, Purses
 
+_log = logging.getLogger("lineshaft.client")
+
 #: So soon again, at the most, does upkeep come: a retry may be due in no time.
 _SHORTEST_PAUSE_SEC = 0.05
 
 
 class DatabaseBackend:
-    def __init__(self, settings: Settings, *, clock: Clock | None = None, max_connections: int = 10) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        max_connections: int = 10,
+        checks: Checks | None = None,
+    ) -> None:
         self._settings = settings
+        self._checks = checks
+        #: Gates that take their time, run beside the rest of the upkeep.
+        self._validating: asyncio.Task[Counts] | None = None
         self._clock = clock
         self._max_connections = max_connections
         self._resources = AsyncExitStack()
@@ -68,12 +94,16 @@ class DatabaseBackend:
                     clock=self._clock,
                     max_connections=self._max_connections,
                     rules=Rules.of(self._settings),
-                    checks=Checks.from_settings(self._settings),
+                    checks=self._checks or Checks.from_settings(self._settings),
                 )
             )
             self._resources = opening.pop_all()
 
     async def close(self) -> None:
+        if self._validating is not None:
+            self._validating.cancel()
+            await asyncio.wait({self._validating})
+            self._validating = None
         await self._resources.aclose()
         self._engine = self._wakeups = self._directory = None
 
@@ -143,6 +173,19 @@ class DatabaseBackend:
 
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)
+
+    async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
+        page = await self.engine.approvals.waiting(limit=limit, cursor=cursor)
+        return Page([approval_of(found) for found in page.items], page.next_cursor)
+
+    async def decide(self, task_id: str, decision: Decision) -> None:
+        await self.engine.approvals.decide(task_id, decision)
+
+    async def reports(
+        self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
+    ) -> Page[Report]:
+        page = await self.engine.reports.search(query, type_=type_, dag_id=dag_id, limit=limit, cursor=cursor)
+        return Page([report_of(found) for found in page.items], page.next_cursor)
 
     # Working.
 
@@ -225,6 +268,7 @@ class DatabaseBackend:
         """Retries become due and agents die also where no server runs its duties."""
         await Reaper(self.engine.upkeep).run_once()
         await Promoter(self.engine.upkeep).run_once()
+        self._validate()
         openings = await self.engine.working.openings()
         now = time.monotonic()
         if self._opens_at is not None and now >= self._opens_at and self._wakeups is not None:
@@ -233,6 +277,15 @@ class DatabaseBackend:
         self._opens_at = None if openings.guard_sec is None else now + openings.guard_sec
         coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
         return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
+
+    def _validate(self) -> None:
+        if self._validating is not None:
+            if not self._validating.done():
+                return
+            if not self._validating.cancelled() and (error := self._validating.exception()) is not None:
+                _log.warning("Gates could not be run: %s", error)
+        validator = Validator(self.engine.gates, self.engine.approvals)
+        self._validating = asyncio.create_task(validator.run_once(), name="lineshaft validator")
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         return await self.engine.working.retry_within(types, within_sec)

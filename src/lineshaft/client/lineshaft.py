@@ -8,13 +8,15 @@ from decimal import Decimal
 from types import TracebackType
 from typing import Any, Self, overload
 
+from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import Backend
 from lineshaft.client.database_backend import DatabaseBackend
-from lineshaft.client.views import Dag, Event, Task
+from lineshaft.client.views import Approval, Dag, Event, Report, Task
 from lineshaft.client.waiting import EndWatch
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, encoded_json
 from lineshaft.settings import Settings
+from lineshaft.store.approvals import Decision
 from lineshaft.store.listing import TaskFilter, TaskOrder
 from lineshaft.store.reading import DEFAULT_LIMIT, Page
 from lineshaft.store.submission import Submitted, SubmittedDag
@@ -43,9 +45,11 @@ class Lineshaft:
         *,
         settings: Settings | None = None,
         max_connections: int = 10,
+        checks: Checks | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.backend = backend or _choose(dsn, settings, max_connections)
+        """`checks`: gates of your own; without it those that the settings tell."""
+        self.backend = backend or _choose(dsn, settings, max_connections, checks)
         self._watch = EndWatch(self.backend)
 
     async def open(self) -> Self:
@@ -180,6 +184,44 @@ class Lineshaft:
             ) from None
         return await (self.backend.dag(name) if is_dag else self.backend.task(name))
 
+    # People.
+
+    async def approvals(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
+        """What waits for a person, the longest first: outputs at a gate, and tasks that only one can do."""
+        return await self.backend.approvals(limit=limit, cursor=cursor)
+
+    async def approve(
+        self,
+        task: str | Submitted,
+        *,
+        reviewer: str,
+        note: str | None = None,
+        data: Any = None,
+        decision_report: Any = None,
+    ) -> Task:
+        """Let an output pass its gate; or do the task, with `data` as its output."""
+        answer = None if data is None else encoded_json("data", data)
+        report = None if decision_report is None else encoded_json("decision_report", decision_report)
+        await self.backend.decide(_id(task), Decision(True, reviewer, note, answer, report))  # noqa: FBT003
+        return await self.backend.task(_id(task))
+
+    async def refuse(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
+        """Refuse an output, which fails its attempt; or refuse to do the task: it is a dead letter then."""
+        await self.backend.decide(_id(task), Decision(False, reviewer, note))  # noqa: FBT003
+        return await self.backend.task(_id(task))
+
+    async def reports(
+        self,
+        query: str = "",
+        *,
+        type: str | None = None,  # noqa: A002 - as the filter of `list`
+        dag_id: str | None = None,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> Page[Report]:
+        """Decision reports with these words, newest first; without words, all."""
+        return await self.backend.reports(query, type_=type, dag_id=dag_id, limit=limit, cursor=cursor)
+
     # Operating.
 
     async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
@@ -193,7 +235,9 @@ class Lineshaft:
         return await self.backend.task(_id(task))
 
 
-def _choose(dsn: str | None, settings: Settings | None, max_connections: int) -> Backend:
+def _choose(
+    dsn: str | None, settings: Settings | None, max_connections: int, checks: Checks | None
+) -> Backend:
     known = settings or Settings.load()
     if dsn is None and settings is None and known.url is not None:
         dsn = known.url
@@ -203,7 +247,7 @@ def _choose(dsn: str | None, settings: Settings | None, max_connections: int) ->
         )
     if dsn is not None:
         known = replace(known, database_url=dsn)
-    return DatabaseBackend(known, max_connections=max_connections)
+    return DatabaseBackend(known, max_connections=max_connections, checks=checks)
 
 
 def _id(what: str | Submitted | SubmittedDag) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
-from lineshaft.store import views
+from lineshaft.store import approvals, reports, views
 from lineshaft.store.events import Event as StoredEvent
 
 
@@ -114,6 +114,30 @@ class Event(Struct, frozen=True):
     data: Any
 
 
+class Approval(Struct, frozen=True):
+    """Something that waits for a person."""
+
+    task: Task
+    #: `gate`: its output waits to be approved. `task`: it waits to be done.
+    kind: str
+    #: What the person is asked for: the gate's own, or the JSON Schema of the answer.
+    schema: Any
+    since: datetime
+
+
+class Report(Struct, frozen=True):
+    """Why an agent did what it did."""
+
+    task_id: str
+    type: str
+    title: str
+    dag_id: str
+    agent_id: str | None
+    model: str | None
+    ended_at: datetime
+    decision_report: Any
+
+
 _COPIED = frozenset(Task.__struct_fields__) - {"spec", "tier", "claim", "progress", "output"}
 _DAG_FIELDS = Dag.__struct_fields__
 
@@ -150,6 +174,23 @@ def _output_of(view: views.OutputView) -> Output:
 
 def dag_of(view: views.DagView) -> Dag:
     return Dag(**{name: getattr(view, name) for name in _DAG_FIELDS})
+
+
+def approval_of(found: approvals.Approval) -> Approval:
+    return Approval(task_of(found.task), found.kind, decoded(found.schema), found.since)
+
+
+def report_of(found: reports.Report) -> Report:
+    return Report(
+        found.id,
+        found.type,
+        found.title,
+        found.dag_id,
+        found.agent_id,
+        found.model,
+        found.ended_at,
+        decoded(found.decision_report),
+    )
 
 
 def event_of(event: StoredEvent) -> Event:

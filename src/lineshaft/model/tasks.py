@@ -391,6 +391,15 @@ def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
     return replace(base, **given)
 
 
+def encoded_json(name: str, value: Any) -> bytes:
+    """As it is stored, or a refusal by this name."""
+    faults: Faults = []
+    encoded = _json(name, value, faults)
+    if faults:
+        raise InvalidInputError(errors=faults)
+    return encoded
+
+
 def _json(name: str, value: Any, faults: Faults) -> bytes:
     """As it is stored; what JSON or PostgreSQL can't hold is a fault."""
     try:

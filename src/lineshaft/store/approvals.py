@@ -27,7 +27,7 @@ from lineshaft.store.database import Connection, Database
 from lineshaft.store.gates import GatedOutput, Gates, Said, Step
 from lineshaft.store.insights import Insights
 from lineshaft.store.lifecycle import Lifecycle
-from lineshaft.store.outcomes import Moved
+from lineshaft.store.outcomes import Moved, check_report_size
 from lineshaft.store.reading import DEFAULT_LIMIT, Page, check_limit, decode_cursor, encode_cursor
 from lineshaft.store.views import TaskView
 
@@ -65,6 +65,7 @@ class Decision:
         if faults:
             raise InvalidInputError(errors=faults)
         check_json(data=self.data, decision_report=self.report)
+        check_report_size(self.report)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -3,13 +3,28 @@
 from dataclasses import dataclass
 from typing import Any
 
-from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, StaleClaimError
+from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
+from lineshaft.errors import (
+    InvalidInputError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotFoundError,
+    StaleClaimError,
+)
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, mended
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 
 MAX_ERROR = 10_000
+
+
+def check_report_size(report: bytes | None) -> None:
+    if report is not None and len(report) > MAX_REPORT_BYTES:
+        fault = (
+            f"must be at most {MAX_REPORT_BYTES} bytes of JSON, got {len(report)}; put details in an artifact"
+        )
+        raise InvalidInputError(errors=[("decision_report", fault)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,7 @@ class Completion:
     def __post_init__(self) -> None:
         # Here, so that one bad output is refused alone and not with all others of its call.
         check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
+        check_report_size(self.decision_report)
 
 
 @dataclass(frozen=True, slots=True)
