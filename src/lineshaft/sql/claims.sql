@@ -4,8 +4,8 @@
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: claim_tasks
--- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named. Breakers in `probing` count as
--- closed: whoever called makes the task their probe. `daily_budget` is what all may spend today, NULL: no limit.
+-- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named. With `probing` it takes
+-- only what these breakers hold back: whoever called makes the task their probe. `daily_budget` is what all may spend today, NULL: no limit.
 --
 -- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
 -- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
@@ -66,6 +66,7 @@ eligible AS MATERIALIZED (
       AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
       AND (me.money IS NULL OR me.money >= coalesce(lane.max_cost_usd, 0))
       AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
+      AND (%(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[]) OR 'model:' || chosen.model = ANY (%(probing)s::text[]))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
 ),
 -- Breakers of which a probe may be handed out: none, while all goes well.

@@ -410,8 +410,10 @@ SELECT
         AND (held.expires_at >= clock.now OR coalesce(holder.is_batch, false)) AS lock_refused,
     dag.id AS dag_id, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd,
     breaker.state::text AS breaker_state, breaker.failures, breaker.opened_at, breaker.forced, breaker.probe_task_id,
+    breaker.probe_at, NOT breaker.forced AND breaker.probe_task_id IS NULL AND coalesce(breaker.probe_at < clock.now, false) AS probe_due,
     slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
-    ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused
+    ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
+    ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
@@ -425,12 +427,13 @@ LEFT JOIN lineshaft.slowdown ON slowdown.key = '*' AND slowdown.until > clock.no
 WHERE task.id = %(id)s::text
 
 -- name: why_models
--- Models that no claim uses now: until when, if they were slowed down; NULL: a breaker is open.
-SELECT substr(key, 7) AS model, until
+-- Models and providers that no claim uses now: until when, if they were slowed down; NULL: a breaker is open, and no probe is due.
+SELECT key, until
 FROM lineshaft.slowdown
-WHERE until > coalesce(%(now)s::timestamptz, now()) AND key LIKE 'model:%%'
+WHERE until > coalesce(%(now)s::timestamptz, now())
 UNION ALL
-SELECT substr(key, 7), NULL FROM lineshaft.breaker WHERE state <> 'closed' AND key LIKE 'model:%%'
+SELECT key, NULL FROM lineshaft.breaker
+WHERE state <> 'closed' AND (forced OR probe_task_id IS NOT NULL OR coalesce(probe_at >= coalesce(%(now)s::timestamptz, now()), true))
 
 -- name: why_agents
 SELECT id, status::text AS status, types, capabilities, models_available, held, max_concurrent_tasks,

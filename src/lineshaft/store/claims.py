@@ -229,7 +229,7 @@ class Claims:
     async def _claim_probes(self, parameters: dict[str, Any], stranded: set[str]) -> list[ClaimedTask]:
         """One task of each breaker that waits for a probe, as far as this agent can take one."""
         tasks: list[ClaimedTask] = []
-        for _ in range(min(parameters["limit"], _ROUNDS)):
+        for _ in range(_ROUNDS):
             try:
                 found = await self._database.run_alone(lambda own: self._claim_probe(own, parameters))
             except _ProbeTakenError:
@@ -238,7 +238,8 @@ class Claims:
                 break
             tasks += found.tasks
             stranded.update(found.stranded)
-            if not found.tasks and not found.parked:
+            # What was parked made room for others, as in any claim.
+            if len(tasks) == parameters["limit"] or not (found.tasks or found.parked):
                 break
         return tasks
 
@@ -251,9 +252,8 @@ class Claims:
                 return None
             found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
             for task in found.tasks:
-                # It may also be one that needs no probing, and was submitted just now.
                 keys = probing & {task.type, f"{MODEL}{task.model}"}
-                if keys and not await self._breakers.hand_out(connection, task.id, keys):
+                if not await self._breakers.hand_out(connection, task.id, keys):
                     raise _ProbeTakenError
         return found
 

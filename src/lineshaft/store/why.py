@@ -67,15 +67,24 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
     elif status is Status.RETRYING:
         reasons = [_retry(task)]
     elif status is Status.READY:
-        unusable: dict[str, datetime | None] = {}
-        for row in models:
-            # An open breaker outlasts a slow-down.
-            unusable[row["model"]] = (
-                None if row["until"] is None else unusable.get(row["model"], row["until"])
-            )
-        reasons = [*_guards(task), *_money_of_dag(task), *_agents(task, unusable, list(agents))]
+        rows = list(agents)
+        named = {*task["models"], *(model for row in rows for model in row["models_available"])}
+        unusable = _unusable(named, list(models))
+        reasons = [*_guards(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
     runnable = status is Status.READY and not reasons
     return Why(task["id"], status, runnable, tuple(reasons))
+
+
+def _unusable(models: Iterable[str], barred: Sequence[Row]) -> dict[str, datetime | None]:
+    """Models that no claim uses: until when they are slowed down; None: their breaker is open."""
+    unusable: dict[str, datetime | None] = {}
+    for model in models:
+        keys = {f"model:{model}", f"provider:{model.partition('/')[0]}"}
+        ends = [row["until"] for row in barred if row["key"] in keys]
+        if ends:
+            # An open breaker outlasts a slow-down.
+            unusable[model] = None if None in ends else max(ends)
+    return unusable
 
 
 def refusal(why: Why, agent: Row) -> LineshaftError:
@@ -128,10 +137,10 @@ def _retry(task: Row) -> Reason:
 
 
 def _guards(task: Row) -> Iterable[Reason]:
-    for name in task["paused"]:
+    for name, reason in zip(task["paused"], task["paused_because"], strict=True):
         what = "Everything" if name == "*" else f"Type {name!r}"
-        yield Reason(ReasonCode.PAUSED, f"{what} is paused by hand. Resume it.")
-    if task["breaker_state"] is not None:
+        yield Reason(ReasonCode.PAUSED, f"{what} is paused{_paused_by(reason)}. Resume it.")
+    if task["breaker_state"] is not None and not task["probe_due"]:
         yield Reason(ReasonCode.BREAKER_OPEN, _breaker(task))
     if task["slowed_until"] is not None:
         because = f" ({task['slowed_because']})" if task["slowed_because"] else ""
@@ -155,6 +164,10 @@ def _guards(task: Row) -> Iterable[Reason]:
         )
 
 
+def _paused_by(reason: str | None) -> str:
+    return " by hand" if reason is None else f": {reason}"
+
+
 def _breaker(task: Row) -> str:
     opened = (
         f"The breaker of type {task['type']!r} is {task['breaker_state']} since {_iso(task['opened_at'])}"
@@ -163,7 +176,10 @@ def _breaker(task: Row) -> str:
         return f"{opened}, by hand. Reset it."
     if task["probe_task_id"]:
         return f"{opened}; task {task['probe_task_id']} is its probe and decides whether it closes."
-    return f"{opened}, after {task['failures']} failures. Tasks run again once a probe works; or reset it."
+    failures = f"{opened}, after {task['failures']} failures."
+    if task["probe_at"] is None:
+        return f"{failures} Reset it."
+    return f"{failures} The first claim after {_iso(task['probe_at'])} gets one task as a probe; or reset it."
 
 
 def _money_of_dag(task: Row) -> Iterable[Reason]:
