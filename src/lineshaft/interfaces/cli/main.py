@@ -12,7 +12,42 @@ from collections.abc import Sequence
 
 from lineshaft import __version__
 from lineshaft.errors import LineshaftError
-from lineshaft.interfaces.cli import doctor, migrate
+from lineshaft.interfaces.cli import (
+    agent,
+    approvals,
+    completion,
+    dag,
+    dlq,
+    doctor,
+    events,
+    fleet,
+    guards,
+    migrate,
+    stats,
+    submit,
+    task,
+    token,
+    up,
+)
+
+#: In the order of the help.
+COMMANDS = (
+    up,
+    submit,
+    task,
+    dag,
+    dlq,
+    approvals,
+    agent,
+    fleet,
+    guards,
+    events,
+    stats,
+    doctor,
+    migrate,
+    token,
+    completion,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"lineshaft {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (doctor, migrate):
+    for command in COMMANDS:
         command.add_to(commands)
     return top
 

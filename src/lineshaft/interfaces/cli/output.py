@@ -1,10 +1,20 @@
-"""How commands print: plain aligned lines for people, JSON for programs."""
+"""How commands print: plain aligned lines and tables for people, JSON for programs."""
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+#: States by colour, on a terminal.
+_STYLES = {
+    "COMPLETED": "green", "completed": "green", "RUNNING": "cyan", "CLAIMED": "cyan", "running": "cyan",
+    "VALIDATING": "blue", "READY": "default", "PENDING": "dim", "pending": "dim", "RETRYING": "yellow",
+    "DEAD_LETTERED": "bold red", "failed": "bold red", "open": "bold red", "CANCELLED": "dim",
+    "cancelled": "dim", "half_open": "yellow", "closed": "green", "active": "green", "draining": "yellow",
+    "offline": "dim",
+}  # fmt: skip
 
 
 def add_json_flag(command: argparse.ArgumentParser) -> None:
@@ -29,3 +39,49 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
         print(f"{name:<{width}}{first}".rstrip())
         for line in others:
             print(f"{'':<{width}}{line}".rstrip())
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """A table; `empty` says what to do when there is nothing. In a pipe: aligned text, nothing cut off."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    if not texts:
+        print(empty)
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for row in texts:
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "default")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
+    for row in [list(columns), *texts]:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip())
+
+
+def shown(value: object) -> str:
+    """One cell: nothing for None, times to the second, texts on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value)
+    return " ".join(str(value).splitlines())
+
+
+def moment(text: str | None) -> str:
+    """A time of the API, to the second, as this machine's clock shows it."""
+    if text is None:
+        return ""
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def usd(amount: float | None) -> str:
+    return "" if amount is None else f"{amount:.4f}".rstrip("0").rstrip(".")

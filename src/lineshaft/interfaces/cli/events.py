@@ -1,0 +1,67 @@
+"""`lineshaft events`: everything that happened, and what happens."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from lineshaft.interfaces.cli.api import Api, add_flags, connect
+from lineshaft.interfaces.cli.output import moment
+
+#: Between looks, when nothing has happened.
+_PAUSE_SEC = 0.5
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "events",
+        help="show what happened; with --follow, what happens",
+        description="Shows events in order, one a line; with --json one JSON object a line.",
+    )
+    command.add_argument("--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    command.add_argument("--after", metavar="CURSOR", help="go on behind this event")
+    command.add_argument("--task", dest="task_id", metavar="ID")
+    command.add_argument("--dag", dest="dag_id", metavar="ID")
+    command.add_argument(
+        "--kind", action="append", metavar="KIND", help="e.g. task.completed; more than one: any"
+    )
+    command.add_argument("--limit", type=int, metavar="N", help="stop after so many")
+    add_flags(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with connect(args) as api:
+        _read(api, args)
+    return 0
+
+
+def _read(api: Api, args: argparse.Namespace) -> None:
+    query = {"task_id": args.task_id, "dag_id": args.dag_id, "kind": args.kind}
+    cursor, left = args.after, args.limit
+    while True:
+        page = api.get(
+            "/v1/events", {**query, "after": cursor, "limit": 500 if left is None else min(left, 500)}
+        )
+        for event in page["items"]:
+            _show(event, as_json=args.json)
+        if left is not None:
+            left -= len(page["items"])
+            if left <= 0:
+                return
+        moved = page["next_cursor"] != cursor
+        cursor = page["next_cursor"]
+        if page["items"] or (moved and not args.follow):
+            continue
+        if not args.follow:
+            return
+        time.sleep(_PAUSE_SEC)
+
+
+def _show(event: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(event, ensure_ascii=False), flush=True)
+        return
+    about = [event[name] for name in ("task_id", "dag_id", "agent_id") if event[name]]
+    data = "" if event["data"] is None else " " + json.dumps(event["data"], ensure_ascii=False)[:200]
+    print(f"{moment(event['at'])}  {event['kind']:<22}  {' '.join(about)}{data}", flush=True)
