@@ -27,7 +27,7 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None) -> 
 
     async def once() -> str:
         async with Engine(dsn, max_connections=2) as engine:
-            agent = await engine.fleet.register(NewAgent(id="worker", capabilities=["human"]))
+            agent = await engine.fleet.register(NewAgent(id="worker", capabilities=("human",)))
             (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
             claim = ClaimRef(task.id, task.epoch)
             if error is None:
