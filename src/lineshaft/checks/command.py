@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
@@ -25,7 +25,6 @@ DEFAULT_LIMIT_SEC = 300.0
 LONGEST_LIMIT_SEC = 86_400.0
 #: How much of the end of what it printed is kept.
 _TAIL_BYTES = 3_000
-_CHUNK_BYTES = 64 << 10
 #: Whoever is killed has gone by then; its pipes may be held open by what it left behind.
 _PATIENCE_SEC = 5.0
 
@@ -135,38 +134,38 @@ async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[
     # Our own settings have passwords in them, and are none of its business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     environment |= {"LINESHAFT_TASK_ID": handed_in.task_id, "LINESHAFT_TASK_TYPE": handed_in.type}
+    watch = _Watch()
     try:
-        process = await asyncio.create_subprocess_exec(
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: watch,
             *command.argv,
             cwd=directory,
             env=environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise NoVerdict(f"the command {command.argv[0]!r} can't be started: {error}") from None
-    tail = _Tail()
-    talking = [
-        asyncio.create_task(_feed(process, _question(handed_in))),
-        asyncio.create_task(tail.read(process)),
-    ]
     code: int | None = None
     try:
+        # What it doesn't read is dropped when it ends.
+        stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
+        stdin.write(_question(handed_in))
+        stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(command.time_limit_sec):
-                code = await process.wait()
+                await watch.exited.wait()
+                code = transport.get_returncode()
     finally:
         # What it started and left behind goes too.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        await asyncio.wait(talking, timeout=_PATIENCE_SEC)
-        for task in talking:
-            task.cancel()
-        await asyncio.gather(*talking, return_exceptions=True)
-    return code, tail.text
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+        await watch.exited.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SEC):
+                await watch.silent.wait()
+        transport.close()
+    return code, watch.tail.decode(errors="replace")
 
 
 def _question(handed_in: HandedIn) -> bytes:
@@ -179,24 +178,22 @@ def _question(handed_in: HandedIn) -> bytes:
     return msgspec.json.encode({"task": task, "output": msgspec.Raw(handed_in.output)})
 
 
-async def _feed(process: asyncio.subprocess.Process, question: bytes) -> None:
-    assert process.stdin is not None  # noqa: S101 - it was asked for
-    # Whoever isn't interested doesn't read.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(question)
-        await process.stdin.drain()
-        process.stdin.close()
+class _Watch(asyncio.SubprocessProtocol):
+    """Keeps the end of what a process prints, and knows when it has ended, whoever still holds its pipes."""
 
-
-class _Tail:
     def __init__(self) -> None:
-        self._kept = b""
+        self.tail = b""
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
 
-    async def read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None  # noqa: S101 - it was asked for
-        while chunk := await process.stdout.read(_CHUNK_BYTES):
-            self._kept = (self._kept + chunk)[-_TAIL_BYTES:]
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        del fd
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
 
-    @property
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        del exc
+        if fd == 1:
+            self.silent.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()

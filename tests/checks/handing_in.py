@@ -1,0 +1,13 @@
+"""Outputs for checks to look at."""
+
+import json
+from typing import Any
+
+from lineshaft.checks.verdict import HandedIn
+
+
+def handed_in(data: Any = None, *, report: Any = None, artifacts: Any = None, spec: Any = None) -> HandedIn:
+    output = {"data": data, "artifacts": artifacts, "decision_report": report}
+    return HandedIn(
+        "task_1", 1, "code", "Write it", json.dumps(spec or {}).encode(), json.dumps(output).encode()
+    )

@@ -1,0 +1,249 @@
+"""test-pass: commands of the operator's, in real processes."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineshaft.checks.command import Command, CommandCheck, read_commands
+from lineshaft.checks.verdict import NoVerdict, Verdict
+from lineshaft.errors import SettingsError
+from tests.checks.handing_in import handed_in
+
+
+async def run(
+    *program: str, directory: Path | None = None, limit: float = 60.0, spec: Any = None, data: Any = None
+) -> Verdict:
+    check = CommandCheck({"mine": Command((sys.executable, "-c", *program), limit, directory)})
+    return await check.check({"command": "mine"}, handed_in(data, spec=spec))
+
+
+async def test_exit_code_0_passes() -> None:
+    """R-096."""
+    assert (await run("pass")).passed
+
+
+async def test_anything_else_is_refused_with_the_end_of_what_it_said() -> None:
+    """R-096, R-098: the tail is what tells, and a flood of output does no harm."""
+    verdict = await run(
+        "import sys; print('first'); print('x' * 10_000_000);"
+        "print('two tests failed', file=sys.stderr); sys.exit(3)"
+    )
+
+    (reason,) = verdict.reasons
+    assert "ended with exit code 3" in reason
+    assert reason.endswith("two tests failed")
+    assert "first" not in reason
+    assert len(reason) < 4_000
+
+
+async def test_it_is_given_the_task_and_its_output(tmp_path: Path) -> None:
+    verdict = await run(
+        "import json, os, sys; given = json.load(sys.stdin);"
+        "open('seen.json', 'w').write(json.dumps([given, os.getcwd(), os.environ['LINESHAFT_TASK_ID']]))",
+        directory=tmp_path,
+        spec={"goal": "x"},
+        data={"a": [1, 2]},
+    )
+
+    given, directory, task_id = json.loads((tmp_path / "seen.json").read_text())
+    assert verdict.passed
+    assert (given["task"]["spec"], given["output"]["data"]) == ({"goal": "x"}, {"a": [1, 2]})
+    assert (directory, task_id) == (str(tmp_path), "task_1")
+
+
+async def test_a_command_that_reads_nothing_of_a_large_output() -> None:
+    assert (await run("pass", data="x" * 5_000_000)).passed
+
+
+async def test_our_secrets_are_none_of_its_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", "postgresql://me:secret@host/db")
+    monkeypatch.setenv("OTHER", "theirs")
+
+    verdict = await run(
+        "import os, sys; sys.exit('LINESHAFT_DATABASE_URL' in os.environ or os.environ['OTHER'] != 'theirs')"
+    )
+
+    assert verdict.passed
+
+
+async def test_at_the_time_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
+    """R-096: also what the command itself has started."""
+    verdict = await run(
+        "import os, subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)']);"
+        "print('started', flush=True); open('pids', 'w').write(f'{os.getpid()} {child.pid}');"
+        "time.sleep(1000)",
+        directory=tmp_path,
+        limit=3.0,
+    )
+
+    (reason,) = verdict.reasons
+    assert "did not end within 3 s and was killed" in reason
+    assert reason.endswith("started")
+    for pid in (tmp_path / "pids").read_text().split():
+        await gone(int(pid))
+
+
+async def test_what_it_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+    """Or its pipe would stay open, and we would wait for ever."""
+    verdict = await run(
+        "import subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)']);"
+        "open('pid', 'w').write(str(child.pid))",
+        directory=tmp_path,
+    )
+
+    assert verdict.passed
+    await gone(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_check_that_is_cut_off_ends_its_command(tmp_path: Path) -> None:
+    work = asyncio.create_task(
+        run("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)", directory=tmp_path)
+    )
+    while not _written(tmp_path / "pid"):  # noqa: ASYNC110 - another process tells, by a file
+        await asyncio.sleep(0)
+
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+    await gone(int((tmp_path / "pid").read_text()))
+
+
+async def gone(pid: int) -> None:
+    """Until there is no such process, or only its remains that nobody has collected."""
+    while _lives(pid):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+
+
+def _written(path: Path) -> bool:
+    return path.exists() and bool(path.read_text())
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+# Working directories.
+
+
+async def test_the_task_names_a_directory_within_the_operators(tmp_path: Path) -> None:
+    (tmp_path / "job" / "src").mkdir(parents=True)
+    look = "import os; open('here', 'w').write('x')"
+
+    assert (await run(look, directory=tmp_path, spec={"working_directory": "job/src"})).passed
+
+    assert (tmp_path / "job" / "src" / "here").exists()
+    check = CommandCheck({"mine": Command((sys.executable, "-c", look), 60, tmp_path)})
+    named = {"command": "mine", "working_directory": str(tmp_path / "job")}
+    assert (await check.check(named, handed_in())).passed
+    assert (tmp_path / "job" / "here").exists()
+
+
+@pytest.mark.parametrize("wanted", ["..", "/", "job/../..", "away", "\0", "nowhere", 7])
+async def test_no_directory_outside_is_used(tmp_path: Path, wanted: Any) -> None:
+    """Hostile input: also not by a link."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "away").symlink_to(tmp_path)
+    marker = tmp_path / "ran"
+
+    with pytest.raises(NoVerdict, match="working directory"):
+        await run(f"open({str(marker)!r}, 'w')", directory=root, spec={"working_directory": wanted})
+
+    assert not marker.exists()
+
+
+# What a task may name.
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (None, 'must be {"command": NAME}'),
+        ("tests", 'must be {"command": NAME}'),
+        ({}, 'must be {"command": NAME}'),
+        ({"command": ["rm", "-rf", "/"]}, "with a text as the name"),
+        ({"command": "rm -rf /"}, "which the operator doesn't allow"),
+        ({"command": "tests; rm -rf /"}, "allowed: tests"),
+        ({"command": "tests", "argv": ["rm"]}, 'must be {"command": NAME}'),
+        ({"command": "tests", "working_directory": 1}, "must be a path"),
+    ],
+)
+def test_only_what_the_operator_allows(schema: Any, said: str) -> None:
+    """R-096; hostile input: refused at submission, by name."""
+    assert said in (CommandCheck({"tests": Command(("true",))}).fault(schema) or "")
+
+
+async def test_a_command_that_is_not_here_gives_no_verdict() -> None:
+    """The list may have changed since, or be another one on this node: no attempt fails for it."""
+    with pytest.raises(NoVerdict, match="not allowed on this node"):
+        await CommandCheck({}).check({"command": "tests"}, handed_in())
+    missing = CommandCheck({"tests": Command(("/nowhere/to/be/found",))})
+    with pytest.raises(NoVerdict, match="can't be started"):
+        await missing.check({"command": "tests"}, handed_in())
+
+
+# The operator's file.
+
+
+def test_the_operators_file(tmp_path: Path) -> None:
+    path = tmp_path / "commands.yaml"
+    path.write_text(
+        "tests:\n  argv: [make, test]\n  time_limit_sec: 2.5\n  directory: /srv/jobs\nlint: {argv: [ruff]}\n"
+    )
+
+    assert read_commands(path) == {
+        "tests": Command(("make", "test"), 2.5, Path("/srv/jobs")),
+        "lint": Command(("ruff",), 300.0, None),
+    }
+    path.write_text("")
+    assert read_commands(path) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "- tests",
+        "tests: make test",
+        "tests: {argv: make}",
+        "tests: {argv: []}",
+        "tests: {argv: [1]}",
+        "tests: {argv: [make], shell: true}",
+        "tests: {argv: [make], time_limit_sec: 0}",
+        "tests: {argv: [make], time_limit_sec: .nan}",
+        "tests: {argv: [make], time_limit_sec: true}",
+        "tests: {argv: [make], directory: 7}",
+        "!!python/object/apply:os.system ['true']",
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_whole(tmp_path: Path, text: str) -> None:
+    """An allow-list with a mistake in it allows nothing."""
+    path = tmp_path / "commands.yaml"
+    path.write_text(text)
+
+    with pytest.raises(SettingsError, match=str(path)):
+        read_commands(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="can't be read"):
+        read_commands(tmp_path / "nowhere.yaml")
+
+
+def test_names_are_shown_sorted() -> None:
+    names: Sequence[str] = ("b", "a")
+    check = CommandCheck({name: Command(("true",)) for name in names})
+    assert "allowed: a, b" in (check.fault({"command": "c"}) or "")

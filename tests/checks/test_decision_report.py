@@ -1,0 +1,43 @@
+"""Decision reports: why, what and tradeoffs, each with something in it."""
+
+from typing import Any
+
+import pytest
+
+from lineshaft.checks import decision_report
+from tests.checks.handing_in import handed_in
+
+WHOLE = {"why": "It was asked for.", "what": ["a page", "a test"], "tradeoffs": {"speed": "slower"}}
+
+
+@pytest.mark.parametrize(
+    "report", [WHOLE, WHOLE | {"alternatives": [], "confidence": 0.8}, WHOLE | {"why": 1}]
+)
+def test_reports_that_say_something(report: Any) -> None:
+    """R-093."""
+    assert decision_report.check(None, handed_in("x", report=report)).passed
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (None, "there is no decision_report"),
+        ({}, "there is no decision_report"),
+        ("", "there is no decision_report"),
+        ("it was asked for", "must be an object, got str"),
+        ([WHOLE], "must be an object, got list"),
+        ({"why": "so", "what": "this"}, "tradeoffs missing or empty"),
+        (WHOLE | {"why": "  "}, "why missing or empty"),
+        (WHOLE | {"why": None, "what": []}, "why, what missing or empty"),
+        (WHOLE | {"tradeoffs": {"speed": " ", "size": []}}, "tradeoffs missing or empty"),
+        (WHOLE | {"tradeoffs": False}, "tradeoffs missing or empty"),
+    ],
+)
+def test_reports_that_say_nothing(report: Any, said: str) -> None:
+    """R-093: the reason starts with `incomplete_decision_report`."""
+    verdict = decision_report.check(None, handed_in("x", report=report))
+
+    (reason,) = verdict.reasons
+    assert not verdict.passed
+    assert reason.startswith("incomplete_decision_report: ")
+    assert said in reason

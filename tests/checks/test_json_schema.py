@@ -1,0 +1,161 @@
+"""json-schema: what passes, what is refused and why, and schemas that mean harm."""
+
+import time
+from typing import Any
+
+import pytest
+
+from lineshaft.checks import json_schema
+from tests.checks.handing_in import handed_in
+
+PAGE = {
+    "type": "object",
+    "required": ["url"],
+    "properties": {
+        "url": {"type": "string", "format": "uri"},
+        "hits": {"type": "array", "items": {"type": "integer"}},
+    },
+}
+
+
+def test_an_output_that_fits() -> None:
+    """R-095."""
+    assert json_schema.fault(PAGE) is None
+    assert json_schema.check(PAGE, handed_in({"url": "https://example.org", "hits": [1, 2]})).passed
+
+
+def test_each_thing_that_is_wrong_is_told_with_its_place() -> None:
+    """R-098: the next attempt is told all of it."""
+    verdict = json_schema.check(PAGE, handed_in({"url": "nowhere", "hits": [1, "two"]}))
+
+    assert not verdict.passed
+    places = sorted(reason.partition(":")[0] for reason in verdict.reasons)
+    assert places == ["output.data.hits[1]", "output.data.url"]
+
+
+def test_with_references_the_first_fault_is_told() -> None:
+    tree = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
+
+    verdict = json_schema.check(tree, handed_in({"child": {"child": {"leaf": 1}}}))
+
+    assert verdict.reasons == (
+        "output.data.child.child: Additional properties are not allowed ('leaf' was unexpected)",
+    )
+
+
+@pytest.mark.parametrize("schema", [True, {}, {"$ref": "#/$defs/a", "$defs": {"a": True}}])
+def test_schemas_that_let_everything_pass(schema: Any) -> None:
+    assert json_schema.fault(schema) is None
+    assert json_schema.check(schema, handed_in({"any": "thing"})).passed
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (None, "must be a JSON Schema"),
+        ("^a", "must be a JSON Schema"),
+        ([], "must be a JSON Schema"),
+        ({"type": "strin"}, "no valid JSON Schema"),
+        ({"properties": {"a": {"minLength": "x"}}}, "/properties/a/minLength"),
+        ({"pattern": "("}, "no valid JSON Schema"),
+        ({"$schema": "https://example.org/mine"}, "no valid JSON Schema"),
+        ({"$ref": "#/$defs/nobody"}, "no valid JSON Schema"),
+        ({"$ref": "#nobody"}, "no valid JSON Schema"),
+    ],
+)
+def test_what_is_no_schema(schema: Any, said: str) -> None:
+    """R-095: told at submission, with what is wrong."""
+    assert said in (json_schema.fault(schema) or "")
+
+
+@pytest.mark.parametrize(
+    "ref",
+    ["http://127.0.0.1:9/x", "https://example.org/s#/a", "file:///etc/passwd", "//host/x", "other.json"],
+)
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+def test_nothing_is_fetched_or_read(ref: str, keyword: str) -> None:
+    """Hostile input: `$ref` to http and file, wherever it hides."""
+    for schema in (
+        {keyword: ref},
+        {"properties": {"enum": {"items": [{"anyOf": [{keyword: ref}]}]}}},
+        {"$defs": {"a": {keyword: ref}}},
+        {"dependentSchemas": {"const": {keyword: ref}}},
+    ):
+        fault = json_schema.fault(schema)
+        assert fault is not None
+        assert repr(ref) in fault
+        assert "#/$defs/NAME" in fault
+
+
+def test_what_only_looks_like_a_reference() -> None:
+    """A property of that name, and data."""
+    assert json_schema.fault({"properties": {"$ref": {"type": "string"}}}) is None
+    assert json_schema.fault({"const": {"$ref": "http://example.org"}}) is None
+    assert json_schema.fault({"enum": [{"$ref": "http://example.org"}]}) is None
+
+
+@pytest.mark.parametrize("depth", [101, 900, 100_000])
+def test_schemas_nested_too_deeply(depth: int) -> None:
+    """Hostile input: nested 100,000 deep."""
+    schema: Any = True
+    for _ in range(depth):
+        schema = {"not": schema}
+
+    fault = json_schema.fault(schema)
+
+    assert fault is not None
+    assert "nested" in fault or "recursion" in fault
+
+
+def test_schemas_that_are_too_long() -> None:
+    schema = {"enum": ["x" * json_schema.MAX_BYTES]}
+
+    assert f"at most {json_schema.MAX_BYTES} bytes" in (json_schema.fault(schema) or "")
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Each level refers to the next one twice: two to the power of the levels in all."""
+    part: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": part | {f"d{levels}": {"type": "integer"}}}
+
+
+def test_references_that_multiply() -> None:
+    """Hostile input: fifty definitions that would take until the end of the world."""
+    assert json_schema.fault(doubling(5)) is None
+    for schema in (doubling(50), doubling(2_000)):
+        assert "parts when its references are written out" in (json_schema.fault(schema) or "")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"allOf": [{"properties": {"a": {"$ref": "#"}}}] * 2, "not": {"const": 1}},
+        {"anyOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["a"]}] * 2},
+    ],
+)
+def test_schemas_that_go_round_in_circles_end_all_the_same(schema: dict[str, Any]) -> None:
+    """Hostile input: with data that goes along."""
+    data: Any = 1
+    for _ in range(60):
+        data = {"a": data}
+    started = time.monotonic()
+
+    assert json_schema.fault(schema) is None
+    json_schema.check(schema, handed_in(data))
+
+    # Two to the power of sixty steps would take centuries.
+    assert time.monotonic() - started < 30
+
+
+def test_patterns_that_explode_elsewhere() -> None:
+    """Hostile input: linear here; look-around, which can't be, is refused."""
+    schema = {"pattern": "^(a+)+$"}
+    started = time.monotonic()
+
+    assert not json_schema.check(schema, handed_in("a" * 100_000 + "b")).passed
+
+    assert time.monotonic() - started < 30
+    assert json_schema.fault({"pattern": "(?=a)b"}) is not None
+    assert json_schema.fault({"pattern": "(a{1000}){1000}"}) is not None
