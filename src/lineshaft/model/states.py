@@ -56,9 +56,8 @@ class Status(StrEnum):
         try:
             return cls(text.upper())
         except ValueError:
-            raise InvalidInputError(
-                f"There is no task state {text!r}; it is one of {', '.join(cls)}."
-            ) from None
+            fault = f"There is no task state {text!r}; it is one of {', '.join(cls)}."
+            raise InvalidInputError(fault, errors=[("status", fault)]) from None
 
     @property
     def ended(self) -> bool:

@@ -9,9 +9,10 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 
 -- name: plan_for_filters
 -- For statements with optional filters: what isn't asked for is left out of the plan, joins included. The pool's setting, one plan for
--- all, is for the hot path. Its others stay: a large table is read by index wherever there is one. Parallel workers start up in the time
--- that a page takes, and would be taken from others.
-SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('max_parallel_workers_per_gather', '0', true)
+-- all and no hash joins, is for the hot path. Its others stay: a large table is read by index wherever there is one. Parallel workers
+-- start up in the time that a page takes, and would be taken from others.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_hashjoin', 'on', true),
+    set_config('max_parallel_workers_per_gather', '0', true)
 
 -- name: plan_to_walk
 -- For lists that walk from the newest task on and stop when the page is full: not to collect and sort all that they might look at.
@@ -412,6 +413,14 @@ SELECT
     breaker.state::text AS breaker_state, breaker.failures, breaker.opened_at, breaker.forced, breaker.probe_task_id,
     breaker.probe_at, NOT breaker.forced AND breaker.probe_task_id IS NULL AND coalesce(breaker.probe_at < clock.now, false) AS probe_due,
     slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
+    -- What is left of the day's budget; NULL: there is none.
+    (
+        SELECT %(daily_budget)s::numeric - coalesce(sum(
+            CASE WHEN purse.spend_day >= day.today THEN purse.spent_on_day_usd ELSE 0 END + purse.reserved_usd
+        ), 0)
+        FROM (SELECT (clock.now AT TIME ZONE 'UTC')::date AS today) AS day
+        LEFT JOIN lineshaft.agent AS purse ON purse.spend_day > day.today - 31
+    ) AS left_today_usd,
     ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
     ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because
 FROM lineshaft.task
@@ -467,6 +476,10 @@ FROM lineshaft.breaker
 WHERE %(after)s::text IS NULL OR key > %(after)s::text
 ORDER BY key
 LIMIT %(limit)s::integer
+
+-- name: breaker
+SELECT key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_task_id, forced
+FROM lineshaft.breaker WHERE key = %(key)s::text
 
 -- name: slowdowns
 -- Those in force.

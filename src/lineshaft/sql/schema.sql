@@ -122,6 +122,12 @@ CREATE TABLE lineshaft.dag_key (
     CONSTRAINT dag_key_pkey PRIMARY KEY (key)
 );
 
+-- Days (UTC) on which it was told that the daily budget is used up.
+CREATE TABLE lineshaft.day_alert (
+    day date NOT NULL,
+    CONSTRAINT day_alert_pkey PRIMARY KEY (day)
+);
+
 -- Tasks that need a person, and what was decided. Never deleted by itself.
 CREATE TABLE lineshaft.dead_letter (
     dead_lettered_at timestamp with time zone NOT NULL,
@@ -278,6 +284,19 @@ CREATE TABLE lineshaft.step (
     data jsonb,
     CONSTRAINT step_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
+);
+
+-- Totals of what happened, brought up to date when somebody asks for metrics.
+CREATE TABLE lineshaft.tally (
+    value numeric NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    labels text[] NOT NULL,
+    CONSTRAINT tally_pkey PRIMARY KEY (name, labels)
+);
+
+-- Up to where events are counted in tally.
+CREATE TABLE lineshaft.tally_place (
+    since pg_snapshot NOT NULL
 );
 
 -- What was asked. Written once; where it stands is in task_live or task_end. People read the view tasks.
@@ -440,7 +459,7 @@ CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
-CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, id) WHERE (done_at IS NULL);
+CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE (tags <> '{}'::text[]);
 CREATE INDEX task_of_dag ON lineshaft.task USING btree (dag_id, id);
@@ -448,6 +467,7 @@ CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (par
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);
 CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('simple'::regconfig, decision_report)) WHERE (decision_report IS NOT NULL);
+CREATE INDEX task_live_budget_untold ON lineshaft.task_live USING btree (id) WHERE ((parked = 'dag_budget'::text) AND (NOT budget_told));
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));

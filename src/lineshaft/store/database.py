@@ -33,6 +33,8 @@ _TRY_AGAIN = (
 
 Connection = AsyncConnection[Any]
 
+_OUT_OF_RANGE = "22003"
+
 _CONNECT_SEC = 10
 #: A transaction that lost against another is tried this often before the error is shown.
 _TRIES = 10
@@ -40,9 +42,11 @@ _TRIES = 10
 
 #: The statistics of a queue are always wrong, and one plan that reads a whole table costs more than all the
 #: others together. Each statement has one plan that is right whatever the tables hold: keep to it.
+#: Times are given in UTC, whatever zone the server is in.
 PLAN_BY_INDEX = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_mergejoin', 'off', false),"
-    " set_config('enable_hashjoin', 'off', false),"
+    " set_config('enable_hashjoin', 'off', false), set_config('enable_material', 'off', false),"
+    " set_config('TimeZone', 'UTC', false),"
     " set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
 )
 
@@ -151,6 +155,11 @@ class Database:
                 raise InvalidInputError(
                     "The call has a text with a character that PostgreSQL can't store (U+0000, or half of a "
                     "surrogate pair). Remove it; nothing was changed."
+                ) from error
+            if isinstance(error, psycopg.DataError) and error.sqlstate == _OUT_OF_RANGE:
+                raise InvalidInputError(
+                    f"The call has a number that PostgreSQL can't store: {_first_line(error)}. Nothing was "
+                    "changed."
                 ) from error
             raise
         except psycopg.OperationalError as error:

@@ -6,6 +6,7 @@ a large table: see `listing` for lists, `stats` for figures, `why` for why a tas
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,9 +58,12 @@ class _NameKey(msgspec.Struct, frozen=True, array_like=True, tag="name"):
 
 
 class Insights:
-    def __init__(self, database: Database, *, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, database: Database, *, bounds: Bounds | None = None, daily_budget_usd: Decimal | None = None
+    ) -> None:
         self._database = database
         self._bounds = bounds or Bounds()
+        self._daily_budget = daily_budget_usd
 
     # Tasks.
 
@@ -125,7 +129,7 @@ class Insights:
         _check_name(task_id, "task")
 
         async def read(reader: Reader) -> Why:
-            return explain(*await _read_why(reader, task_id))
+            return explain(*await self._read_why(reader, task_id))
 
         return await in_snapshot(self._database, read)
 
@@ -133,11 +137,24 @@ class Insights:
         """Why this agent can't have this task."""
 
         async def read(reader: Reader) -> LineshaftError:
-            task, upstream, models, agents = await _read_why(reader, task_id)
+            task, upstream, models, agents = await self._read_why(reader, task_id)
             own = [agent for agent in agents if agent["id"] == agent_id]
             return refusal(explain(task, upstream, models, own), own[0])
 
         return await in_snapshot(self._database, read)
+
+    async def _read_why(
+        self, reader: Reader, task_id: str
+    ) -> tuple[Row, list[Row], list[Row], list[Row]]:
+        """The task, its edges, models that are held back, and all agents."""
+        found = await reader.send("why_task", id=task_id, daily_budget=self._daily_budget)
+        edges = await reader.send("upstream", ids=[task_id], most=_MOST_UPSTREAM)
+        models = await reader.send("why_models")
+        agents = await reader.send("why_agents")
+        rows = await found.fetchall()
+        if not rows:
+            raise _no_task(task_id)
+        return rows[0], await edges.fetchall(), await models.fetchall(), await agents.fetchall()
 
     # DAGs.
 
@@ -174,6 +191,15 @@ class Insights:
     async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[BreakerView]:
         """Breakers that ever counted a failure; any other is closed."""
         return await self._named("breakers", BreakerView, limit, cursor)
+
+    async def breaker(self, key: str) -> BreakerView:
+        """One of them, also if it never counted a failure."""
+
+        async def read(reader: Reader) -> list[BreakerView]:
+            return [BreakerView(**row) for row in await reader.rows("breaker", key=key)]
+
+        found = await in_snapshot(self._database, read)
+        return found[0] if found else BreakerView(key, "closed", 0, None, None, None, None, forced=False)
 
     async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[SlowdownView]:
         """Those in force."""
@@ -271,13 +297,3 @@ def _no_task(task_id: str) -> NotFoundError:
     return NotFoundError(f"There is no task {task_id}.")
 
 
-async def _read_why(reader: Reader, task_id: str) -> tuple[Row, list[Row], list[Row], list[Row]]:
-    """The task, its edges, models that are held back, and all agents."""
-    found = await reader.send("why_task", id=task_id)
-    edges = await reader.send("upstream", ids=[task_id], most=_MOST_UPSTREAM)
-    models = await reader.send("why_models")
-    agents = await reader.send("why_agents")
-    rows = await found.fetchall()
-    if not rows:
-        raise _no_task(task_id)
-    return rows[0], await edges.fetchall(), await models.fetchall(), await agents.fetchall()

@@ -161,7 +161,7 @@ class Stream:
         """The next one; comments are passed over. Raises EOFError when the stream is over."""
         fields: dict[str, str] = {}
         while True:
-            line = await self._line()
+            line = await self.line()
             if line.startswith(":"):
                 continue
             if line:
@@ -170,7 +170,7 @@ class Stream:
             elif "data" in fields:
                 return fields
 
-    async def _line(self) -> str:
+    async def line(self) -> str:
         while not getattr(self, "_left", b"").count(b"\n"):
             size = (await self.reader.readline()).strip()
             if not size or size == b"0":

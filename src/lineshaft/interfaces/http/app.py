@@ -10,13 +10,26 @@ from starlette.types import ASGIApp
 
 from lineshaft import __version__
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
-from lineshaft.interfaces.http import agents, dags, health, openapi, problems, tasks, working
+from lineshaft.interfaces.http import (
+    agents,
+    dags,
+    events,
+    guards,
+    health,
+    metrics,
+    openapi,
+    problems,
+    reviews,
+    stats,
+    tasks,
+    working,
+)
 from lineshaft.interfaces.http.gate import Gate, Names
 from lineshaft.interfaces.http.routing import Operation, routes
 from lineshaft.interfaces.http.service import Service
 
 #: What is called most often is found first.
-AREAS = (agents, working, tasks, dags, health)
+AREAS = (agents, working, tasks, dags, events, reviews, guards, stats, metrics, health)
 OPERATIONS: Sequence[Operation] = [operation for area in AREAS for operation in area.routes.operations]
 
 

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
+from lineshaft.model.reviews import Decision
 from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
 from lineshaft.store.fleet import NewAgent
+from lineshaft.store.letters import LetterFilter
 
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Reason = Annotated[str, Meta(max_length=10_000)]
@@ -277,3 +279,62 @@ def keyed(tasks: Sequence[NewTask], header: str | None) -> list[NewTask]:
 
 def with_key(task: NewTask, key: str | None) -> NewTask:
     return task if key == task.idempotency_key else replace(task, idempotency_key=key)
+
+
+class LetterQuery(Page, frozen=True, kw_only=True):
+    reviewed: bool | None = None
+    type: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    error_contains: str | None = None
+    poison_pill: bool | None = None
+    dag_id: tuple[str, ...] = ()
+
+
+class ResolveFilter(Body, frozen=True, kw_only=True):
+    """Of type and category, one or several."""
+
+    type: str | list[str] | None = None
+    category: str | list[str] | None = None
+    error_contains: str | None = None
+    task_ids: list[str] | None = None
+    poison_pill: bool | None = None
+
+    def letters(self) -> LetterFilter:
+        return LetterFilter(
+            type=_listed(self.type),
+            category=_listed(self.category),
+            error_contains=self.error_contains,
+            task_ids=self.task_ids or (),
+            poison_pill=self.poison_pill,
+        )
+
+
+def _listed(given: str | list[str] | None) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given or ()
+
+
+class ResolveMany(Body, frozen=True, kw_only=True):
+    filter: ResolveFilter
+    resolution: str
+    reviewer: str
+    note: str | None = None
+    not_before: datetime | None = None
+    spec: dict[str, Any] | None = None
+
+    def decision(self) -> Decision:
+        return Decision(
+            resolution=self.resolution,
+            reviewer=self.reviewer,
+            note=self.note,
+            not_before=self.not_before,
+            spec=self.spec,
+        )
+
+
+class Approve(Body, frozen=True, kw_only=True):
+    approve: bool
+    reviewer: str
+    note: str | None = None
+    #: The output, where the task itself is a person's.
+    data: Raw = field(default_factory=_null)
+    decision_report: Raw = field(default_factory=_null)

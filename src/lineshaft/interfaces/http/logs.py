@@ -20,7 +20,12 @@ def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
     """`auto` is pretty on a terminal and JSON elsewhere. Takes over whatever others log, too."""
     pretty = log_format == "pretty" or (log_format == "auto" and stream.isatty())
     renderer: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        # The prettier tracebacks show the values of variables, and with them secrets.
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if pretty
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
     )

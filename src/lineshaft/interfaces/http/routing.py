@@ -9,6 +9,7 @@ costs more than most of our statements (dependencies and models are worked out f
 is the frame around them: for parts that are added to the same application, and for its documentation pages.
 """
 
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,7 +174,8 @@ class Endpoint:
             await send_problem(send, LineshaftError(_UNFORESEEN), request_id)
             return
         if isinstance(answer, Response):
-            await answer(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):
+                await answer(scope, receive, send)
         elif answer.value is None:
             await send_bytes(send, answer.status, b"", [])
         else:

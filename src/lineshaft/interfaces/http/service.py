@@ -4,12 +4,17 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Self
 
+from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.interfaces.http.auth import NEIGHBOUR, Authenticator, Principal
+from lineshaft.interfaces.http.streams import Tail
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
 from lineshaft.store.events import Events
+from lineshaft.store.interventions import Interventions
 from lineshaft.store.lane_directory import LaneDirectory
+from lineshaft.store.metrics import MetricsReader
+from lineshaft.store.rules import Rules
 from lineshaft.store.signals import Signals
 from lineshaft.store.tokens import Scope, Tokens
 from lineshaft.store.wakeups import Wakeups
@@ -26,10 +31,19 @@ class Service:
         max_connections: int = 10,
     ) -> None:
         self.settings = settings
-        self.engine = Engine(dsn, clock=clock, max_connections=max_connections)
+        self.engine = Engine(
+            dsn,
+            clock=clock,
+            max_connections=max_connections,
+            rules=Rules.of(settings),
+            checks=Checks.from_settings(settings),
+        )
         self.events = Events(self.engine.database)
         self.tokens = Tokens(self.engine.database)
         self.signals = Signals(self.engine.database)
+        self.metrics = MetricsReader(self.engine.database, self.engine.insights, self.engine.fleet)
+        self.interventions = Interventions(self.engine.database)
+        self.tail = Tail(self.events)
         self.wakeups = Wakeups(dsn)
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
         #: Set when the server stops: whoever waits or streams ends then.
@@ -42,6 +56,7 @@ class Service:
             await opening.enter_async_context(self.engine)
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
+            opening.push_async_callback(self.tail.close)
             self._resources = opening.pop_all()
         return self
 
@@ -50,7 +65,9 @@ class Service:
         await self._resources.aclose()
 
     def stop(self) -> None:
+        """Whoever waits for work is let go with nothing, and streams end."""
         self.stopping.set()
+        self.wakeups.wake_all()
 
     async def check_database(self) -> None:
         """Raise UnavailableError unless the database answers and has been migrated."""

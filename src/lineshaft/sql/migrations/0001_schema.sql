@@ -257,6 +257,8 @@ CREATE INDEX task_live_rekey ON lineshaft.task_live (rekey_at) WHERE rekey_at IS
 -- Tasks that want a document lock, parked or not, best first in each lane.
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live (lock_key, lane_id, rank, submission_no)
     WHERE status = 'READY' AND lock_key IS NOT NULL;
+-- The promoter: waiters for a DAG's money of whom it was not told yet that there may never be any.
+CREATE INDEX task_live_budget_untold ON lineshaft.task_live (id) WHERE parked = 'dag_budget' AND NOT budget_told;
 -- Waiters for a DAG's money, best first.
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live (dag_id, rank, submission_no) WHERE parked = 'dag_budget';
 
@@ -493,6 +495,12 @@ CREATE TABLE lineshaft.spend_sample (
 );
 COMMENT ON TABLE lineshaft.spend_sample IS 'Total spend over the last minutes, for the cost-velocity stop.';
 
+CREATE TABLE lineshaft.day_alert (
+    day date NOT NULL,
+    CONSTRAINT day_alert_pkey PRIMARY KEY (day)
+);
+COMMENT ON TABLE lineshaft.day_alert IS 'Days (UTC) on which it was told that the daily budget is used up.';
+
 
 CREATE TABLE lineshaft.lock (
     token bigint NOT NULL DEFAULT nextval('lineshaft.lock_token'),
@@ -623,7 +631,7 @@ CREATE TABLE lineshaft.notification (
     CONSTRAINT given_up_is_done CHECK (NOT given_up OR done_at IS NOT NULL)
 );
 COMMENT ON TABLE lineshaft.notification IS 'What destinations of notifications are told, delivered or not.';
-CREATE INDEX notification_waiting ON lineshaft.notification (destination, id) WHERE done_at IS NULL;
+CREATE INDEX notification_waiting ON lineshaft.notification (destination, kind, id) WHERE done_at IS NULL;
 CREATE INDEX notification_of_message ON lineshaft.notification (message) WHERE done_at IS NULL AND message IS NOT NULL;
 -- Throttles.
 CREATE INDEX notification_sent ON lineshaft.notification (destination, sent_at) WHERE sent_at IS NOT NULL;
@@ -681,6 +689,23 @@ SELECT event.seq, kind.n, kind.kind, event.at, event.task_id, event.dag_id, even
 FROM lineshaft.event
 CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n);
 COMMENT ON VIEW lineshaft.events IS 'Everything that happened, one row an event: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n';
+
+
+-- Totals for Prometheus, which wants numbers that only grow: counting the history would be slow, and less once some of it is deleted.
+CREATE TABLE lineshaft.tally (
+    value numeric NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    labels text[] NOT NULL,
+    CONSTRAINT tally_pkey PRIMARY KEY (name, labels)
+);
+COMMENT ON TABLE lineshaft.tally IS 'Totals of what happened, brought up to date when somebody asks for metrics.';
+
+-- Up to which events they count. One row.
+CREATE TABLE lineshaft.tally_place (
+    since pg_snapshot NOT NULL
+);
+COMMENT ON TABLE lineshaft.tally_place IS 'Up to where events are counted in tally.';
+INSERT INTO lineshaft.tally_place (since) VALUES ('1:1:');
 
 
 -- What people query. One row a task, whichever table it lives in.

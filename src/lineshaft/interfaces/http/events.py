@@ -1,0 +1,46 @@
+"""The event feed: page by page, or as it happens."""
+
+from starlette.responses import Response
+
+from lineshaft.errors import RateLimitedError
+from lineshaft.interfaces.http import bodies, views
+from lineshaft.interfaces.http.feed import Reading
+from lineshaft.interfaces.http.routing import Answer, Call, Routes
+from lineshaft.interfaces.http.streams import stream
+from lineshaft.store.events import NOW
+from lineshaft.store.tokens import Scope
+
+STREAM = "text/event-stream"
+
+routes = Routes()
+
+
+@routes.get("/v1/events", Scope.READ, views.EventPage, codes=(RateLimitedError.code, "cursor_expired"))
+async def list_events(call: Call, query: bodies.EventQuery) -> Answer | Response:
+    """Everything that happened, in order; `after` absent is from the beginning.
+
+    `next_cursor` is always there, to go on from. With `Accept: text/event-stream` it streams what happens,
+    from `Last-Event-ID` or `after`, else from now. No event is missed, doubled or out of order.
+    """
+    reading = Reading(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
+    if STREAM in call.headers.get("accept", ""):
+        place = call.headers.get("last-event-id") or query.place or NOW
+        reading = await reading.resolved(call.service.engine.insights)
+        first = await reading.after(place)
+        return stream(call.service.tail, reading, first, call.service.stopping)
+    page = await reading.after(query.place)
+    if not page.items and reading.dag_id is not None:
+        page = await (await reading.resolved(call.service.engine.insights)).after(query.place)
+    return Answer(views.EventPage([views.event(event) for event in page.items], page.next_cursor))
+
+
+@routes.get("/v1/tasks/{id}/events", Scope.READ, views.EventPage, codes=("not_found", "cursor_expired"))
+async def list_task_events(call: Call, query: bodies.Page) -> Answer:
+    """Everything that happened to a task, in order."""
+    task_id = call.path["id"]
+    page = await Reading(call.service.events, query.limit, task_id).after(query.cursor)
+    if not page.items and query.cursor is None:
+        # Every task has a first event: unless it was dropped, there is no such task.
+        await call.service.engine.insights.task(task_id)
+    more = None if page.caught_up else page.next_cursor
+    return Answer(views.EventPage([views.event(event) for event in page.items], more))

@@ -1,0 +1,42 @@
+"""Reading the event feed as a caller asked for it."""
+
+from dataclasses import dataclass, replace
+
+from lineshaft.errors import NotFoundError
+from lineshaft.store.events import Event, EventPage, Events
+from lineshaft.store.insights import Insights
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    events: Events
+    limit: int
+    task_id: str | None = None
+    dag_id: str | None = None
+    kinds: tuple[str, ...] = ()
+
+    async def after(self, place: str | None) -> EventPage:
+        """A full page, unless there are no more or they are far apart."""
+        items: list[Event] = []
+        while True:
+            page = await self.events.read(
+                place,
+                limit=self.limit - len(items),
+                task_id=self.task_id,
+                dag_id=self.dag_id,
+                kinds=self.kinds,
+            )
+            items += page.items
+            place = page.next_cursor
+            if page.caught_up or len(items) == self.limit:
+                return EventPage(tuple(items), place, page.caught_up)
+
+    async def resolved(self, insights: Insights) -> "Reading":
+        """A standalone task's DAG has no events of its own: they are its task's."""
+        if self.dag_id is None or self.task_id is not None:
+            return self
+        try:
+            dag = await insights.dag(self.dag_id)
+        except NotFoundError:
+            return self
+        return replace(self, dag_id=None, task_id=dag.tasks[0]) if dag.virtual else self

@@ -1,0 +1,90 @@
+"""What waits for a person: dead letters and approvals."""
+
+from lineshaft.interfaces.http import bodies, problems, views
+from lineshaft.interfaces.http.routing import Answer, Call, Routes
+from lineshaft.model.reviews import Decision
+from lineshaft.store import approvals
+from lineshaft.store.letters import LetterFilter
+from lineshaft.store.tokens import Scope
+
+routes = Routes()
+
+
+@routes.get("/v1/dead-letters", Scope.READ, views.DeadLetterPage)
+async def list_dead_letters(call: Call, query: bodies.LetterQuery) -> Answer:
+    """What failed for good, newest first."""
+    wanted = LetterFilter(
+        reviewed=query.reviewed,
+        type=query.type,
+        category=query.category,
+        error_contains=query.error_contains,
+        poison_pill=query.poison_pill,
+        dag_id=query.dag_id,
+    )
+    page = await call.service.engine.dead_letters.letters(wanted, limit=query.limit, cursor=query.cursor)
+    return Answer(views.DeadLetterPage([views.dead_letter(view) for view in page.items], page.next_cursor))
+
+
+@routes.get("/v1/dead-letters/{id}", Scope.READ, views.DeadLetter, codes=("not_found",))
+async def get_dead_letter(call: Call) -> Answer:
+    """The last time that a task failed for good, with its whole history and what was decided since."""
+    return Answer(views.dead_letter(await call.service.engine.dead_letters.letter(call.path["id"])))
+
+
+@routes.post(
+    "/v1/dead-letters/{id}/resolve",
+    Scope.OPERATE,
+    views.Task,
+    codes=("not_found", "invalid_transition", "already_exists", "dependency_not_found", "cycle_detected"),
+    example={"resolution": "retry", "reviewer": "ada", "note": "the site is back"},
+)
+async def resolve_dead_letter(call: Call, body: Decision) -> Answer:
+    """Decide about a dead letter. Of two who decide at once one wins, and the other is told (409)."""
+    await call.service.engine.dead_letters.resolve(call.path["id"], body)
+    return Answer(views.task(await call.service.engine.insights.task(call.path["id"])))
+
+
+@routes.post(
+    "/v1/dead-letters/resolve",
+    Scope.OPERATE,
+    views.Resolved,
+    example={"filter": {"category": "timeout"}, "resolution": "retry", "reviewer": "ada", "note": "all back"},
+)
+async def resolve_dead_letters(call: Call, body: bodies.ResolveMany) -> Answer:
+    """Decide about everything open that a filter finds, up to 1,000 at once.
+
+    One that can't be resolved keeps none of the others from it; `more` says that there are more than these.
+    """
+    done = await call.service.engine.dead_letters.resolve_all(body.filter.letters(), body.decision())
+    refused = [
+        views.Refusal(task_id, problems.problem(error).code, str(error))
+        for task_id, error in done.refused.items()
+    ]
+    return Answer(views.Resolved(done.resolved, refused, done.more))
+
+
+@routes.get("/v1/approvals", Scope.READ, views.ApprovalPage)
+async def list_approvals(call: Call, query: bodies.Page) -> Answer:
+    """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
+    page = await call.service.engine.approvals.waiting(limit=query.limit, cursor=query.cursor)
+    return Answer(views.ApprovalPage([views.approval(found) for found in page.items], page.next_cursor))
+
+
+@routes.post(
+    "/v1/approvals/{id}",
+    Scope.OPERATE,
+    views.Task,
+    codes=("not_found", "invalid_transition"),
+    example={"approve": True, "reviewer": "ada", "note": "looks right"},
+)
+async def decide(call: Call, body: bodies.Approve) -> Answer:
+    """Approve or refuse an output, or hand in the answer of a task that is a person's."""
+    decision = approvals.Decision(
+        body.approve,
+        body.reviewer,
+        body.note,
+        bodies.json_or_none(body.data),
+        bodies.json_or_none(body.decision_report),
+    )
+    await call.service.engine.approvals.decide(call.path["id"], decision)
+    return Answer(views.task(await call.service.engine.insights.task(call.path["id"])))

@@ -1,0 +1,80 @@
+-- What Prometheus is told. Used by store/metrics.py.
+
+-- name: try_tally
+-- One at a time. Whoever is second reads what the first has written.
+SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.tally', 0))
+
+-- name: tally
+-- Adds what happened since the last time to the totals. The place is a snapshot, as in store/events.py: each event is counted once,
+-- however late its transaction commits. Sent after try_tally, so that its own snapshot is younger than the place it reads.
+WITH place AS MATERIALIZED (
+    SELECT since, pg_current_snapshot() AS until FROM lineshaft.tally_place
+),
+news AS MATERIALIZED (
+    SELECT event.kinds, event.task_id, event.agent_id, event.epoch, event.data
+    FROM place
+    JOIN lineshaft.event ON event.xid >= pg_snapshot_xmax(place.since)
+    WHERE pg_visible_in_snapshot(event.xid, place.until) AND event.task_id IS NOT NULL
+    UNION ALL
+    SELECT event.kinds, event.task_id, event.agent_id, event.epoch, event.data
+    FROM place
+    CROSS JOIN LATERAL pg_snapshot_xip(place.since) AS open (xid)
+    JOIN lineshaft.event ON event.xid = open.xid
+    WHERE pg_visible_in_snapshot(event.xid, place.until) AND event.task_id IS NOT NULL
+),
+-- What a finished task's last attempt cost is what the task cost without the attempts before.
+completed AS MATERIALIZED (
+    SELECT
+        task.type, coalesce(ended.agent_id, '') AS agent, coalesce(ended.model, '') AS model,
+        greatest(ended.cost_usd - coalesce((
+            SELECT sum(attempt.cost_usd) FROM lineshaft.attempt WHERE attempt.task_id = ended.id
+        ), 0), 0) AS cost
+    FROM news
+    JOIN lineshaft.task_end AS ended ON ended.id = news.task_id AND ended.epoch = news.epoch AND ended.status = 'COMPLETED'
+    JOIN lineshaft.task ON task.id = news.task_id
+    WHERE 'task.completed' = ANY (news.kinds)
+),
+ended_attempt AS MATERIALIZED (
+    SELECT task.type, coalesce(attempt.agent_id, '') AS agent, coalesce(attempt.model, '') AS model, attempt.cost_usd AS cost
+    FROM news
+    JOIN lineshaft.attempt ON attempt.task_id = news.task_id AND attempt.epoch = news.epoch AND attempt.outcome <> 'validating'
+    JOIN lineshaft.task ON task.id = news.task_id
+    WHERE news.kinds && '{task.failed,task.rate_limited,task.released,task.waiting,task.cancelled}' AND attempt.cost_usd > 0
+),
+failed AS MATERIALIZED (
+    SELECT coalesce(news.agent_id, '') AS agent, news.data ->> 'category' AS category, news.data ->> 'error' AS error
+    FROM news WHERE 'task.failed' = ANY (news.kinds)
+),
+counted AS (
+    SELECT 'completed' AS name, ARRAY[type, agent] AS labels, count(*)::numeric AS value FROM completed GROUP BY type, agent
+    UNION ALL
+    SELECT 'failed', ARRAY[coalesce(category, ''), agent], count(*) FROM failed GROUP BY category, agent
+    UNION ALL
+    SELECT 'heartbeat_missed', ARRAY[agent], count(*) FROM failed WHERE error = 'heartbeat_timeout' GROUP BY agent
+    UNION ALL
+    SELECT 'dead_lettered', '{}', count(*) FROM news WHERE 'task.dead_lettered' = ANY (kinds) HAVING count(*) > 0
+    UNION ALL
+    SELECT 'cost', ARRAY[type, agent, model], sum(cost)
+    FROM (SELECT * FROM completed UNION ALL SELECT * FROM ended_attempt) AS paid
+    GROUP BY type, agent, model HAVING sum(cost) > 0
+),
+added AS (
+    INSERT INTO lineshaft.tally AS known (name, labels, value)
+    SELECT name, labels, value FROM counted
+    ON CONFLICT (name, labels) DO UPDATE SET value = known.value + excluded.value
+)
+UPDATE lineshaft.tally_place SET since = place.until FROM place
+
+-- name: read_tally
+SELECT name, labels, value FROM lineshaft.tally ORDER BY name, labels
+
+-- name: waits
+-- How long the tasks that ended last had waited, from READY to their first start.
+SELECT percentile_cont(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY recent.waited) AS quantiles
+FROM (
+    SELECT extract(epoch FROM first_started_at - ready_at)::double precision AS waited
+    FROM lineshaft.task_end
+    WHERE first_started_at IS NOT NULL AND ready_at IS NOT NULL
+    ORDER BY ended_at DESC
+    LIMIT %(most)s::integer
+) AS recent

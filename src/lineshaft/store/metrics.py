@@ -1,0 +1,102 @@
+"""What Prometheus is told: totals that only grow, and how things are just now."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from lineshaft.model.retry import FailureCategory
+from lineshaft.sql import catalog
+from lineshaft.store.database import Connection, Database
+from lineshaft.store.fleet import AgentView, Fleet
+from lineshaft.store.insights import Insights
+from lineshaft.store.stats import Stats
+
+#: Ended tasks whose wait is looked at.
+_WAITS = 1_000
+_QUANTILES = ("p50", "p95", "p99")
+_REASONS = {category.value: category.value for category in FailureCategory} | {
+    FailureCategory.BUDGET_EXCEEDED: "budget"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Since this database began, as far as its events were kept until they were counted."""
+
+    completed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    dead_lettered: int = 0
+    #: By type, agent and model.
+    cost_usd: dict[tuple[str, str, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
+    heartbeats_missed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    completed_by: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    failed_by: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def success_rate(self, agent_id: str) -> float | None:
+        """How many of an agent's claims that came to an end ended well; None: none has."""
+        ended = self.completed_by[agent_id] + self.failed_by[agent_id]
+        return self.completed_by[agent_id] / ended if ended else None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    totals: Totals
+    stats: Stats
+    agents: list[AgentView]
+    #: Seconds from READY to the first start, by quantile.
+    waits: dict[str, float]
+
+
+class MetricsReader:
+    def __init__(self, database: Database, insights: Insights, fleet: Fleet) -> None:
+        self._database = database
+        self._insights = insights
+        self._fleet = fleet
+        self._sql = catalog.load("metrics")
+
+    async def read(self) -> Metrics:
+        totals = await self._database.run(self._tally, pipeline=False)
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(self._sql["waits"], {"most": _WAITS})
+            ((quantiles,),) = await cursor.fetchall()
+        return Metrics(
+            totals,
+            await self._insights.stats(),
+            await self._fleet.read_all(),
+            dict(zip(_QUANTILES, quantiles or (), strict=False)),
+        )
+
+    async def _tally(self, connection: Connection) -> Totals:
+        cursor = await connection.execute(self._sql["try_tally"], {})
+        if (await cursor.fetchall())[0][0]:
+            await connection.execute(self._sql["tally"], {})
+        cursor = await connection.execute(self._sql["read_tally"], {})
+        return _totals(await cursor.fetchall())
+
+
+def _totals(rows: list[tuple[str, list[str], Decimal]]) -> Totals:
+    totals = Totals()
+    dead_lettered = 0
+    for name, labels, value in rows:
+        if name == "completed":
+            totals.completed[labels[0]] += int(value)
+            totals.completed_by[labels[1]] += int(value)
+        elif name == "failed":
+            # Categories are free text: whoever makes up a thousand of them must not make a thousand series.
+            totals.failed[_REASONS.get(labels[0], "other")] += int(value)
+            totals.failed_by[labels[1]] += int(value)
+        elif name == "heartbeat_missed":
+            totals.heartbeats_missed[labels[0]] += int(value)
+        elif name == "cost":
+            totals.cost_usd[labels[0], labels[1], labels[2]] += value
+        else:
+            dead_lettered += int(value)
+    return Totals(
+        totals.completed,
+        totals.failed,
+        dead_lettered,
+        totals.cost_usd,
+        totals.heartbeats_missed,
+        totals.completed_by,
+        totals.failed_by,
+    )
