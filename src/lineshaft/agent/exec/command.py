@@ -1,0 +1,295 @@
+"""The handler that runs a command: what it is given, and what its end means.
+
+A command gets the task as JSON on its standard input, and the essentials as variables. What it prints is the
+output: JSON if it is JSON, else text. Its exit code says how it went, in the words of sysexits.h. What it
+wrote to its standard error last is kept with an attempt that failed.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import msgspec
+
+from lineshaft.agent.context import TaskContext
+from lineshaft.agent.exec.guardian import Guardian
+from lineshaft.agent.exec.messages import Conversation
+from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
+from lineshaft.agent.outcome import Fail, Result, Snooze
+from lineshaft.agent.threads import Threads
+from lineshaft.model import ratelimit
+from lineshaft.model.retry import FailureCategory
+from lineshaft.settings import FD_VARIABLE, SECRET_VARIABLES, TASK_PREFIX
+
+MAX_OUTPUT_BYTES = 8 << 20
+TAIL_BYTES = 4096
+_LONGEST_LOGGED_LINE = 2000
+
+#: What exit codes mean besides 0; those of sysexits.h. All others are crashes.
+RETRY_LATER = os.EX_TEMPFAIL
+CATEGORIES = {
+    os.EX_USAGE: FailureCategory.INVALID_INPUT,
+    os.EX_DATAERR: FailureCategory.INVALID_INPUT,
+    os.EX_NOPERM: FailureCategory.AUTH_FAILURE,
+}
+
+#: What the kernel takes is 128 KiB for one variable and some MiB for all; what doesn't fit is in the JSON.
+_LONGEST_VARIABLE = 100_000
+_ALL_VARIABLES = 500_000
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]")
+
+OutputFormat = Literal["auto", "json", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A handler for `Agent.handles`. Use it as a context manager: it has helpers to be ended."""
+
+    arguments: Sequence[str]
+    #: Names of variables that commands get although they are secrets of the agent.
+    pass_env: Sequence[str] = ()
+    #: Seconds; None: only the task's own limit counts.
+    time_limit_sec: float | None = None
+    #: Between SIGTERM and SIGKILL.
+    kill_after_sec: float = 5.0
+    #: How long exit code 75 puts a task off.
+    retry_later_sec: float = 60.0
+    output: OutputFormat = "auto"
+    _threads: Threads = field(default_factory=lambda: Threads("lineshaft command"))
+    _guardian: Guardian = field(default_factory=Guardian)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.close()
+        self._guardian.close()
+
+    async def __call__(self, ctx: TaskContext) -> Any:
+        # Some time before the task's own limit, so that there is still time to end it and to tell why.
+        limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
+        if self.time_limit_sec is not None:
+            limit = min(limit, self.time_limit_sec)
+        process = Process.start(
+            self.arguments,
+            environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit),
+            document(ctx),
+            self._threads,
+            self._guardian,
+        )
+        talk = Conversation(ctx, process.answer)
+        output, errors = _Kept(MAX_OUTPUT_BYTES), _Tail(ctx)
+        parts = [
+            asyncio.create_task(work)
+            for work in (
+                _until_ended(process),
+                talk.listen(process.messages),
+                output.take(process.stdout),
+                errors.take(process.stderr),
+            )
+        ]
+        try:
+            await self._attend(process, parts, limit, errors)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.wait(parts)
+            code = process.close()
+        if talk.wish is not None:
+            return talk.wish
+        if code != 0:
+            return self._failure(code, errors.text or output.tail)
+        return Result(self._parsed(output.data), decision_report=talk.decision_report)
+
+    async def _attend(
+        self, process: Process, parts: "list[asyncio.Task[None]]", limit: float, errors: "_Tail"
+    ) -> None:
+        """Until it has ended and all it said is dealt with; whatever comes between ends it."""
+        try:
+            async with asyncio.timeout(limit):
+                await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
+        except TimeoutError:
+            await process.end(self.kill_after_sec)
+            process.finish()
+            await asyncio.wait(parts)
+            raise Fail(
+                _with_tail(f"The command took longer than {limit:g} s, and was ended.", errors.text),
+                FailureCategory.TIMEOUT,
+            ) from None
+        except asyncio.CancelledError:
+            await process.end(self.kill_after_sec)
+            raise
+        for part in parts:
+            error = part.exception() if part.done() else None
+            if error is not None:
+                await process.end(self.kill_after_sec)
+                raise error
+
+    def _failure(self, code: int, tail: str) -> Fail | Snooze:
+        if code < 0:
+            with suppress(ValueError):
+                return Fail(_with_tail(f"The command was killed by {signal.Signals(-code).name}.", tail))
+        text = _with_tail(f"The command ended with exit code {code}.", tail)
+        if code == RETRY_LATER:
+            if ratelimit.is_rate_limit(tail):
+                return Fail(text, FailureCategory.RATE_LIMIT)
+            return Snooze(self.retry_later_sec)
+        return Fail(text, CATEGORIES.get(code, FailureCategory.CRASH))
+
+    def _parsed(self, data: bytes) -> Any:
+        if self.output != "text":
+            if not data.strip():
+                return None
+            try:
+                return msgspec.json.decode(data)
+            except msgspec.DecodeError as error:
+                if self.output == "json":
+                    raise Fail(
+                        _with_tail(f"The command's output is no JSON: {error}.", _end_of(data)),
+                        FailureCategory.INVALID_OUTPUT,
+                    ) from None
+        return data.decode(errors="replace").removesuffix("\n")
+
+
+async def _until_ended(process: Process) -> None:
+    await process.ended()
+    process.finish()
+
+
+class _Kept:
+    """All that comes, up to a limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._data = bytearray()
+
+    async def take(self, flow: Inflow) -> None:
+        async for chunk in flow.chunks():
+            self._data += chunk
+            if len(self._data) > self._most:
+                raise Fail(
+                    f"The command printed more than {self._most} bytes, which is the most that is kept as "
+                    "output. Let it write to a file and name that one as an artifact.",
+                    FailureCategory.INVALID_OUTPUT,
+                )
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self._data)
+
+    @property
+    def tail(self) -> str:
+        return _end_of(self.data)
+
+
+class _Tail:
+    """The end of what comes; all of it goes to the log, line by line."""
+
+    def __init__(self, ctx: TaskContext) -> None:
+        self._log = ctx.log
+        self._data = b""
+        self._line = b""
+
+    async def take(self, flow: Inflow) -> None:
+        async for chunk in flow.chunks():
+            self._data = (self._data + chunk)[-TAIL_BYTES:]
+            *lines, self._line = (self._line + chunk).split(b"\n")
+            for line in lines:
+                self._tell(line)
+            if len(self._line) > _LONGEST_LOGGED_LINE:
+                self._tell(self._line)
+                self._line = b""
+        if self._line:
+            self._tell(self._line)
+
+    def _tell(self, line: bytes) -> None:
+        self._log.info("%s", line[:_LONGEST_LOGGED_LINE].decode(errors="replace"))
+
+    @property
+    def text(self) -> str:
+        return _end_of(self._data)
+
+
+def _end_of(data: bytes) -> str:
+    text = data[-TAIL_BYTES:].decode(errors="replace").strip()
+    if len(data) >= TAIL_BYTES:
+        # The first line is not whole, unless it is the only one.
+        text = text.partition("\n")[2] or text
+    return text
+
+
+def _with_tail(text: str, tail: str) -> str:
+    return f"{text}\n{tail}" if tail else text
+
+
+def document(ctx: TaskContext) -> bytes:
+    """The task, as the command reads it."""
+    last = ctx.last_error
+    return msgspec.json.encode(
+        {
+            "id": ctx.id,
+            "type": ctx.type,
+            "title": ctx.title,
+            "spec": ctx.spec,
+            "inputs": ctx.inputs,
+            "dag_id": ctx.dag_id,
+            "parent_id": ctx.parent_id,
+            "agent_id": ctx.agent_id,
+            "model": ctx.model,
+            "deadline": ctx.deadline,
+            "epoch": ctx.epoch,
+            "attempt": ctx.attempt,
+            "max_attempts": ctx.max_attempts,
+            "resume": ctx.resume,
+            "steps": ctx.steps,
+            "checkpoint": ctx.last_checkpoint,
+            "last_error": last,
+            "previous_attempts": ctx.previous_attempts,
+        }
+    )
+
+
+def environment(
+    own: Mapping[str, str], ctx: TaskContext, *, pass_env: Sequence[str], time_limit_sec: float
+) -> dict[str, str]:
+    """The agent's variables without its secrets, and the task's."""
+    hidden = SECRET_VARIABLES - set(pass_env)
+    inherited = {
+        name: value for name, value in own.items() if name not in hidden and not name.startswith(TASK_PREFIX)
+    }
+    told: dict[str, Any] = {
+        "ID": ctx.id,
+        "TYPE": ctx.type,
+        "TITLE": ctx.title,
+        "DAG_ID": ctx.dag_id,
+        "PARENT_ID": ctx.parent_id,
+        "AGENT_ID": ctx.agent_id,
+        "MODEL": ctx.model,
+        "DEADLINE": None if ctx.deadline is None else ctx.deadline.isoformat(),
+        "EPOCH": ctx.epoch,
+        "ATTEMPT": ctx.attempt,
+        "MAX_ATTEMPTS": ctx.max_attempts,
+        "TIME_LIMIT_SEC": f"{time_limit_sec:g}",
+    }
+    for name, value in ctx.spec.items():
+        told.setdefault("SPEC_" + _NOT_IN_NAMES.sub("_", name).upper(), value)
+    return inherited | _as_text(told) | {FD_VARIABLE: str(AGENT_FD)}
+
+
+def _as_text(told: Mapping[str, Any]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    room = _ALL_VARIABLES
+    for name, value in told.items():
+        if value is None or isinstance(value, dict | list):
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        size = len(text.encode())
+        if size <= min(_LONGEST_VARIABLE, room):
+            variables[TASK_PREFIX + name] = text
+            room -= size
+    return variables

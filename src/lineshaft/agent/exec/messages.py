@@ -1,0 +1,176 @@
+"""What a program can say to its agent while it runs: one JSON object a line, on the descriptor LINESHAFT_FD.
+
+Most are statements and have no answer:
+
+    {"progress": ANYTHING}
+    {"spend": USD, "tokens_input": N, "tokens_output": N}
+    {"step": NAME, "result": ANYTHING, "spend": USD}
+    {"checkpoint": ANYTHING}
+    {"artifact": ANYTHING}
+    {"decision_report": ANYTHING}
+    {"fail": REASON, "category": NAME, "retry_after_sec": N}   how it ends, whatever the exit code;
+    {"snooze": SECONDS}                                        the last of these counts
+    {"cancel": REASON}
+
+Two are questions, each answered by one line on the same descriptor:
+
+    {"step": NAME}                              → {"step": NAME, "done": true, "result": …}, or "done": false
+    {"spawn": KEY, "tasks": […], "wait": true}  → {"spawn": KEY, "children": [{"id", "status", "output"}]}
+
+They are dealt with in order: an answer means that everything said before it is stored. A line that can't be
+understood ends the program and fails the attempt, since what it meant to say would be lost.
+"""
+
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from lineshaft.agent.context import TaskContext
+from lineshaft.agent.exec.process import Inflow
+from lineshaft.agent.outcome import Cancel, Fail, Snooze
+from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError
+from lineshaft.model.retry import FailureCategory
+from lineshaft.model.tasks import NewTask
+
+MAX_LINE_BYTES = 8 << 20
+_SHOWN = 200
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    progress: Any = UNSET
+    spend: Decimal | UnsetType = UNSET
+    tokens_input: int = 0
+    tokens_output: int = 0
+    step: str | UnsetType = UNSET
+    result: Any = UNSET
+    checkpoint: Any = UNSET
+    artifact: Any = UNSET
+    decision_report: Any = UNSET
+    spawn: str | UnsetType = UNSET
+    tasks: list[NewTask] | UnsetType = UNSET
+    wait: bool = False
+    fail: str | UnsetType = UNSET
+    category: str = FailureCategory.CRASH
+    retry_after_sec: float | None = None
+    snooze: float | UnsetType = UNSET
+    cancel: str | UnsetType = UNSET
+
+
+#: What a message is about; `spend` may also belong to a step, and is looked at last.
+_KINDS = (
+    *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn"),
+    *("fail", "snooze", "cancel", "spend"),
+)
+_decode = msgspec.json.Decoder(Message).decode
+
+
+class Conversation:
+    """Does what a program asks for, with the task's context."""
+
+    def __init__(self, ctx: TaskContext, answer: Callable[[bytes], Awaitable[None]]) -> None:
+        self._ctx = ctx
+        self._answer = answer
+        #: How the program wants the attempt to end.
+        self.wish: Cancel | Fail | Snooze | None = None
+        self.decision_report: Any = None
+
+    async def listen(self, flow: Inflow) -> None:
+        """Until the program has ended, or closes the descriptor."""
+        rest = bytearray()
+        async for chunk in flow.chunks():
+            rest += chunk
+            *lines, last = rest.split(b"\n")
+            for line in lines:
+                await self._hear(line)
+            if len(last) > MAX_LINE_BYTES:
+                raise _not_understood(bytes(last), f"is longer than {MAX_LINE_BYTES} bytes")
+            rest = last
+        await self._hear(rest)
+
+    async def _hear(self, line: bytes | bytearray) -> None:
+        if not line.strip():
+            return
+        try:
+            message = _decode(line)
+            kind = next(name for name in _KINDS if getattr(message, name) is not UNSET)
+        except StopIteration:
+            raise _not_understood(line, f"has none of {', '.join(_KINDS)}") from None
+        except msgspec.MsgspecError as error:
+            raise _not_understood(line, f"is no message: {error}") from None
+        try:
+            await self._heed(kind, message)
+        except (BudgetExceededError, StaleClaimError):
+            raise
+        except TimeoutError:
+            raise Fail("The command asked something and didn't read the answer.", "timeout") from None
+        except (ValueError, LineshaftError) as error:
+            raise _not_understood(line, f"is refused: {error}") from error
+
+    async def _heed(self, kind: str, message: Message) -> None:  # noqa: C901 - a case for each kind
+        ctx = self._ctx
+        match kind:
+            case "progress":
+                ctx.progress(message.progress)
+            case "spend":
+                self._spend(message)
+            case "step" if message.result is UNSET:
+                await self._tell_step(str(message.step))
+            case "step":
+                await ctx.end_step(str(message.step), message.result, self._spend(message))
+            case "spawn":
+                await self._spawn(str(message.spawn), message)
+            case "checkpoint":
+                await ctx.checkpoint(message.checkpoint)
+            case "artifact":
+                ctx.artifact(message.artifact)
+            case "decision_report":
+                self.decision_report = message.decision_report
+            case "fail":
+                self.wish = Fail(str(message.fail), message.category, retry_after_sec=message.retry_after_sec)
+            case "snooze" if message.snooze is not UNSET:
+                self.wish = Snooze(message.snooze)
+            case "cancel":
+                self.wish = Cancel(str(message.cancel))
+
+    def _spend(self, message: Message) -> Decimal:
+        if message.spend is UNSET:
+            return Decimal(0)
+        before = self._ctx.spent_usd
+        self._ctx.spend(message.spend, tokens_input=message.tokens_input, tokens_output=message.tokens_output)
+        return self._ctx.spent_usd - before
+
+    async def _tell_step(self, name: str) -> None:
+        known = self._ctx.begin_step(name)
+        if known is None:
+            await self._tell({"step": name, "done": False})
+        else:
+            await self._tell({"step": name, "done": True, "result": msgspec.json.decode(known)})
+
+    async def _spawn(self, key: str, message: Message) -> None:
+        if message.tasks is UNSET:
+            raise ValueError("a spawn needs tasks")
+        children = await self._ctx.spawn(key, message.tasks, wait=message.wait)
+        told = [{"id": child.id, "status": child.status, "output": child.output} for child in children]
+        await self._tell({"spawn": key, "children": told})
+
+    async def _tell(self, answer: dict[str, Any]) -> None:
+        await self._answer(msgspec.json.encode(answer) + b"\n")
+
+
+def _wish(message: Message) -> Cancel | Fail | Snooze:
+    if message.snooze is not UNSET:
+        return Snooze(message.snooze)
+    if message.cancel is not UNSET:
+        return Cancel(message.cancel)
+    return Fail(str(message.fail), message.category, retry_after_sec=message.retry_after_sec)
+
+
+def _not_understood(line: bytes | bytearray, why: str) -> Fail:
+    shown = bytes(line[:_SHOWN]).decode(errors="replace")
+    return Fail(
+        f"The command wrote a line to LINESHAFT_FD that {why}. The line: {shown}",
+        FailureCategory.INVALID_OUTPUT,
+    )
