@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from lineshaft import __version__
 from lineshaft.errors import LineshaftError
-from lineshaft.interfaces.cli import agent, (
+from lineshaft.interfaces.cli import (
     agent,
     approvals,
     completion,
