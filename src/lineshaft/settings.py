@@ -172,6 +172,9 @@ class Settings:
     circuit_breakers: Path | None = _setting(
         _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
     )
+    notifications: Path | None = _setting(
+        _PATH, None, "A YAML file with the destinations of notifications. None: nobody is told."
+    )
     validation_commands: Path | None = _setting(
         _PATH,
         None,

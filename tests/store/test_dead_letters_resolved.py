@@ -40,7 +40,13 @@ async def test_retry(world: World) -> None:
     assert world.live(task_id)["attempts"] == 0
     assert len(letter.failure_history) == 1
     assert world.kinds(task_id)[-2:] == ["task.resolved", "task.ready"]
-    assert told(world, task_id) == {"resolution": "retry", "reviewer": "ann", "note": "the API is back"}
+    assert told(world, task_id) == {
+        "resolution": "retry",
+        "reviewer": "ann",
+        "note": "the API is back",
+        "category": "crash",
+        "error": "it broke",
+    }
 
 
 async def test_retry_begins_again_with_the_preferred_models(world: World) -> None:

@@ -1,22 +1,26 @@
 """Runs all duties of one process side by side."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 
+from lineshaft.duties.deliverer import Deliverer
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.roll_call import RollCall
 from lineshaft.duties.validator import Validator
+from lineshaft.integrations.notify.config import load
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
+from lineshaft.store.outbox import Outbox
 from lineshaft.store.partitions import Partitions
 
 
 def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
-    return [
+    duties: list[Duty] = [
         Reaper(engine.upkeep, interval_sec=settings.reaper_interval_sec),
         Promoter(engine.upkeep, interval_sec=settings.promoter_interval_sec),
         Janitor(
@@ -28,6 +32,10 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
         RollCall(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]
+    if settings.notifications is not None:
+        destinations = load(settings.notifications, os.environ)
+        duties.append(Deliverer(Outbox(engine.database), destinations))
+    return duties
 
 
 async def supervise(duties: Sequence[Duty], stop: asyncio.Event) -> None:

@@ -32,15 +32,17 @@ decided AS (
         hidden = letter.hidden OR %(resolution)s::text = 'delete'
     FROM clock
     WHERE letter.task_id = ANY (%(ids)s::text[]) AND (NOT letter.reviewed OR letter.resolution = 'escalate')
-    RETURNING letter.task_id, letter.revival
+    RETURNING letter.task_id, letter.revival, letter.category, letter.error
+),
+written AS (
+    INSERT INTO lineshaft.review (at, task_id, revival, resolution, reviewer, note, not_before, spec_before, spec_change)
+    SELECT clock.now, decided.task_id, decided.revival, %(resolution)s::text, %(reviewer)s::text, %(note)s::text, %(not_before)s::timestamptz,
+        CASE WHEN decided.task_id = %(root)s::text THEN %(spec_before)s::jsonb END,
+        CASE WHEN decided.task_id = %(root)s::text THEN %(spec_change)s::jsonb END
+    FROM decided CROSS JOIN clock
+    ORDER BY decided.task_id
 )
-INSERT INTO lineshaft.review (at, task_id, revival, resolution, reviewer, note, not_before, spec_before, spec_change)
-SELECT clock.now, decided.task_id, decided.revival, %(resolution)s::text, %(reviewer)s::text, %(note)s::text, %(not_before)s::timestamptz,
-    CASE WHEN decided.task_id = %(root)s::text THEN %(spec_before)s::jsonb END,
-    CASE WHEN decided.task_id = %(root)s::text THEN %(spec_change)s::jsonb END
-FROM decided CROSS JOIN clock
-ORDER BY decided.task_id
-RETURNING task_id
+SELECT task_id, category, left(error, 300) AS error FROM decided
 
 -- name: last_review
 -- What was decided last about a task, and where it stands.

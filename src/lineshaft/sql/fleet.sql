@@ -30,12 +30,16 @@ WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
 ORDER BY id
 
 -- name: patch_agent
-UPDATE lineshaft.agent
-SET budget_usd = budget_usd + coalesce(%(add_budget)s::numeric, 0),
-    status = coalesce(%(status)s::text, status::text)::lineshaft.agent_status,
-    max_concurrent_tasks = coalesce(%(max_tasks)s::integer, max_concurrent_tasks)
-WHERE id = %(id)s::text
-RETURNING id
+-- Who waits for work looks again: there may be more money, or more slots.
+WITH patched AS (
+    UPDATE lineshaft.agent
+    SET budget_usd = budget_usd + coalesce(%(add_budget)s::numeric, 0),
+        status = coalesce(%(status)s::text, status::text)::lineshaft.agent_status,
+        max_concurrent_tasks = coalesce(%(max_tasks)s::integer, max_concurrent_tasks)
+    WHERE id = %(id)s::text
+    RETURNING id
+)
+SELECT pg_notify('lineshaft', '*') FROM patched
 
 -- name: log_agent
 INSERT INTO lineshaft.event (at, kinds, agent_id, data)
@@ -49,10 +53,11 @@ WITH silent AS (
     WHERE status <> 'offline'
       AND last_heartbeat < coalesce(%(now)s::timestamptz, now())
           - make_interval(secs => greatest(90, 3 * heartbeat_interval_sec))
-    RETURNING id
+    RETURNING id, last_heartbeat
 ),
+-- An agent that stops is offline too; only one that fell silent was last heard of.
 logged AS (
-    INSERT INTO lineshaft.event (at, kinds, agent_id)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id FROM silent
+    INSERT INTO lineshaft.event (at, kinds, agent_id, data)
+    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id, jsonb_build_object('last_heartbeat', last_heartbeat) FROM silent
 )
 SELECT id FROM silent

@@ -104,7 +104,7 @@ class Cancelling:
     async def _letters_told(
         self, connection: Connection, doomed: _Doomed, reasons: Mapping[str, str], review: Review
     ) -> None:
-        await self._reviving.record_review(connection, list(reasons), review)
+        causes = await self._reviving.record_review(connection, list(reasons), review)
         await self._reviving.log(
             connection,
             ["task.resolved", "task.cancelled"],
@@ -113,7 +113,7 @@ class Cancelling:
                     name,
                     doomed.letters[name].dag_id,
                     doomed.letters[name].epoch,
-                    review.told(name) | {"reason": why},
+                    review.told(name) | causes.get(name, {}) | {"reason": why},
                 )
                 for name, why in reasons.items()
             ],

@@ -138,9 +138,9 @@ class DeadLetters:
         return await self._database.run(work)
 
     async def _escalate(self, connection: Connection, letter: LockedLetter, review: Review) -> None:
-        await self._operations.reviving.record_review(connection, [letter.id], review)
+        causes = await self._operations.reviving.record_review(connection, [letter.id], review)
         message = f"{review.reviewer} wants somebody else to decide about task {letter.id}"
-        told = review.told(letter.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
+        told = review.told(letter.id) | causes[letter.id] | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
         await self._operations.reviving.log(
             connection, ["task.resolved", "alert"], [(letter.id, letter.dag_id, letter.epoch, told)]
         )

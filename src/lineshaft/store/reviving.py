@@ -101,11 +101,15 @@ class Reviving:
             },
         )
         rows = await cursor.fetchall()
-        await self.record_review(connection, [task_id, *(name for name in tasks if name != task_id)], review)
+        own_first = [task_id, *(name for name in tasks if name != task_id)]
+        causes = await self.record_review(connection, own_first, review)
         await self._recount_dags(connection, revived)
         await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
         ready = [row for row in rows if row[2] == Status.READY]
-        told = [(row[0], row[1], row[4], review.told(row[0], root=task_id)) for row in rows]
+        told = [
+            (row[0], row[1], row[4], review.told(row[0], root=task_id) | causes.get(row[0], {}))
+            for row in rows
+        ]
         await self.log(connection, ["task.resolved"], told)
         await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, row[4]) for row in ready])
         if ready:
@@ -116,13 +120,18 @@ class Reviving:
         status = next(Status.COMPLETED if row[5] else Status(row[2]) for row in rows if row[0] == task_id)
         return Revived(status, list(tasks))
 
-    async def record_review(self, connection: Connection, ids: Sequence[str], review: Review) -> list[str]:
-        """Decide about those of these tasks that lie on the desk; a change of spec is the first one's."""
+    async def record_review(
+        self, connection: Connection, ids: Sequence[str], review: Review
+    ) -> dict[str, dict[str, str]]:
+        """Decide about those of these tasks that lie on the desk; a change of spec is the first one's.
+
+        Gives for each that did what brought it there, to be told with the decision.
+        """
         cursor = await connection.execute(
             self._letters["record_review"],
             {**self._database.now, "ids": list(ids), "root": ids[0], **review.parameters()},
         )
-        return [row[0] for row in await cursor.fetchall()]
+        return {row[0]: {"category": row[1], "error": row[2]} for row in await cursor.fetchall()}
 
     async def _lock_owners(
         self, connection: Connection, tasks: Mapping[str, _Revivable]

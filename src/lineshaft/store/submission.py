@@ -52,6 +52,7 @@ T = TypeVar("T")
 MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
 _COPY_FROM = 50
+_EDGE_DEFAULTS = {"satisfied": False}
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 #: A notification has 8,000 bytes at most; more lanes than this are all of them.
 _LANES_NAMED = 700
@@ -287,6 +288,7 @@ class Submission:
         outside = sorted({name for draft in new for name in draft.depends_on if name not in own})
         if not outside:
             return set()
+        await connection.execute(self._sql["lock_dead_upstream"], {"ids": outside})
         cursor = await connection.execute(self._sql["lock_upstream"], {"ids": outside})
         live = {row[0] for row in await cursor.fetchall()}
         cursor = await connection.execute(self._sql["upstream_ends"], {"ids": outside})
@@ -339,7 +341,10 @@ class Submission:
 
     async def _insert_edges(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
         edges = [(draft.id, name) for draft in new for name in draft.depends_on]
-        if edges:
+        if len(edges) >= _COPY_FROM and len(new) >= _COPY_FROM:
+            rows = [(task_id, name, name in satisfied) for task_id, name in edges]
+            await copy_rows(connection, "edge", ("task_id", "depends_on", "satisfied"), _EDGE_DEFAULTS, rows)
+        elif edges:
             await connection.execute(
                 self._sql["insert_edges"],
                 {

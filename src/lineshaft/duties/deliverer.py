@@ -1,0 +1,101 @@
+"""Tells people what happened: notes events for each destination, and sends until they have arrived.
+
+One destination that is away holds up no other. What fails is tried again, ever more seldom, for half a day.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lineshaft.duties.loop import Counts
+from lineshaft.errors import UnavailableError
+from lineshaft.integrations.notify import DeliveryError, Destination
+from lineshaft.store.outbox import LEASE_SEC, Outbox, Parcel
+
+_log = logging.getLogger("lineshaft.duties")
+
+#: Messages that are sent one after the other under one lease ...
+_BATCH = 5
+#: ... each within this time, whatever the sender's own limit is.
+_SEND_SEC = LEASE_SEC / (_BATCH + 1)
+_FIRST_WAIT_SEC, _LONGEST_WAIT_SEC = 5.0, 3_600.0
+_TRIES = 20
+#: Batches of one round: a duty that is told to stop ends soon.
+_BATCHES = 4
+_KEEP_SEC = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverer:
+    outbox: Outbox
+    destinations: Sequence[Destination]
+    interval_sec: float = 2.0
+    uniform: Callable[[], float] = random.random
+    name: str = "deliverer"
+
+    async def run_once(self) -> Counts:
+        counts: Counter[str] = Counter()
+        rounds = await asyncio.gather(*(self._serve(to) for to in self.destinations), return_exceptions=True)
+        for to, result in zip(self.destinations, rounds, strict=True):
+            if isinstance(result, UnavailableError):
+                raise result
+            if isinstance(result, BaseException):
+                _log.error("Notifications for %s: the outbox failed", to.name, exc_info=result)
+                counts["failed outboxes"] += 1
+            else:
+                counts.update(result)
+        counts["forgotten"] += await self.outbox.forget(_KEEP_SEC, 1_000)
+        return counts
+
+    async def _serve(self, to: Destination) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        collected = await self.outbox.collect(to.name, to.kinds)
+        counts["noted"] += collected.noted
+        if collected.missed:
+            _log.warning(
+                "Notifications for %s: events were deleted before they were read. What is left is told.",
+                to.name,
+            )
+        for _ in range(_BATCHES):
+            parcels = await self.outbox.take(to.name, to.throttle, most=_BATCH)
+            for parcel in parcels:
+                counts[await self._send(to, parcel)] += 1
+            if len(parcels) < _BATCH:
+                break
+        return counts
+
+    async def _send(self, to: Destination, parcel: Parcel) -> str:
+        error = await _try(to, parcel)
+        if error is None:
+            await self.outbox.delivered(parcel)
+            return "delivered"
+        again = self._wait(parcel.tries)
+        await self.outbox.failed(parcel, error, again_in_sec=again)
+        outcome = "is given up" if again is None else f"is tried again in {again:.0f} s"
+        _log.warning("Notification %s for %s %s: %s", parcel.message.id, to.name, outcome, error)
+        return "given up" if again is None else "not delivered"
+
+    def _wait(self, tries: int) -> float | None:
+        """Twice as long each time, up to an hour, and not all at once; None: enough."""
+        if tries >= _TRIES:
+            return None
+        wait = min(_FIRST_WAIT_SEC * 2.0 ** (tries - 1), _LONGEST_WAIT_SEC)
+        return float(wait * (0.75 + 0.5 * self.uniform()))
+
+
+async def _try(to: Destination, parcel: Parcel) -> str | None:
+    """Why it was not delivered; None: it was."""
+    try:
+        async with asyncio.timeout(_SEND_SEC):
+            await to.sender.send(parcel.message)
+    except DeliveryError as error:
+        return str(error)
+    except TimeoutError:
+        return f"it took longer than {_SEND_SEC:g} s"
+    except Exception as error:  # noqa: BLE001 - whatever a sender does, the others go on
+        # Not its text: that may have the address.
+        return f"the sender failed with {type(error).__name__}"
+    return None

@@ -1,0 +1,37 @@
+"""A command of the operator's, with the message as JSON on its standard input (R-135)."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from subprocess import DEVNULL, PIPE
+
+import msgspec
+
+from lineshaft.integrations.notify import DeliveryError
+from lineshaft.model.notices import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    argv: tuple[str, ...] = field(repr=False)
+    timeout_sec: float = 10.0
+
+    async def send(self, message: Message) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.argv, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL
+            )
+        except OSError as error:
+            raise DeliveryError(f"can't be started: {error.strerror or type(error).__name__}") from None
+        try:
+            async with asyncio.timeout(self.timeout_sec):
+                await process.communicate(msgspec.json.encode(message))
+        except TimeoutError:
+            raise DeliveryError(f"didn't end within {self.timeout_sec:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            raise DeliveryError(f"ended with code {process.returncode}")

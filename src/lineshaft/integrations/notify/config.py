@@ -1,0 +1,149 @@
+"""The operator's file of destinations (LINESHAFT_NOTIFICATIONS). docs/notifications.md describes it.
+
+Addresses and keys are secrets: `${NAME}` takes one from the environment, and no message shows a value.
+"""
+
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, field
+
+from lineshaft.errors import SettingsError
+from lineshaft.integrations.notify import Destination, Sender
+from lineshaft.integrations.notify.apprise import Apprise
+from lineshaft.integrations.notify.command import Command
+from lineshaft.integrations.notify.review_log import ReviewLog
+from lineshaft.integrations.notify.webhook import Webhook, key_of
+from lineshaft.model.notices import USUAL, NoticeKind
+from lineshaft.store.outbox import Throttle
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_MIN_SECRET = 16
+_HEADER = re.compile(r"[A-Za-z0-9-]+")
+
+
+class ThrottleConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    #: Messages of one kind; what is over is told together.
+    most: int = 10
+    seconds: float = 60.0
+
+
+class _Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"  # no address, no key
+
+
+class _Alerting(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    events: tuple[NoticeKind, ...] = ()
+    throttle: ThrottleConfig = ThrottleConfig()
+
+
+class WebhookConfig(_Alerting, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="webhook"):
+    url: str
+    secret: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class AppriseConfig(_Alerting, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="apprise"):
+    url: str
+
+
+class CommandConfig(_Alerting, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="command"):
+    command: tuple[str, ...]
+
+
+class ReviewLogConfig(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="review-log"):
+    folder: str
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    destinations: tuple[WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig, ...]
+
+
+def load(path: Path, environ: Mapping[str, str]) -> list[Destination]:
+    """The destinations of a file, or SettingsError with what is wrong with it."""
+    try:
+        document = _expanded(msgspec.yaml.decode(path.read_bytes()), environ)
+        config = msgspec.convert(document, type=_File)
+    except OSError as error:
+        raise _unusable(path, error.strerror or type(error).__name__) from None
+    except msgspec.ValidationError as error:
+        raise _unusable(path, str(error)) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # Its text shows the line, with whatever secret is in it.
+        mark = getattr(error.__context__, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        raise _unusable(path, f"it is no YAML{where}") from None
+    names = [each.name for each in config.destinations]
+    for name in names:
+        if not _NAME.fullmatch(name) or names.count(name) > 1:
+            raise _unusable(
+                path, f"the name {name!r} must be of letters, digits, _ . and -, and be given once"
+            )
+    return [_destination(path, each) for each in config.destinations]
+
+
+def _destination(
+    path: Path, config: WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig
+) -> Destination:
+    if isinstance(config, ReviewLogConfig):
+        sender: Sender = ReviewLog(Path(config.folder).expanduser().absolute())
+        return Destination(config.name, sender, frozenset({NoticeKind.REVIEW}), Throttle(most=None))
+    throttle = config.throttle
+    if throttle.most < 1 or not 0 < throttle.seconds <= 86_400:  # noqa: PLR2004 - a day
+        raise _unusable(path, f"{config.name}: throttle needs most of 1 or more, and seconds up to a day")
+    if isinstance(config, WebhookConfig):
+        sender = _webhook(path, config)
+    elif isinstance(config, AppriseConfig):
+        sender = Apprise(config.name, config.url)
+    elif config.command:
+        sender = Command(config.command)
+    else:
+        raise _unusable(path, f"{config.name}: command must be a program and its arguments")
+    kinds = frozenset(config.events) or USUAL
+    return Destination(config.name, sender, kinds, Throttle(throttle.most, throttle.seconds))
+
+
+def _webhook(path: Path, config: WebhookConfig) -> Webhook:
+    parts = urlsplit(config.url)
+    plain = config.url.isascii() and config.url.isprintable() and " " not in config.url
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not plain or "@" in parts.netloc:
+        raise _unusable(
+            path, f"{config.name}: url must be http:// or https://, without a user; put that into headers"
+        )
+    try:
+        key = key_of(config.secret)
+    except (binascii.Error, ValueError):
+        raise _unusable(path, f"{config.name}: secret begins with whsec_ but is not base 64") from None
+    if len(key) < _MIN_SECRET:
+        raise _unusable(path, f"{config.name}: secret must have at least {_MIN_SECRET} bytes")
+    for name, value in config.headers.items():
+        if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise _unusable(path, f"{config.name}: the header {name!r} or its value can't be sent")
+    headers = {name.lower(): value for name, value in config.headers.items()}
+    return Webhook(config.url, key, headers)
+
+
+def _expanded(value: Any, environ: Mapping[str, str]) -> Any:
+    """With `${NAME}` replaced, wherever a text stands."""
+    if isinstance(value, dict):
+        return {key: _expanded(inner, environ) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, environ) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if missing := [name for name in _VARIABLE.findall(value) if not environ.get(name)]:
+        raise msgspec.ValidationError(f"the variable {missing[0]} is not set")
+    return _VARIABLE.sub(lambda match: environ[match[1]], value)
+
+
+def _unusable(path: Path, why: str) -> SettingsError:
+    return SettingsError(f"The notifications file {path} can't be used: {why}.")

@@ -1,0 +1,69 @@
+"""The log of reviews: `dlq-review-{date}.md`, one file a UTC day, every decision about a dead letter (R-134).
+
+Any number of processes may append to one file: each takes a lock on it, and skips what is there already, so
+that a message that comes twice is written once.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+from lineshaft.integrations.notify import DeliveryError
+from lineshaft.model.notices import Message, Notice
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewLog:
+    folder: Path
+
+    async def send(self, message: Message) -> None:
+        try:
+            await asyncio.to_thread(append, self.folder, message)
+        except OSError as error:
+            raise DeliveryError(f"can't be written: {error.strerror or type(error).__name__}") from None
+
+
+def append(folder: Path, message: Message) -> None:
+    """Write the decisions of a message to the files of their days."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for notice in message.notices:
+        at = notice.at.astimezone(UTC)
+        day = at.date().isoformat()
+        _append(folder / f"dlq-review-{day}.md", day, f"<!-- {notice.task_id} {at.isoformat()} -->", notice)
+
+
+def _append(path: Path, day: str, mark: str, notice: Notice) -> None:
+    with path.open("a+b") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        log.seek(0)
+        known = log.read().decode(errors="replace")
+        if mark in known:
+            return
+        # What a process that died in the middle of a line left is not continued.
+        start = "" if known.endswith("\n") or not known else "\n"
+        head = f"{start}\n" if known else f"# Dead letters reviewed on {day} (UTC)\n\n"
+        entry = "\n".join(_lines(mark, notice))
+        log.write(f"{head}{entry}\n".encode())
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def _lines(mark: str, notice: Notice) -> Iterator[str]:
+    data = notice.data if isinstance(notice.data, dict) else {}
+    time = notice.at.astimezone(UTC).strftime("%H:%M:%S")
+    yield f"## {time} {notice.task_id}: {data.get('resolution', 'retry')}"
+    yield mark
+    yield ""
+    yield f"- reviewer: {_one_line(data.get('reviewer') or 'none, retried by hand')}"
+    for name in ("note", "category", "error", "not_before", "changed", "with"):
+        if (value := data.get(name)) is not None:
+            told = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"- {name.replace('_', ' ')}: {_one_line(told)}"
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())

@@ -1,0 +1,387 @@
+"""Notifications: every event of a wanted kind arrives, once, whoever dies and whatever is away."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from lineshaft.clock import MovableClock
+from lineshaft.duties.deliverer import Deliverer
+from lineshaft.duties.roll_call import RollCall
+from lineshaft.duties.supervisor import all_duties
+from lineshaft.integrations.notify import DeliveryError, Destination, Sender
+from lineshaft.integrations.notify.review_log import ReviewLog
+from lineshaft.integrations.notify.webhook import Webhook
+from lineshaft.model.notices import USUAL, Message, NoticeKind
+from lineshaft.model.reviews import Decision
+from lineshaft.model.tasks import NewTask
+from lineshaft.settings import Settings
+from lineshaft.store import outbox as outbox_module
+from lineshaft.store.engine import Engine
+from lineshaft.store.outbox import Outbox, Throttle
+from tests.integrations.receiver import receiving
+from tests.store.acting import fail, kill, register, submit, take
+
+FREELY = Throttle(most=None)
+
+
+@dataclass
+class Mailbox:
+    """A destination within the test: keeps what it gets, and refuses as often as it is told to."""
+
+    got: list[Message] = field(default_factory=list)
+    refusals: list[Exception] = field(default_factory=list)
+
+    async def send(self, message: Message) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.got.append(message)
+
+    @property
+    def texts(self) -> list[str]:
+        return [line for message in self.got for line in message.text.splitlines()]
+
+
+def destination(
+    sender: Sender, name: str = "ops", kinds: Iterable[NoticeKind] = USUAL, throttle: Throttle = FREELY
+) -> Destination:
+    return Destination(name, sender, frozenset(kinds), throttle)
+
+
+def deliverer(engine: Engine, *destinations: Destination) -> Deliverer:
+    return Deliverer(Outbox(engine.database), destinations, uniform=lambda: 0.5)
+
+
+@asynccontextmanager
+async def begun(engine: Engine, *destinations: Destination) -> AsyncIterator[Deliverer]:
+    """A deliverer that is told what happens from now on."""
+    duty = deliverer(engine, *destinations)
+    await duty.run_once()
+    yield duty
+
+
+def happen(connection: psycopg.Connection, clock: MovableClock, kind: str, **values: Any) -> None:
+    connection.execute(
+        "INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, data)"
+        " VALUES (%s, %s, %s, %s, %s, %s)",
+        [
+            clock.now(),
+            [kind],
+            *(values.get(name) for name in ("task_id", "dag_id", "agent_id")),
+            Jsonb(values.get("data")),
+        ],
+    )
+
+
+def alerts(connection: psycopg.Connection, clock: MovableClock, *texts: str) -> None:
+    for text in texts:
+        happen(connection, clock, "alert", data={"message": text})
+
+
+async def test_what_people_are_told(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """R-111, R-135, R-136: all of it from the event log."""
+    box = Mailbox()
+    async with begun(engine, destination(box)) as duty:
+        one, two = await register(engine, "one"), await register(engine, "two")
+        dag = await engine.submission.submit_dag("d", [NewTask("a", key="a"), NewTask("b", depends_on=["a"])])
+        await kill(engine, one)
+        poison = await submit(engine, "poison", max_attempts=10)
+        for agent in (one, two, two):
+            clock.advance(3_600)
+            await engine.upkeep.promote_due(10)
+            await fail(engine, await take(engine, agent))
+        happen(connection, clock, "breaker.opened", data={"key": "code"})
+        happen(connection, clock, "budget.blocked", dag_id="dag_x")
+        happen(connection, clock, "approval.waiting", task_id="task_x")
+        alerts(connection, clock, "look")
+        clock.advance(600)
+        await RollCall(engine.fleet).run_once()
+
+        counts = await duty.run_once()
+
+    kinds = [message.kind.value for message in box.got]
+    assert kinds == [
+        *("dead_letter", "dag_failed", "poison_pill", "breaker_opened", "budget_blocked", "approval_waiting"),
+        *("alert", "agent_offline", "agent_offline"),
+    ]
+    assert box.got[0].notices[0].task_id == dag.tasks["a"].id
+    assert box.got[2].notices[0].task_id == poison
+    assert counts["delivered"] == counts["noted"] == 9
+    assert (await duty.run_once())["delivered"] == 0
+
+
+async def test_end_to_end_by_a_signed_webhook(engine: Engine) -> None:
+    """R-135: from a failed task to a request that a server got."""
+    with receiving() as receiver:
+        hook = Webhook(receiver.url, b"0123456789abcdef")
+        async with begun(engine, destination(hook)) as duty:
+            await submit(engine)
+            task_id = await kill(engine, await register(engine))
+            receiver.answers = [500]
+            assert (await duty.run_once())["not delivered"] == 1
+            engine.database._clock.advance(60)  # type: ignore[attr-defined]
+            assert (await duty.run_once())["delivered"] == 1
+
+    first, second = receiver.got
+    assert (first.json["notices"][0]["task_id"], first.json["kind"]) == (task_id, "dead_letter")
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+
+
+async def test_many_nodes_tell_each_thing_once(
+    engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """None lost, none doubled, while more happens all the time."""
+    box = Mailbox()
+    async with begun(engine, destination(box)), Engine(dsn, clock=clock) as other:
+        nodes = [deliverer(each, destination(box)) for each in (engine, other, engine, other)]
+        expected = []
+        for n in range(20):
+            texts = [f"{n}.{m}" for m in range(5)]
+            expected += texts
+            alerts(connection, clock, *texts)
+            await asyncio.gather(*(node.run_once() for node in nodes))
+        while any((await nodes[0].run_once()).values()):
+            pass
+
+    assert sorted(box.texts) == sorted(expected)
+
+
+async def test_what_commits_late_is_told_too(
+    engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """A number is taken before the commit: the later one may be seen first."""
+    box = Mailbox()
+    async with begun(engine, destination(box)) as duty:
+        with psycopg.connect(dsn) as slow:
+            alerts(slow, clock, "late")
+            alerts(connection, clock, "early")
+            await duty.run_once()
+            assert box.texts == ["early"]
+            slow.commit()
+        await duty.run_once()
+
+    assert box.texts == ["early", "late"]
+
+
+async def test_a_new_destination_is_told_what_happens_from_now_on(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    alerts(connection, clock, "old")
+    box = Mailbox()
+    async with begun(engine, destination(box)) as duty:
+        alerts(connection, clock, "new")
+        await duty.run_once()
+
+    assert box.texts == ["new"]
+
+
+async def test_a_node_that_dies_while_it_sends_leaves_it_to_another(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """After the lease, with the same id; the dead one's word counts no more, should it come back."""
+    box = Mailbox()
+    async with begun(engine, destination(box)) as duty:
+        alerts(connection, clock, "x")
+        outbox = Outbox(engine.database)
+        await outbox.collect("ops", USUAL)
+        (lost,) = await outbox.take("ops", FREELY, most=5)
+        clock.advance(59)
+        assert (await duty.run_once())["delivered"] == 0
+        clock.advance(2)
+        box.refusals.append(DeliveryError("answered 500"))
+        assert (await duty.run_once())["not delivered"] == 1
+        await outbox.delivered(lost)
+        clock.advance(60)
+        assert (await duty.run_once())["delivered"] == 1
+
+    assert [message.id for message in box.got] == [lost.message.id]
+
+
+async def test_one_that_is_away_is_tried_ever_more_seldom_and_holds_up_nobody(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    good, bad = Mailbox(), Mailbox(refusals=[DeliveryError("answered 500")] * 3)
+    async with begun(engine, destination(good, "good"), destination(bad, "bad")) as duty:
+        alerts(connection, clock, "x")
+        await duty.run_once()
+        assert (good.texts, bad.texts) == (["x"], [])
+        waits = []
+        while not bad.texts:
+            row = connection.execute(
+                "SELECT due_at, last_error FROM lineshaft.notification WHERE done_at IS NULL"
+            ).fetchone()
+            assert row is not None
+            assert row[1] == "answered 500"
+            wait = (row[0] - clock.now()).total_seconds()
+            waits.append(wait)
+            clock.advance(wait - 1)
+            assert (await duty.run_once())["not delivered"] == 0
+            clock.advance(1)
+            await duty.run_once()
+
+    assert waits == [5, 10, 20]
+    assert (bad.texts, good.texts) == (["x"], ["x"])
+
+
+async def test_after_half_a_day_it_is_given_up_and_told(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bounded: what nobody takes doesn't stay for ever; the row says why, for a week."""
+    box = Mailbox(refusals=[DeliveryError("answered 410")] * 20)
+    async with begun(engine, destination(box)) as duty:
+        alerts(connection, clock, "x")
+        began = clock.now()
+        while box.refusals:
+            await duty.run_once()
+            clock.advance(60)
+        took = clock.now() - began
+        assert "is given up: answered 410" in caplog.text
+        row = connection.execute("SELECT given_up, tries, last_error FROM lineshaft.notification").fetchone()
+        assert row == (True, 20, "answered 410")
+        alerts(connection, clock, "y")
+        await duty.run_once()
+        assert box.texts == ["y"]
+        clock.advance(8 * 86_400)
+        assert (await duty.run_once())["forgotten"] == 2
+
+    assert 8 < took.total_seconds() / 3_600 < 16
+
+
+async def test_too_many_of_a_kind_are_told_together(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """At most three messages of a kind a minute here; nothing is left out, and no other kind held up."""
+    box = Mailbox()
+    async with begun(engine, destination(box, throttle=Throttle(3, 60))) as duty:
+        alerts(connection, clock, *(f"a{n}" for n in range(8)))
+        await duty.run_once()
+        assert [message.count for message in box.got] == [1, 1, 6]
+        alerts(connection, clock, *(f"b{n}" for n in range(4)))
+        happen(connection, clock, "dag.failed", dag_id="d")
+        clock.advance(30)
+        await duty.run_once()
+        assert [message.kind for message in box.got[3:]] == ["dag_failed"]
+        clock.advance(31)
+        await duty.run_once()
+
+    assert [message.count for message in box.got[4:]] == [1, 1, 2]
+    told = sorted(text for text in box.texts if not text.startswith("DAG"))
+    assert told == [*(f"a{n}" for n in range(8)), *(f"b{n}" for n in range(4))]
+
+
+async def test_a_digest_that_fails_is_sent_again_as_it_was(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    box = Mailbox(refusals=[DeliveryError("answered 500")])
+    async with begun(engine, destination(box, throttle=Throttle(1, 60))) as duty:
+        alerts(connection, clock, "a", "b")
+        await duty.run_once()
+        alerts(connection, clock, "c")
+        clock.advance(10)
+        await duty.run_once()
+        assert box.texts == ["a", "b"]
+        clock.advance(60)
+        await duty.run_once()
+
+    assert [message.text for message in box.got] == ["a\nb", "c"]
+
+
+async def test_what_waits_is_bounded_and_the_event_log_keeps_the_rest(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination that is away for long doesn't fill the outbox, and loses nothing."""
+    monkeypatch.setattr(outbox_module, "MAX_WAITING", 4)
+    monkeypatch.setattr(outbox_module, "_PAGE", 3)
+    box = Mailbox(refusals=[DeliveryError("answered 500")] * 6)
+    async with begun(engine, destination(box)) as duty:
+        alerts(connection, clock, *map(str, range(20)))
+        assert (await duty.run_once())["noted"] == 6
+        assert (await duty.run_once())["noted"] == 0
+        for _ in range(20):
+            clock.advance(60)
+            await duty.run_once()
+
+    assert sorted(box.texts, key=int) == [str(n) for n in range(20)]
+
+
+async def test_events_that_were_deleted_unread_stop_nothing(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Mailbox()
+    async with begun(engine, destination(box)) as duty:
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.execute(
+            "INSERT INTO lineshaft.event_horizon (xid, at) VALUES (pg_current_xact_id(), %s)", [clock.now()]
+        )
+        alerts(connection, clock, "after")
+        await duty.run_once()
+
+    assert box.texts == ["after"]
+    assert "deleted before they were read" in caplog.text
+
+
+async def test_a_sender_that_breaks_tells_no_secret(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in logs, nor in the database, nor in the event log."""
+    caplog.set_level(logging.DEBUG)
+    box = Mailbox(refusals=[ValueError("https://x.example/s3cret")])
+    hook = Webhook("http://127.0.0.1:1/s3cret?key=s3cret", b"s3cret-s3cret-s3cret")
+    async with begun(engine, destination(box), destination(hook, "hook")) as duty:
+        alerts(connection, clock, "x")
+        assert (await duty.run_once())["not delivered"] == 2
+
+    rows = connection.execute("SELECT to_jsonb(n)::text FROM lineshaft.notification AS n").fetchall()
+    events = connection.execute("SELECT to_jsonb(e)::text FROM lineshaft.event AS e").fetchall()
+    assert "the sender failed with ValueError" in caplog.text
+    assert "s3cret" not in caplog.text + repr(rows) + repr(events) + repr(duty)
+
+
+async def test_decisions_reach_the_log_of_reviews(
+    engine: Engine, clock: MovableClock, tmp_path: Path
+) -> None:
+    """R-134: whoever decides, by whichever way; also a retry by hand."""
+    log = destination(ReviewLog(tmp_path), "desk", [NoticeKind.REVIEW])
+    async with begun(engine, log) as duty:
+        agent = await register(engine)
+        decisions = {"retry": "back", "cancel": "old", "escalate": "ask"}
+        for resolution, note in decisions.items():
+            await submit(engine, resolution)
+            task_id = await kill(engine, agent)
+            await engine.dead_letters.resolve(
+                task_id, Decision(resolution=resolution, reviewer="ann", note=note)
+            )
+            if resolution == "retry":
+                await engine.operations.cancel(task_id, "enough")
+        await submit(engine, "hand")
+        await engine.operations.retry(await kill(engine, agent))
+        await duty.run_once()
+        await duty.run_once()
+
+    text = (tmp_path / f"dlq-review-{clock.now().date()}.md").read_text()
+    assert [line.split(": ")[1] for line in text.splitlines() if line.startswith("## ")] == [
+        *decisions,
+        "retry",
+    ]
+    assert "- note: ask\n- category: auth_failure\n- error: no access\n" in text
+    assert "none, retried by hand" in text
+
+
+async def test_the_supervisor_reads_the_operators_file(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "notifications.yaml"
+    path.write_text("destinations: [{name: desk, type: review-log, folder: logs}]")
+
+    names = {duty.name for duty in all_duties(engine, Settings(notifications=path))}
+
+    assert "deliverer" in names
+    assert "deliverer" not in {duty.name for duty in all_duties(engine, Settings())}
