@@ -1,0 +1,179 @@
+"""llm-judge: scores and thresholds, and a judge behind a real HTTP server."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from lineshaft.checks.judge import JudgeCheck, Judgement
+from lineshaft.checks.openai_judge import MAX_OUTPUT, OpenAIJudge
+from lineshaft.checks.verdict import HandedIn, NoVerdict
+from tests.checks.handing_in import handed_in
+from tests.checks.judge_server import JudgeServer, judge_server
+
+CRITERIA = {"criteria": "Is it short?"}
+
+
+@dataclass
+class Fixed:
+    """A judge of one's own: any object with a method `judge`."""
+
+    score: Any
+
+    async def judge(self, criteria: str, handed_in: HandedIn) -> Judgement:
+        return Judgement(self.score, (f"{criteria} {handed_in.text}",), Decimal("0.01"), "mine")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "score", "passes"),
+    [(None, 0.7, True), (None, 0.69, False), (0.9, 0.9, True), (1, 0.99, False), (0, 0, True)],
+)
+async def test_the_threshold_decides(threshold: float | None, score: float, passes: bool) -> None:
+    """R-097: 0.7 unless the task says otherwise."""
+    schema = CRITERIA if threshold is None else {**CRITERIA, "threshold": threshold}
+    check = JudgeCheck(Fixed(score))
+    assert check.fault(schema) is None
+
+    verdict = await check.check(schema, handed_in("yes"))
+
+    assert verdict.passed is passes
+    assert (verdict.score, verdict.cost_usd, verdict.model) == (score, Decimal("0.01"), "mine")
+    assert verdict.reasons[-1] == "Is it short? yes"
+    assert ("less than" in verdict.reasons[0]) is not passes
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (None, "must be"),
+        ("good?", "must be"),
+        ({}, "criteria must be a text"),
+        ({"criteria": " "}, "criteria must be a text"),
+        ({"criteria": "x" * 20_001}, "criteria must be a text"),
+        ({"criteria": "x", "model": "y"}, "must be"),
+        ({"criteria": "x", "threshold": 1.1}, "from 0 to 1"),
+        ({"criteria": "x", "threshold": "0.7"}, "from 0 to 1"),
+        ({"criteria": "x", "threshold": math.nan}, "from 0 to 1"),
+        ({"criteria": "x", "threshold": True}, "from 0 to 1"),
+    ],
+)
+def test_what_a_task_may_ask_of_a_judge(schema: Any, said: str) -> None:
+    """R-095."""
+    assert said in (JudgeCheck(Fixed(1)).fault(schema) or "")
+
+
+def test_without_a_judge_nobody_is_asked() -> None:
+    """R-097: refused at creation, with what to do."""
+    assert "LINESHAFT_JUDGE_URL" in (JudgeCheck(None).fault(CRITERIA) or "")
+
+
+@pytest.mark.parametrize("score", [math.nan, -0.1, 1.5, True, "0.5"])
+async def test_scores_that_are_none(score: Any) -> None:
+    with pytest.raises(NoVerdict, match="from 0 to 1") as caught:
+        await JudgeCheck(Fixed(score)).check(CRITERIA, handed_in("x"))
+    assert caught.value.cost_usd == Decimal("0.01")
+
+
+# Behind an OpenAI-compatible API.
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with judge_server() as running:
+        yield running
+
+
+async def test_it_is_asked_as_openai_is(server: JudgeServer) -> None:
+    judge = OpenAIJudge(server.url, "gpt-4o-mini", "sk-secret")
+
+    found = await judge.judge("Is it short?", handed_in({"answer": 42}, spec={"goal": "an answer"}))
+
+    assert (found.score, found.reasons, found.model) == (0.9, ("clear",), "gpt-4o-mini")
+    (request,) = server.requests
+    assert (request["path"], request["model"]) == ("/v1/chat/completions", "gpt-4o-mini")
+    assert request["response_format"] == {"type": "json_object"}
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    question = request["messages"][1]["content"]
+    assert "Is it short?" in question
+    assert '"answer": 42' in question
+    assert "an answer" in question
+    assert server.headers[0]["Authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in repr(judge)
+
+
+async def test_without_a_key_none_is_sent(server: JudgeServer) -> None:
+    await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+
+    assert "Authorization" not in server.headers[0]
+
+
+async def test_a_long_output_is_cut_and_said_to_be(server: JudgeServer) -> None:
+    await OpenAIJudge(server.url, "m").judge("?", handed_in("x" * (2 * MAX_OUTPUT)))
+
+    question = server.requests[0]["messages"][1]["content"]
+    assert len(question) < MAX_OUTPUT + 1_000
+    assert question.endswith("… (cut off here)")
+
+
+@pytest.mark.parametrize(
+    ("usage", "model", "cost"),
+    [
+        ({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.0042}, "any", Decimal("0.0042")),
+        ({"prompt_tokens": 1_000_000, "completion_tokens": 0}, "gpt-4o-mini", Decimal("0.15")),
+        ({"prompt_tokens": 1_000, "completion_tokens": 1}, "a-model-that-nobody-knows", None),
+        ({"cost": "much"}, "any", None),
+        ({"cost": -1}, "any", None),
+        (None, "gpt-4o-mini", None),
+        ("lots", "gpt-4o-mini", None),
+    ],
+)
+async def test_what_it_costs(server: JudgeServer, usage: Any, model: str, cost: Decimal | None) -> None:
+    """As the server says, else by the price list; unknown is not the same as nothing."""
+    server.usage, server.model = usage, model
+
+    assert (await OpenAIJudge(server.url, model).judge("?", handed_in("x"))).cost_usd == cost
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['```json\n{"score": 0.5}\n```', 'Here you are: {"score": 0.5}', '{"score": 0.5, "more": {"a": 1}}'],
+)
+async def test_models_that_say_more_than_they_were_asked(server: JudgeServer, content: str) -> None:
+    server.content = content
+
+    assert (await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))).score == 0.5
+
+
+@pytest.mark.parametrize(
+    "content", ["I like it", '{"reasons": []}', '{"score": "high"}', '{"score": 1, "reasons": 7}', "{"]
+)
+async def test_an_answer_that_is_none_still_costs(server: JudgeServer, content: str) -> None:
+    server.content, server.usage = content, {"cost": 0.5}
+
+    with pytest.raises(NoVerdict, match="can't be read") as caught:
+        await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+
+    assert caught.value.cost_usd == Decimal("0.5")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
+)
+async def test_servers_that_speak_another_language(server: JudgeServer, body: bytes) -> None:
+    server.body = body
+
+    with pytest.raises(NoVerdict, match="the judge's answer"):
+        await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+
+
+async def test_a_judge_that_is_away_gives_no_verdict(server: JudgeServer) -> None:
+    """Tried again later; the key is in no message."""
+    server.status, server.body = 429, b'{"error": "slow down"}'
+    with pytest.raises(NoVerdict, match=r"HTTP 429.*slow down"):
+        await OpenAIJudge(server.url, "m", "sk-secret").judge("?", handed_in("x"))
+    with pytest.raises(NoVerdict, match="can't be reached") as caught:
+        await OpenAIJudge("http://127.0.0.1:9/v1", "m", "sk-secret").judge("?", handed_in("x"))
+    assert "sk-secret" not in str(caught.value)

@@ -1,0 +1,133 @@
+"""All checks together: what a task may name, the user's own, and what the settings tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineshaft.checks.command import Command
+from lineshaft.checks.registry import Checks
+from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, HandedIn, NoVerdict, Verdict, refused
+from lineshaft.errors import InvalidInputError, SettingsError
+from lineshaft.model.tasks import Gate
+from lineshaft.settings import Settings
+from tests.checks.handing_in import handed_in
+
+
+def is_long(schema: Any, handed_in: HandedIn) -> Verdict:
+    return Verdict(passed=True) if len(handed_in.text) >= schema else refused("too short")
+
+
+async def asks_around(schema: Any, handed_in: HandedIn) -> bool:
+    return bool(handed_in.data == schema)
+
+
+def test_faults_are_told_by_their_place() -> None:
+    """R-095: the one gate by the names of the fields, several by their number."""
+    checks = Checks(commands={"tests": Command(("true",))})
+
+    assert checks.faults([Gate("json-schema", {"type": "object"}), Gate("human"), Gate("regex", "a")]) == []
+    assert checks.faults([Gate("test-pass", {"command": "tests"})]) == []
+    assert [place for place, _ in checks.faults([Gate("prayer")])] == ["validation"]
+    assert [place for place, _ in checks.faults([Gate("regex", "(")])] == ["validation_schema"]
+    places = [place for place, _ in checks.faults([Gate("human"), Gate("regex", "("), Gate("luck")])]
+    assert places == ["validation[1].schema", "validation[2].method"]
+
+
+def test_an_unknown_method_is_told_what_there_is() -> None:
+    ((_, fault),) = Checks().faults([Gate("json_schema")])
+
+    assert fault == "must be one of human, json-schema, llm-judge, none, regex, test-pass, got 'json_schema'"
+    assert Checks().faults([Gate("decision-report")]), "that one is asked for by require_decision_report"
+
+
+def test_more_gates_than_anybody_needs() -> None:
+    assert Checks().faults([Gate("human")] * 20) == []
+    assert Checks().faults([Gate("human")] * 21) != []
+
+
+async def test_checks_of_ones_own() -> None:
+    """A plain function answers at once; an asynchronous one runs where there is time."""
+    checks = Checks()
+    checks.register(
+        "long", is_long, fault=lambda schema: None if isinstance(schema, int) else "must be a number"
+    )
+    checks.register("asked", asks_around)
+
+    assert checks.faults([Gate("long", 3), Gate("asked")]) == []
+    assert checks.faults([Gate("long", "3")]) == [("validation_schema", "must be a number")]
+    assert (checks.is_instant("long"), checks.is_instant("asked"), checks.is_instant("nobody")) == (
+        True,
+        False,
+        False,
+    )
+    assert checks.check_now("long", 9, handed_in("abc")).reasons == ("too short",)
+    assert (await checks.check("asked", "abc", handed_in("abc"))).passed
+    assert not (await checks.check("asked", "abc", handed_in("x"))).passed
+    assert "long" not in Checks().names, "one registry knows nothing of another"
+
+
+@pytest.mark.parametrize("name", ["regex", "none", "human", "decision-report"])
+def test_names_that_are_taken(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="already"):
+        Checks().register(name, is_long)
+
+
+async def test_a_check_that_breaks_gives_no_verdict() -> None:
+    """The output may be good: no attempt fails for it."""
+
+    async def breaks(_: Any, __: HandedIn) -> bool:
+        raise KeyError("oops")
+
+    checks = Checks()
+    checks.register("long", is_long)
+    checks.register("breaks", breaks)
+
+    with pytest.raises(NoVerdict, match="the check long failed: TypeError"):
+        checks.check_now("long", "x", handed_in("abc"))
+    with pytest.raises(NoVerdict, match="the check breaks failed: KeyError"):
+        await checks.check("breaks", None, handed_in("abc"))
+
+
+def test_an_output_that_no_check_can_read() -> None:
+    """Hostile input: nested as deeply as a database may hold it."""
+    output = b'{"data": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+
+    verdict = Checks().check_now("regex", "x", HandedIn("t", 1, "code", "x", b"{}", output))
+
+    assert verdict.reasons == ("the output is nested too deeply to be checked",)
+
+
+def test_reasons_are_kept_short_and_storable() -> None:
+    """Hostile input: NUL and halves of characters, and a novel."""
+    verdict = refused(*["a\0b\ud800" + "x" * 9_000] * 50)
+
+    assert len(verdict.reasons) == MAX_REASONS
+    assert len(verdict.reasons[0]) == MAX_REASON
+    assert verdict.reasons[0].startswith("a\N{REPLACEMENT CHARACTER}b?xx")
+
+
+# Settings.
+
+
+def test_what_the_settings_tell(tmp_path: Path) -> None:
+    path = tmp_path / "commands.yaml"
+    path.write_text("tests: {argv: [make, test]}\n")
+    checks = Checks.from_settings(
+        Settings(validation_commands=path, judge_url="http://localhost/v1", judge_model="m")
+    )
+
+    assert (
+        checks.faults([Gate("test-pass", {"command": "tests"}), Gate("llm-judge", {"criteria": "x"})]) == []
+    )
+    plain = Checks.from_settings(Settings())
+    assert (
+        len(plain.faults([Gate("test-pass", {"command": "tests"}), Gate("llm-judge", {"criteria": "x"})]))
+        == 2
+    )
+
+
+@pytest.mark.parametrize("half", [{"judge_url": "http://localhost/v1"}, {"judge_model": "m"}])
+def test_half_a_judge(half: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="needs both"):
+        Checks.from_settings(Settings(**half))
