@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 BENCH_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test check lint types layers format schema bench lock clean
+.PHONY: help setup test demo check lint types layers format schema bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -32,6 +32,9 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY) ## Run the tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+demo: $(READY) ## Watch a small fleet work, in under a minute
+	@$(BIN)/lineshaft demo
 
 check: lint types layers test ## Everything that CI runs
 

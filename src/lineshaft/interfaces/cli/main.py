@@ -17,6 +17,7 @@ from lineshaft.interfaces.cli import (
     approvals,
     completion,
     dag,
+    demo,
     dlq,
     doctor,
     events,
@@ -33,6 +34,7 @@ from lineshaft.interfaces.cli import (
 #: In the order of the help.
 COMMANDS = (
     up,
+    demo,
     submit,
     task,
     dag,

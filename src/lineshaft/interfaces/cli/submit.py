@@ -100,7 +100,7 @@ def _from_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _from_file(name: str) -> Any:
-    import yaml  # noqa: PLC0415 - only for files
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - only for files
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""`lineshaft demo`: a small fleet builds a landing page, with everything going wrong that can."""

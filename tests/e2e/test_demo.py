@@ -1,0 +1,38 @@
+"""`lineshaft demo`, as a newcomer runs it: real processes, one of them killed, and nothing left behind."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def demo(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "lineshaft.interfaces.cli.main", "demo", *arguments],
+        cwd=folder,
+        env=environment | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_the_demo_ends_well_and_leaves_nothing_behind() -> None:
+    # Not pytest's own folder: the path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="ls-") as folder:
+        told = demo(Path(folder))
+        left = os.listdir(folder)
+
+    assert told.returncode == 0, told.stderr
+    assert left == []
+    assert "The DAG is complete" in told.stdout
+    for line in ("failed: crash", "rate_limited", "failed: invalid_output", "failed: auth_failure"):
+        assert line in told.stdout, "each mishap happened, and is in the table"
+    table = told.stdout.split("TASK ")[1]
+    assert table.count("COMPLETED") == 5
+    # The search that was done before the crash was not done, nor paid, again.
+    assert "researcher-1, researcher-2" in table or "researcher-2, researcher-1" in table
+    assert "for 0.21 USD" in table
