@@ -24,7 +24,7 @@ def test_the_demo_ends_well_and_leaves_nothing_behind() -> None:
     # Not pytest's own folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:
         told = demo(Path(folder))
-        left = os.listdir(folder)
+        left = list(Path(folder).iterdir())
 
     assert told.returncode == 0, told.stderr
     assert left == []

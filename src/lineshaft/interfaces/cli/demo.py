@@ -200,7 +200,7 @@ def _summary(api: Api, made: dict[str, Any], seconds: float) -> None:
     dag = api.get(f"/v1/dags/{segment(made['dag']['id'])}")
     total = sum(task["cost_usd"] for task in tasks)
     print(
-        f"\n{dag['status'].capitalize()} in {seconds:.1f} s for {usd(total)} USD. One agent was killed in the "
-        "middle of its work:\nwhat it had finished and paid for was not done again. Every step is a row that "
+        f"\n{dag['status'].capitalize()} in {seconds:.1f} s for {usd(total)} USD. One agent was killed in "
+        "the middle of its work:\nwhat it had finished and paid for was not done again. Every step is a row that "
         "you can query."
     )

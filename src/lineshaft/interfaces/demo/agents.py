@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lineshaft import Agent, Fail, Lineshaft, TaskContext
@@ -57,7 +58,7 @@ async def deploy(ctx: TaskContext) -> dict[str, Any]:
     return {"url": "https://client-x.example"}
 
 
-HANDLERS = {
+HANDLERS: dict[str, Callable[..., Any]] = {
     "research": research,
     "design": design,
     "implement": implement,
