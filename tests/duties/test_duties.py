@@ -138,6 +138,9 @@ async def test_the_promoter_makes_due_retries_and_schedules_ready(
         "rekeyed": 0,
         "deadlines missed": 0,
         "locks expired": 0,
+        "probes freed": 0,
+        "tasks nobody can afford": 0,
+        "money alerts": 0,
     }
     assert statuses(connection) == {"failing": "RETRYING", "later": "PENDING"}
 

@@ -408,4 +408,5 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "upstream_dead_lettered",
         "waiting_retry",
         "scheduled",
+        "daily_budget",
     }

@@ -1,5 +1,7 @@
 """Makes READY what has waited long enough, moves tasks up as deadlines near, and mends what slipped through.
 
+It also watches the money: tasks that nobody can afford are told once, spending that goes too fast is stopped.
+
 Due are back-offs, rate-limit waits, snoozes and `run_at`. Tasks parked for a lock that is free, or in a
 generation that is closed, should not exist; they are looked for all the same, because nobody else would ever
 find them.
@@ -33,5 +35,6 @@ class Promoter:
                 break
         counts["locks expired"] += await self.upkeep.expire_locks()
         await self.upkeep.recheck_parked(self.batch)
+        counts.update(await self.upkeep.watch_guards(self.batch))
         await self.upkeep.close_generations(self.batch)
         return counts

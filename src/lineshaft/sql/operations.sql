@@ -39,6 +39,10 @@ INSERT INTO lineshaft.pause (type, since) VALUES (%(type)s::text, coalesce(%(now
 ON CONFLICT (type) DO NOTHING
 
 -- name: resume
+-- What was spent before somebody said to go on doesn't stop everything again.
+WITH forgotten AS (
+    DELETE FROM lineshaft.spend_sample WHERE %(type)s::text = '*'
+)
 DELETE FROM lineshaft.pause WHERE type = %(type)s::text RETURNING type
 
 -- name: wake_everybody

@@ -7,6 +7,7 @@ from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.store.approvals import Approvals
 from lineshaft.store.breakers import Breakers
+from lineshaft.store.budgets import Budgets
 from lineshaft.store.claims import Claims
 from lineshaft.store.database import Database
 from lineshaft.store.deadletters import DeadLetters
@@ -43,8 +44,9 @@ class Engine:
         self.submission = Submission(self.database, lanes, gate_faults=self.checks.faults)
         self.breakers = Breakers(self.database, self.rules.breakers)
         self.lifecycle = Lifecycle(self.database, lanes, breakers=self.breakers)
-        self.upkeep = Upkeep(self.database, self.lifecycle)
-        self.insights = Insights(self.database)
+        self.budgets = Budgets(self.database, self.lifecycle, self.rules)
+        self.upkeep = Upkeep(self.database, self.lifecycle, self.breakers, self.budgets)
+        self.insights = Insights(self.database, daily_budget_usd=self.rules.daily_budget_usd)
         self.claims = Claims(
             self.database,
             self.upkeep,

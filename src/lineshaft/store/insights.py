@@ -143,9 +143,7 @@ class Insights:
 
         return await in_snapshot(self._database, read)
 
-    async def _read_why(
-        self, reader: Reader, task_id: str
-    ) -> tuple[Row, list[Row], list[Row], list[Row]]:
+    async def _read_why(self, reader: Reader, task_id: str) -> tuple[Row, list[Row], list[Row], list[Row]]:
         """The task, its edges, models that are held back, and all agents."""
         found = await reader.send("why_task", id=task_id, daily_budget=self._daily_budget)
         edges = await reader.send("upstream", ids=[task_id], most=_MOST_UPSTREAM)
@@ -295,5 +293,3 @@ def _check_name(name: str, what: str) -> None:
 
 def _no_task(task_id: str) -> NotFoundError:
     return NotFoundError(f"There is no task {task_id}.")
-
-

@@ -6,15 +6,21 @@ from typing import Any
 from lineshaft.model.retry import SystemReason
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
+from lineshaft.store.breakers import Breakers
+from lineshaft.store.budgets import Budgets
 from lineshaft.store.changes import LockedTask
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
 
 
 class Upkeep:
-    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, database: Database, lifecycle: Lifecycle, breakers: Breakers, budgets: Budgets
+    ) -> None:
         self._database = database
         self._lifecycle = lifecycle
+        self._breakers = breakers
+        self._budgets = budgets
         self._sql = catalog.load("upkeep")
         self._moves = catalog.load("lifecycle")
 
@@ -71,6 +77,14 @@ class Upkeep:
                 await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": dags})
 
         await self._database.run(work)
+
+    async def watch_guards(self, limit: int) -> dict[str, int]:
+        """Tell what nobody can afford, stop spending that goes too fast, mend breakers; counts by outcome."""
+        return {
+            "probes freed": await self._breakers.free_lost_probes(),
+            "tasks nobody can afford": await self._budgets.tell_blocked(limit),
+            "money alerts": await self._budgets.watch(),
+        }
 
     async def _unpark_waiters(self, connection: Connection, statement: str, **parameters: Any) -> int:
         """Let the best waiters for the locks that a statement gives come back; gives how many locks."""

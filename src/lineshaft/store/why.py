@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     NO_CAPABLE_AGENT = "no_capable_agent"
     NO_AFFORDABLE_AGENT = "no_affordable_agent"
     DAG_BUDGET = "dag_budget"
+    DAILY_BUDGET = "daily_budget"
     BREAKER_OPEN = "breaker_open"
     LOCK_HELD = "lock_held"
     SLOWDOWN = "slowdown"
@@ -70,7 +71,7 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
         rows = list(agents)
         named = {*task["models"], *(model for row in rows for model in row["models_available"])}
         unusable = _unusable(named, list(models))
-        reasons = [*_guards(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
+        reasons = [*_guards(task), *_money_of_day(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
     runnable = status is Status.READY and not reasons
     return Why(task["id"], status, runnable, tuple(reasons))
 
@@ -100,7 +101,7 @@ def refusal(why: Why, agent: Row) -> LineshaftError:
         return AlreadyClaimedError(f"{asked}: another claim was quicker. Look at the task, or try again.")
     if ReasonCode.NO_CAPABLE_AGENT in codes and agent["status"] == "active":
         return CapabilityMismatchError(f"{asked}. {details}")
-    if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET}:
+    if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET, ReasonCode.DAILY_BUDGET}:
         return BudgetExceededError(f"{asked}. {details}")
     return NotClaimableError(f"{asked}. {details}", reasons=why.reasons)
 
@@ -180,6 +181,16 @@ def _breaker(task: Row) -> str:
     if task["probe_at"] is None:
         return f"{failures} Reset it."
     return f"{failures} The first claim after {_iso(task['probe_at'])} gets one task as a probe; or reset it."
+
+
+def _money_of_day(task: Row) -> Iterable[Reason]:
+    left, cost = task["left_today_usd"], task["cost_usd"]
+    if left is not None and cost > left:
+        yield Reason(
+            ReasonCode.DAILY_BUDGET,
+            f"{_usd(left)} are left of the daily budget, apart from what is reserved, and the task may cost "
+            f"{_usd(cost)}. Wait until midnight UTC, or raise LINESHAFT_DAILY_BUDGET_USD.",
+        )
 
 
 def _money_of_dag(task: Row) -> Iterable[Reason]:

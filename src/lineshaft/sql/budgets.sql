@@ -1,0 +1,163 @@
+-- Money beyond a single claim: ceilings, who can't be paid for, how fast it goes. Used by store/budgets.py. Claims reserve and ends settle
+-- by themselves (claims.sql, lifecycle.sql).
+
+-- name: set_ceiling
+-- NULL: no limit. Gives what it was before.
+WITH before AS MATERIALIZED (
+    SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE
+),
+changed AS (
+    UPDATE lineshaft.dag
+    SET budget_ceiling_usd = CASE
+        -- The largest sum that there is (model/budget.py).
+        WHEN %(add)s::numeric IS NOT NULL THEN least(dag.budget_ceiling_usd + %(add)s::numeric, CASE WHEN dag.budget_ceiling_usd IS NOT NULL THEN 99999999.999999 END)
+        ELSE %(ceiling)s::numeric
+    END
+    FROM before
+    WHERE dag.id = before.id
+    RETURNING dag.id, before.budget_ceiling_usd AS was, dag.budget_ceiling_usd AS is_now
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, dag_id, data)
+    SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', id,
+        jsonb_build_object('budget_ceiling_usd', jsonb_build_object('from', was, 'to', is_now))
+    FROM changed WHERE was IS DISTINCT FROM is_now
+)
+SELECT is_now FROM changed
+
+-- name: only_task
+-- Of a virtual DAG.
+SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, id LIMIT 1
+
+-- name: tell_blocked
+-- READY tasks that nobody can afford, told once each until they are claimed or there is money again. What is only reserved may come back,
+-- so it counts as there. Bounded: parked tasks through task_live_budget_untold, and the head of each lane that is beyond every agent's
+-- means; those behind it are told when they get there.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+of_dags AS MATERIALIZED (
+    SELECT live.id, 'dag' AS purse, lane.max_cost_usd AS cost
+    FROM lineshaft.task_live AS live
+    JOIN lineshaft.lane ON lane.id = live.lane_id
+    JOIN lineshaft.dag ON dag.id = live.dag_id
+    WHERE live.parked = 'dag_budget' AND NOT live.budget_told
+      AND dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
+    LIMIT %(limit)s::integer
+),
+-- Somebody could do these, if only he had the money.
+beyond_means AS MATERIALIZED (
+    SELECT lane.id, lane.max_cost_usd AS cost
+    FROM lineshaft.lane
+    CROSS JOIN LATERAL (
+        SELECT bool_or(agent.budget_usd IS NULL OR agent.budget_usd - agent.spent_usd >= lane.max_cost_usd) AS affordable
+        FROM lineshaft.agent
+        WHERE agent.status = 'active'
+          AND (agent.types IS NULL OR lane.type = ANY (agent.types))
+          AND lane.required_capabilities <@ agent.capabilities
+          AND (lane.models = '{}' OR agent.models_available = '{}' OR lane.models && agent.models_available)
+    ) AS fleet
+    WHERE lane.max_cost_usd > 0 AND NOT fleet.affordable
+),
+of_lanes AS MATERIALIZED (
+    SELECT head.id, 'agent' AS purse, beyond_means.cost
+    FROM beyond_means
+    CROSS JOIN lineshaft.generation
+    CROSS JOIN LATERAL (
+        SELECT id, budget_told
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = beyond_means.id
+        ORDER BY rank, submission_no
+        LIMIT %(limit)s::integer
+        OFFSET 0
+    ) AS head
+    WHERE NOT head.budget_told
+    LIMIT %(limit)s::integer
+),
+blocked AS MATERIALIZED (
+    SELECT live.id, live.dag_id, found.purse, found.cost
+    FROM (SELECT * FROM of_dags UNION ALL SELECT * FROM of_lanes) AS found
+    JOIN lineshaft.task_live AS live ON live.id = found.id
+    WHERE live.status = 'READY' AND NOT live.budget_told
+    FOR NO KEY UPDATE OF live SKIP LOCKED
+),
+marked AS (
+    UPDATE lineshaft.task_live AS live SET budget_told = true WHERE live.id = ANY (ARRAY(SELECT id FROM blocked))
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, data)
+    SELECT clock.now, '{budget.blocked}', blocked.id, blocked.dag_id, jsonb_build_object('purse', blocked.purse, 'max_cost_usd', blocked.cost)
+    FROM blocked CROSS JOIN clock
+)
+SELECT count(*) FROM blocked
+
+-- name: sample_spend
+-- What everything has cost so far, also what attempts under way have reported; and what it had cost when the window began.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+total AS MATERIALIZED (
+    SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.agent)
+        + (SELECT coalesce(sum(attempt_cost_usd), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL) AS usd
+),
+forgotten AS (
+    DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)
+),
+noted AS (
+    INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING
+)
+SELECT total.usd - coalesce((
+    SELECT total_usd FROM lineshaft.spend_sample, clock
+    WHERE at >= clock.now - make_interval(secs => %(window)s::double precision)
+    ORDER BY at LIMIT 1
+), total.usd) AS spent
+FROM total
+
+-- name: stop_spending
+-- Everything is paused, and somebody is told; unless it is paused already.
+WITH paused AS (
+    INSERT INTO lineshaft.pause (type, since, reason)
+    VALUES ('*', coalesce(%(now)s::timestamptz, now()), %(reason)s::text)
+    ON CONFLICT (type) DO NOTHING
+    RETURNING since, reason
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, data)
+    SELECT since, '{alert}', jsonb_build_object('key', 'cost_velocity', 'message', reason) FROM paused
+)
+SELECT count(*) FROM paused
+
+-- name: day
+-- What all agents have spent since midnight UTC, and have reserved now.
+SELECT clock.today AS day,
+    coalesce(sum(agent.spent_on_day_usd) FILTER (WHERE agent.spend_day >= clock.today), 0)::numeric(14, 6) AS spent_usd,
+    coalesce(sum(agent.reserved_usd), 0)::numeric(14, 6) AS reserved_usd
+FROM (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today) AS clock
+LEFT JOIN lineshaft.agent ON agent.spend_day > clock.today - 31
+GROUP BY clock.today
+
+-- name: tell_day_is_over
+-- Once a day: something that could run costs more than what is left of the daily ceiling.
+WITH short AS MATERIALIZED (
+    SELECT FROM lineshaft.lane
+    WHERE coalesce(lane.max_cost_usd, 0) > %(left)s::numeric
+      AND EXISTS (
+        SELECT
+        FROM lineshaft.generation
+        CROSS JOIN LATERAL (
+            SELECT FROM lineshaft.task_live
+            WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+            LIMIT 1
+            OFFSET 0
+        ) AS first
+      )
+    LIMIT 1
+),
+told AS (
+    INSERT INTO lineshaft.day_alert (day) SELECT %(day)s::date FROM short ON CONFLICT (day) DO NOTHING RETURNING day
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, data)
+    SELECT coalesce(%(now)s::timestamptz, now()), '{alert}', jsonb_build_object('key', 'daily_budget', 'message', %(message)s::text) FROM told
+)
+SELECT count(*) FROM told
