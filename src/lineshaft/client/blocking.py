@@ -105,6 +105,13 @@ class SyncLineshaft:
         self.shaft = Lineshaft(dsn, settings=settings, max_connections=max_connections)
         self._loop: LoopThread | None = None
 
+    @classmethod
+    def around(cls, shaft: Lineshaft, loop: LoopThread) -> Self:
+        """One that is open already, in this loop. Whoever opened it closes it."""
+        made = cls.__new__(cls)
+        made.shaft, made._loop = shaft, loop  # noqa: SLF001 - its own
+        return made
+
     @property
     def loop(self) -> LoopThread:
         if self._loop is None:

@@ -1,0 +1,45 @@
+"""Databases by the dozen: one is made ready, and each test gets a copy of it, which takes milliseconds."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+#: Any number that nobody else uses: who prepares a template holds this lock.
+_PREPARING = 0x6C696E6573686674
+_numbers = count(1)
+
+
+def template(server: str, name: str, prepare: Callable[[str], object]) -> None:
+    """Make the database `name` unless there is one; it appears under its name only when it is complete."""
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute("SELECT pg_advisory_lock(%s)", [_PREPARING])
+        if admin.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is not None:
+            return
+        draft = f"{name}_draft"
+        admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(draft)))
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
+        prepare(make_conninfo(server, dbname=draft))
+        admin.execute(
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(name))
+        )
+
+
+@contextmanager
+def copy_of(server: str, name: str) -> Iterator[str]:
+    """A database like the template, for as long as the block lasts; gives its DSN."""
+    own = f"lineshaft_test_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        # One of a process that was killed, and had the same number.
+        admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(own)))
+        admin.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(own), sql.Identifier(name))
+        )
+        try:
+            yield make_conninfo(server, dbname=own)
+        finally:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(own)))

@@ -1,0 +1,234 @@
+"""`Workbench`: a queue for one test. Work is done when the test says so, and time passes when it says so."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from lineshaft.agent.agent import Agent
+from lineshaft.client.blocking import LoopThread, SyncLineshaft
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.client.lineshaft import Lineshaft
+from lineshaft.client.views import Task
+from lineshaft.clock import MovableClock
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.settings import Settings
+from lineshaft.testing.databases import scratch_database, server_for_tests
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: No retry is further away.
+_ALL_RETRIES_SEC = 2 * 365 * 86_400.0
+
+
+class Workbench:
+    """A `Lineshaft` on a database of its own, by a clock that stands still.
+
+    `shaft` is the queue to give to what is tested.
+    """
+
+    def __init__(self, dsn: str | None = None, *, max_connections: int = 6) -> None:
+        """`dsn`: a migrated database that nobody else uses; without one it is made, and gone afterwards."""
+        self._dsn = dsn
+        self._max_connections = max_connections
+        self._resources = AsyncExitStack()
+        self._backend: DatabaseBackend | None = None
+        self._shaft: Lineshaft | None = None
+        self.clock = MovableClock(datetime.now(UTC))
+
+    async def open(self) -> Self:
+        async with AsyncExitStack() as opening:
+            dsn = self._dsn
+            if dsn is None:
+                databases = ExitStack()
+                opening.push_async_callback(asyncio.to_thread, databases.close)
+                server = await asyncio.to_thread(databases.enter_context, server_for_tests())
+                dsn = await asyncio.to_thread(databases.enter_context, scratch_database(server))
+            settings = replace(Settings(), database_url=dsn)
+            self._backend = DatabaseBackend(settings, clock=self.clock, max_connections=self._max_connections)
+            self._shaft = await opening.enter_async_context(Lineshaft(backend=self._backend))
+            self._resources = opening.pop_all()
+        return self
+
+    async def close(self) -> None:
+        await self._resources.aclose()
+        self._shaft = self._backend = None
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def shaft(self) -> Lineshaft:
+        if self._shaft is None:
+            raise RuntimeError("This workbench is not open. Use 'async with Workbench() as bench'.")
+        return self._shaft
+
+    # Working.
+
+    async def drain(self, *agents: Agent, retry: bool = True) -> None:
+        """Let the agents do all there is to do for them, and return.
+
+        Failed tasks are tried again at once: the clock is moved to when they are due. What was snoozed, met a
+        rate limit or is scheduled for later stays where it is until `advance`. `retry=False` leaves retries
+        too.
+        """
+        backend = self._opened()
+        types = sorted({name for agent in agents for name in agent.handlers})
+        while True:
+            await asyncio.gather(
+                *(
+                    agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
+                    for agent in agents
+                )
+            )
+            soon = await backend.retry_within(types, _ALL_RETRIES_SEC) if retry else None
+            if soon is None:
+                return
+            await self.advance(max(soon, 0.0))
+
+    async def run(self, agent: Agent, task: NewTask) -> Task:
+        """Submit a task, let the agent do all there is to do, and give what became of the task."""
+        submitted = await self.shaft.submit(task)
+        await self.drain(agent)
+        return await self.shaft.get(submitted)
+
+    async def result(self, agent: Agent, task: NewTask) -> Any:
+        """As `run`, for a task that must succeed: its output."""
+        done = await self.run(agent, task)
+        if done.status is not Status.COMPLETED:
+            failures = "".join(f"\n  {one.category}: {one.error}" for one in done.failure_history)
+            raise AssertionError(f"Task {done.type!r} is {done.status}, not COMPLETED.{failures}")
+        return done.result
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock ahead. What is due by then becomes ready; leases and deadlines run out."""
+        self.clock.advance(seconds)
+        await self._opened().upkeep()
+
+    # Looking.
+
+    async def submitted(self, /, type: str | None = None, **fields: Any) -> list[Task]:  # noqa: A002
+        """All tasks that were submitted, the first one first; those that match.
+
+        `spec` matches a spec that has at least these values; every other field of a task must be equal.
+        """
+        tasks: list[Task] = []
+        cursor: str | None = None
+        while True:
+            filters = {} if type is None else {"type": type}
+            page = await self.shaft.list(limit=200, cursor=cursor, **filters)
+            tasks += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        tasks.sort(key=lambda task: (task.created_at, task.id))
+        return [task for task in tasks if _matches(task, fields)]
+
+    async def assert_submitted(
+        self,
+        /,
+        type: str,  # noqa: A002 - what a task calls it
+        *,
+        count: int | None = None,
+        **fields: Any,
+    ) -> list[Task]:
+        """See that such tasks were submitted: at least one, or exactly `count`. Gives them."""
+        found = await self.submitted(type, **fields)
+        if len(found) == count or (count is None and found):
+            return found
+        wanted = f"{type!r}" + (f" with {fields}" if fields else "")
+        number = "at least one task" if count is None else f"{count} tasks"
+        others = "".join(f"\n  {task.type!r} {task.status} {task.spec}" for task in await self.submitted())
+        raise AssertionError(
+            f"Expected {number} {wanted} to be submitted, found {len(found)}. There were: {others or 'none'}"
+        )
+
+    def _opened(self) -> DatabaseBackend:
+        if self._backend is None:
+            raise RuntimeError("This workbench is not open. Use 'async with Workbench() as bench'.")
+        return self._backend
+
+
+def _matches(task: Task, fields: Mapping[str, Any]) -> bool:
+    for name, wanted in fields.items():
+        found = getattr(task, name)
+        if name == "spec":
+            found = {key: value for key, value in found.items() if key in wanted}
+        if found != wanted:
+            return False
+    return True
+
+
+def _blocking(
+    method: Callable[Concatenate[Workbench, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncWorkbench", P], T]:
+    def call(self: "SyncWorkbench", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.loop.run(method(self.bench, *args, **kwargs))
+
+    call.__name__, call.__qualname__ = method.__name__, f"SyncWorkbench.{method.__name__}"
+    call.__doc__ = method.__doc__
+    return call
+
+
+class SyncWorkbench:
+    """`Workbench` for tests without an event loop; `shaft` is a `SyncLineshaft`."""
+
+    def __init__(self, dsn: str | None = None, *, max_connections: int = 6) -> None:
+        self.bench = Workbench(dsn, max_connections=max_connections)
+        self._shaft: SyncLineshaft | None = None
+
+    def open(self) -> Self:
+        loop = LoopThread("lineshaft workbench")
+        try:
+            loop.run(self.bench.open())
+        except BaseException:
+            loop.close()
+            raise
+        self._shaft = SyncLineshaft.around(self.bench.shaft, loop)
+        return self
+
+    def close(self) -> None:
+        if self._shaft is not None:
+            loop = self.loop
+            self._shaft = None
+            loop.run(self.bench.close())
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def shaft(self) -> SyncLineshaft:
+        if self._shaft is None:
+            raise RuntimeError("This workbench is not open. Use 'with SyncWorkbench() as bench'.")
+        return self._shaft
+
+    @property
+    def loop(self) -> LoopThread:
+        return self.shaft.loop
+
+    @property
+    def clock(self) -> MovableClock:
+        return self.bench.clock
+
+    drain = _blocking(Workbench.drain)
+    run = _blocking(Workbench.run)
+    result = _blocking(Workbench.result)
+    advance = _blocking(Workbench.advance)
+    submitted = _blocking(Workbench.submitted)
+    assert_submitted = _blocking(Workbench.assert_submitted)
