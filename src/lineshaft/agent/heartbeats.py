@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection
+from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
@@ -24,6 +25,8 @@ _log = logging.getLogger("lineshaft.agent")
 _SLACK = 0.25
 _ANSWER_SHARE = 0.5
 _QUICKEST_ANSWER_SEC = 0.25
+#: Whoever leaves waits no longer than this for a heartbeat that is under way.
+_LAST_BEAT_SEC = 2.0
 #: Progress is told this soon, and not more often.
 _HURRY_SEC = 0.2
 
@@ -69,6 +72,10 @@ class Member(Protocol):
         """None: superseded."""
         ...
 
+    def told_slowdown(self, until: datetime | None) -> None:
+        """Some of its models met a rate limit, here or elsewhere; None: none did lately."""
+        ...
+
 
 class Heart:
     def __init__(self, pulse: Pulse) -> None:
@@ -76,6 +83,9 @@ class Heart:
         self._due: dict[Member, float] = {}
         self._lock = threading.Lock()
         self._closed = False
+        #: No heartbeat is under way.
+        self._quiet = threading.Event()
+        self._quiet.set()
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="lineshaft heartbeats", daemon=True)
@@ -86,9 +96,13 @@ class Heart:
             self._due[member] = time.monotonic() + member.interval_sec
         self._wake()
 
-    def leave(self, member: Member) -> None:
+    async def leave(self, member: Member) -> None:
+        """When this returns, no heartbeat is under way that could still say that this one is there."""
         with self._lock:
             self._due.pop(member, None)
+            quiet = self._quiet.is_set()
+        if not quiet:
+            await asyncio.to_thread(self._quiet.wait, _LAST_BEAT_SEC)
 
     def hurry(self, member: Member, within_sec: float = _HURRY_SEC) -> None:
         """Beat for this one soon; does nothing if it is due anyway."""
@@ -134,6 +148,8 @@ class Heart:
                         _log.exception("A heartbeat failed; the next one comes in its turn")
                     else:
                         away = False
+                    finally:
+                        self._quiet.set()
                     continue
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -152,6 +168,7 @@ class Heart:
             ]
             for member in members:
                 self._due[member] = now + member.interval_sec
+            self._quiet.clear()
         return members, None
 
     def _postpone(self, members: list[Member], pause: float) -> None:
@@ -198,3 +215,4 @@ class Heart:
                 member.told(task_id, held.epoch, answer)
         for member in members:
             member.told_status(answers.agents.get(member.presence.agent_id))
+            member.told_slowdown(answers.slowdowns.get(member.presence.agent_id))

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
@@ -56,6 +57,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.presence = Presence(view.id, view.incarnation)
         self.interval_sec = view.heartbeat_interval_sec
+        self.slowdown_until: datetime | None = None
         self._view = view
         self._handlers = handlers
         self._crew = crew
@@ -142,7 +144,7 @@ class Worker:
                 self.agent_id,
                 len(self._running),
             )
-        self._crew.heart.leave(self)
+        await self._crew.heart.leave(self)
         if self._watchdog is not None:
             self._watchdog.cancel()
         await self._writer.close()
@@ -401,6 +403,9 @@ class Worker:
                 f"{self.presence.incarnation} must stop."
             )
             self._soon(self._supersede, error)
+
+    def told_slowdown(self, until: datetime | None) -> None:
+        self.slowdown_until = until
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
         try:
