@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= -n 2 --dist loadgroup
 .PHONY: help setup test demo check lint types layers format schema bench lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(READY) ## Create .venv with everything the project needs
 
@@ -57,6 +57,9 @@ schema: $(READY) ## Write src/lineshaft/sql/schema.sql anew from the migrations
 
 bench: $(READY) ## Measure the engine against plain SQL (some minutes)
 	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
+
+bench-agents: $(READY) ## Measure agents against the engine and the database (some minutes)
+	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml

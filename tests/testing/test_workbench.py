@@ -194,7 +194,7 @@ def test_three():
 def test_the_fixtures_in_a_project_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From nothing: the server is started and the template made, by processes that know nothing of each other."""
+    """From nothing: the server is started and the template made, by processes that don't know each other."""
     monkeypatch.setenv("LINESHAFT_HOME", str(pytester.path / "home"))
     monkeypatch.delenv("LINESHAFT_DATABASE_URL", raising=False)
     pytester.makepyfile(USERS_TESTS)
