@@ -34,6 +34,7 @@ class Surroundings(Protocol):
     backend: Backend
     agent_id: str
     loop: asyncio.AbstractEventLoop
+    slowdown_until: datetime | None
 
     def hurry(self) -> None:
         """There is something to tell with the next heartbeat: don't wait for its turn."""
@@ -219,6 +220,11 @@ class _Context:
         if self._artifacts is None:
             self._artifacts = []
         self._artifacts.append(reference)
+
+    @property
+    def slowdown_until(self) -> datetime | None:
+        """Others met a rate limit with this agent's models: go slowly until then. As heartbeats tell it."""
+        return self._agent.slowdown_until
 
     # Being cancelled.
 

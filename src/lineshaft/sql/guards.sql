@@ -1,4 +1,4 @@
--- What keeps agents from running into walls. Used by store/guards.py.
+-- What keeps agents from running into walls. Used by store/guards.py. Breakers have a file of their own.
 
 -- name: signal_slowdowns
 -- Others slow down with what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
@@ -27,3 +27,22 @@ written AS (
 INSERT INTO lineshaft.event (at, kinds, data)
 SELECT clock.now, '{signal.slowdown}', jsonb_build_object('key', written.key, 'until', written.until, 'wait', signal.wait_sec)
 FROM written JOIN signal ON signal.key = written.key CROSS JOIN clock
+
+-- name: broadcast_slowdown
+-- By hand, or by a program that knows more than one task: model:NAME, provider:NAME or *. An older signal never overrides a newer one.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+written AS (
+    INSERT INTO lineshaft.slowdown AS known (key, signalled_at, until, reason)
+    SELECT %(key)s::text, clock.now, clock.now + make_interval(secs => %(wait)s::double precision), %(reason)s::text FROM clock
+    ON CONFLICT (key) DO UPDATE
+        SET signalled_at = excluded.signalled_at, until = excluded.until, reason = excluded.reason
+        WHERE (known.signalled_at, known.until) < (excluded.signalled_at, excluded.until)
+    RETURNING key, signalled_at, until
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, data)
+    SELECT signalled_at, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', %(wait)s::double precision) FROM written
+)
+SELECT until FROM written

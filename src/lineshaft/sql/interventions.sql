@@ -14,4 +14,8 @@ logged AS (
 SELECT key FROM gone
 
 -- name: delete_slowdown
-DELETE FROM lineshaft.slowdown WHERE key = %(key)s::text AND until > coalesce(%(now)s::timestamptz, now()) RETURNING key
+-- It stays as the latest signal, which is over: an older one that arrives late must not bring it back.
+UPDATE lineshaft.slowdown SET signalled_at = clock.now, until = clock.now
+FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE key = %(key)s::text AND until > clock.now
+RETURNING key

@@ -69,14 +69,23 @@ SELECT input.id AS task_id, NULL AS agent_id,
         WHEN live.epoch = input.epoch AND live.agent_id = input.holder THEN 'continue'
         WHEN ended.status = 'CANCELLED' THEN 'cancel'
         ELSE 'lost'
-    END AS answer
+    END AS answer,
+    NULL::timestamptz AS slowdown_until
 FROM input
 LEFT JOIN beaten ON beaten.id = input.id
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
 -- An agent without an answer is superseded.
-SELECT NULL, agent.id, agent.status::text
+SELECT NULL, agent.id, agent.status::text, (
+    SELECT max(slowdown.until)
+    FROM lineshaft.slowdown
+    WHERE slowdown.until > (SELECT now FROM clock)
+      AND (slowdown.key = '*' OR EXISTS (
+        SELECT FROM unnest(agent.models_available) AS own (model)
+        WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
+      ))
+)
 FROM lineshaft.agent
 JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
   ON agent.id = own.id AND agent.incarnation = own.incarnation

@@ -13,6 +13,7 @@ from lineshaft.store.database import Database
 from lineshaft.store.deadletters import DeadLetters
 from lineshaft.store.fleet import Fleet
 from lineshaft.store.gates import Gates
+from lineshaft.store.guards import Guards
 from lineshaft.store.insights import Insights
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
@@ -42,6 +43,7 @@ class Engine:
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
         self.submission = Submission(self.database, lanes, gate_faults=self.checks.faults)
+        self.guards = Guards(self.database)
         self.breakers = Breakers(self.database, self.rules.breakers)
         self.lifecycle = Lifecycle(self.database, lanes, breakers=self.breakers)
         self.budgets = Budgets(self.database, self.lifecycle, self.rules)

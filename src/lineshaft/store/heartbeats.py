@@ -6,7 +6,8 @@ blocks nor a pool without a free connection delays a heartbeat.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -48,6 +49,8 @@ class Answers:
     agents: dict[str, str]
     #: By task: continue, cancel or lost.
     tasks: dict[str, str]
+    #: By agent: until when some of its models are slowed down; those that may go on are missing.
+    slowdowns: dict[str, datetime] = field(default_factory=dict)
 
 
 class Heartbeats:
@@ -98,9 +101,11 @@ class Heartbeats:
             },
         )
         answers = Answers({}, {})
-        for task_id, agent_id, answer in await cursor.fetchall():
+        for task_id, agent_id, answer, slowdown_until in await cursor.fetchall():
             if task_id is None:
                 answers.agents[agent_id] = answer
+                if slowdown_until is not None:
+                    answers.slowdowns[agent_id] = slowdown_until
             else:
                 answers.tasks[task_id] = answer
         return answers

@@ -365,7 +365,7 @@ class BreakerView(Struct, frozen=True):
 
 
 class SlowdownView(Struct, frozen=True):
-    #: model:NAME, or * for all.
+    #: model:NAME; provider:NAME for all models NAME/…; * for all.
     key: str
     until: datetime
     reason: str | None
