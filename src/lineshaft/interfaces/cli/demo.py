@@ -201,6 +201,6 @@ def _summary(api: Api, made: dict[str, Any], seconds: float) -> None:
     total = sum(task["cost_usd"] for task in tasks)
     print(
         f"\n{dag['status'].capitalize()} in {seconds:.1f} s for {usd(total)} USD. One agent was killed in "
-        "the middle of its work:\nwhat it had finished and paid for was not done again. Every step is a row that "
-        "you can query."
+        "the middle of its work:\nwhat it had finished and paid for was not done again. Every step is a row "
+        "that you can query."
     )
