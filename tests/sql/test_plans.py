@@ -47,7 +47,7 @@ COMPLETE = (
     | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
     | {"accepted": False}
 )
-BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "interval": 30.0, "lock_ttl": 600.0}
+BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}
 
 CASES = [
     ("claims", "claim_tasks", CLAIM, ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"]),

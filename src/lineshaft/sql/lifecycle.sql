@@ -234,14 +234,17 @@ WITH clock AS MATERIALIZED (
 ),
 input AS MATERIALIZED (
     SELECT * FROM unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(progress)s::jsonb[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
-    ) AS input (id, epoch, progress, cost, tokens_in, tokens_out)
+        %(ids)s::text[], %(epochs)s::integer[], %(progress)s::jsonb[], %(costs)s::numeric[]
+    ) AS input (id, epoch, progress, cost)
+),
+own AS MATERIALIZED (
+    SELECT heartbeat_interval_sec AS interval_sec FROM lineshaft.agent WHERE id = %(agent_id)s::text
 ),
 beat AS (
     UPDATE lineshaft.task_live AS live
     SET heartbeat_at = clock.now,
         lease_until = least(
-            clock.now + make_interval(secs => 3 * coalesce(live.heartbeat_sec, %(interval)s::double precision)), live.limit_at
+            clock.now + make_interval(secs => 3 * coalesce(live.heartbeat_sec, (SELECT interval_sec FROM own))), live.limit_at
         ),
         progress = coalesce(input.progress, live.progress),
         -- What it has cost so far only grows: a late heartbeat must not take money back.
@@ -254,7 +257,7 @@ beat AS (
 renewed AS (
     UPDATE lineshaft.lock
     SET expires_at = clock.now + make_interval(secs => greatest(
-        %(lock_ttl)s::double precision, 3 * coalesce(beat.heartbeat_sec, %(interval)s::double precision)
+        %(lock_ttl)s::double precision, 3 * coalesce(beat.heartbeat_sec, (SELECT interval_sec FROM own))
     ))
     FROM beat, clock
     WHERE lock.key = beat.lock_key AND lock.holder_task_id = coalesce(beat.lock_owner, beat.id)
@@ -271,7 +274,7 @@ UPDATE lineshaft.agent
 SET last_heartbeat = coalesce(%(now)s::timestamptz, now()),
     status = CASE WHEN status = 'offline' THEN 'active' ELSE status END::lineshaft.agent_status
 WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint
-RETURNING status::text, heartbeat_interval_sec
+RETURNING status::text
 
 -- name: requeue_tasks
 -- Out of the agent's hands without ending: RETRYING after a failure or a rate limit, READY after a release, PENDING after a snooze or

@@ -81,48 +81,47 @@ class Lifecycle:
         """Renew the leases; tells for each task `continue`, `cancel` (it was cancelled) or `lost`."""
 
         async def work(connection: Connection) -> dict[str, str]:
+            # Tasks before their agent, as everywhere: else this and a completion might wait for each other.
+            answers = await self._renew(connection, agent_id, beats) if beats else {}
             touched = await connection.execute(
                 self._sql["touch_agent"],
                 {**self._database.now, "agent_id": agent_id, "incarnation": incarnation},
             )
-            agent = await touched.fetchone()
-            if agent is None:
+            if await touched.fetchone() is None:
                 raise SupersededError(
                     f"Agent {agent_id!r} is not registered with incarnation {incarnation}: it was registered "
                     "again elsewhere. This process must stop."
                 )
-            if not beats:
-                return {}
-            cursor = await connection.execute(
-                self._sql["heartbeat"],
-                {
-                    **self._database.now,
-                    **_claim_columns([beat.claim for beat in beats]),
-                    "agent_id": agent_id,
-                    "interval": agent[1],
-                    "lock_ttl": LOCK_TTL_SEC,
-                    "progress": [_text(beat.progress) for beat in beats],
-                    "costs": [beat.spent.cost_usd for beat in beats],
-                    "tokens_in": [beat.spent.tokens_input for beat in beats],
-                    "tokens_out": [beat.spent.tokens_output for beat in beats],
-                },
-            )
-            answers = {row[0]: "continue" for row in await cursor.fetchall()}
-            missing = {beat.claim.id: beat.claim.epoch for beat in beats if beat.claim.id not in answers}
-            if missing:
-                # One that was not started yet is still held, but only its start ends the wait for it.
-                found = await connection.execute(self._sql["read_live"], {"ids": list(missing)})
-                for name, epoch, status in await found.fetchall():
-                    if status == Status.CLAIMED and epoch == missing[name]:
-                        answers[name] = "continue"
-                        del missing[name]
-            if missing:
-                ends = await connection.execute(self._sql["read_ends"], {"ids": list(missing)})
-                cancelled = {row[0] for row in await ends.fetchall() if row[2] == Status.CANCELLED}
-                answers |= {name: "cancel" if name in cancelled else "lost" for name in missing}
             return answers
 
         return await self._database.run(work)
+
+    async def _renew(self, connection: Connection, agent_id: str, beats: Sequence[Beat]) -> dict[str, str]:
+        cursor = await connection.execute(
+            self._sql["heartbeat"],
+            {
+                **self._database.now,
+                **_claim_columns([beat.claim for beat in beats]),
+                "agent_id": agent_id,
+                "lock_ttl": LOCK_TTL_SEC,
+                "progress": [_text(beat.progress) for beat in beats],
+                "costs": [beat.spent.cost_usd for beat in beats],
+            },
+        )
+        answers = {row[0]: "continue" for row in await cursor.fetchall()}
+        missing = {beat.claim.id: beat.claim.epoch for beat in beats if beat.claim.id not in answers}
+        if missing:
+            # One that was not started yet is still held, but only its start ends the wait for it.
+            found = await connection.execute(self._sql["read_live"], {"ids": list(missing)})
+            for name, epoch, status in await found.fetchall():
+                if status == Status.CLAIMED and epoch == missing[name]:
+                    answers[name] = "continue"
+                    del missing[name]
+        if missing:
+            ends = await connection.execute(self._sql["read_ends"], {"ids": list(missing)})
+            cancelled = {row[0] for row in await ends.fetchall() if row[2] == Status.CANCELLED}
+            answers |= {name: "cancel" if name in cancelled else "lost" for name in missing}
+        return answers
 
     async def save_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal = Decimal(0)
