@@ -34,6 +34,11 @@ destinations:
     folder: .loki/logs/decisions
 """
 
+BAD_HEADER = """
+destinations:
+  - {name: a, type: webhook, url: 'http://x', secret: '${KEY}', headers: {x: "s3cret\\n"}}
+"""
+
 
 def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> list[Destination]:
     path = tmp_path / "notifications.yaml"
@@ -92,8 +97,7 @@ def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
         ("destinations: [{name: a, type: webhook, url: 'http://x', secret: s3cret}]", "at least 16 bytes"),
         ("destinations: [{name: a, type: webhook, url: 'http://x', secret: whsec_s3cret}]", "not base 64"),
         (
-            "destinations: [{name: a, type: webhook, url: 'http://x', secret: '${KEY}', "
-            'headers: {x: "s3cret\\n"}}]',
+            BAD_HEADER,
             "the header 'x' or its value",
         ),
         ("destinations: [{name: a, type: webhook, url: 5, secret: s3cret}]", "Expected `str`, got `int`"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lineshaft.errors import LineshaftError
+from lineshaft.model.reviews import Decision
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved
@@ -107,6 +108,18 @@ async def retry(task: Subject) -> Status:
     return await task.world.engine.operations.retry(task.id)
 
 
+async def give_up(task: Subject) -> Status:
+    await task.world.engine.dead_letters.resolve(task.id, Decision(resolution="cancel", reviewer="ann"))
+    return Status.CANCELLED
+
+
+async def resolve_retry(task: Subject) -> Status:
+    found = await task.world.engine.dead_letters.resolve(
+        task.id, Decision(resolution="retry", reviewer="ann")
+    )
+    return found.status
+
+
 async def add_dependency(task: Subject) -> Status:
     upstream = task.world.row("SELECT id FROM lineshaft.task WHERE type = 'upstream'")
     return await task.world.engine.operations.add_dependencies(task.id, [upstream["id"]])
@@ -146,6 +159,8 @@ CALLS: dict[Act, tuple[tuple[Operation, ...], ...]] = {
     wait_for_children: ((Operation.WAIT_CHILDREN,),),
     cancel: ((Operation.CANCEL,),),
     retry: ((Operation.REVIVE, Operation.UNBLOCK), (Operation.PROMOTE,)),
+    give_up: ((Operation.CANCEL,),),
+    resolve_retry: ((Operation.REVIVE, Operation.UNBLOCK),),
     add_dependency: ((Operation.BLOCK,),),
     claim: ((Operation.CLAIM,),),
     claim_and_start: ((Operation.CLAIM, Operation.START),),
@@ -154,8 +169,12 @@ CALLS: dict[Act, tuple[tuple[Operation, ...], ...]] = {
     heartbeat: (),
 }
 
-#: A row that another call carries out: only the dead-letter desk cancels what is dead (R-132, R-174).
-ELSEWHERE = {(cancel, Status.DEAD_LETTERED)}
+#: Rows of another call: only the dead-letter desk cancels what is dead (R-132, R-174), and only that.
+ELSEWHERE = {
+    (cancel, Status.DEAD_LETTERED),
+    *((give_up, status) for status in Status if status is not Status.DEAD_LETTERED),
+    *((resolve_retry, status) for status in Status if status is not Status.DEAD_LETTERED),
+}
 
 #: Allowed without a move: one more thing to wait for, and children of a task that goes on.
 STAYS = {(add_dependency, Status.PENDING), (spawn, Status.RUNNING)}

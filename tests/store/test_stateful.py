@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import EmbeddedServer
+from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import NewTask, RetrySpec
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
@@ -33,6 +34,10 @@ from tests.store.invariants import check_invariants
 MAX_ATTEMPTS = 2
 LIVE = {"PENDING", "READY", "RUNNING", "RETRYING"}
 AGENTS = ("a1", "a2", "a3")
+
+
+def decided(resolution: str) -> Decision:
+    return Decision(resolution=resolution, reviewer="ann")
 
 
 @dataclass
@@ -212,6 +217,42 @@ class Lifecycle(RuleBasedStateMachine):
         else:
             task.status, task.attempts = "PENDING", 0
             task.settle()
+
+    @precondition(lambda self: self.have("DEAD_LETTERED"))
+    @rule(data=st.data(), resolution=st.sampled_from(["cancel", "delete"]))
+    def give_up(self, data: st.DataObject, resolution: str) -> None:
+        first = self.some(data, "DEAD_LETTERED")
+        goes = {*LIVE, "DEAD_LETTERED"}
+        seen, todo = {first}, [first]
+        while todo:
+            name = todo.pop()
+            drags = self.tasks[name].status in goes
+            below = {
+                n
+                for n, t in self.tasks.items()
+                if n not in seen and (t.parent == name or (drags and name in t.needs))
+            }
+            seen |= below
+            todo += below
+        going = {name for name in seen if self.tasks[name].status in goes}
+        letter = self.runner.run(self.engine.dead_letters.resolve(first, decided(resolution)))
+        assert letter.hidden == (resolution == "delete")
+        for name in going:
+            self.let_go(name, "CANCELLED")
+        for name in going:
+            self.ended(name)
+
+    @precondition(lambda self: self.have("DEAD_LETTERED"))
+    @rule(data=st.data())
+    def escalate_and_retry(self, data: st.DataObject) -> None:
+        name = self.some(data, "DEAD_LETTERED")
+        reviewed = self.runner.run(self.engine.dead_letters.letter(name)).reviewed
+        if not reviewed:
+            self.runner.run(self.engine.dead_letters.resolve(name, decided("escalate")))
+        self.runner.run(self.engine.dead_letters.resolve(name, decided("retry")))
+        task = self.tasks[name]
+        task.status, task.attempts = "PENDING", 0
+        task.settle()
 
     @rule()
     def promote(self) -> None:

@@ -1,0 +1,57 @@
+"""The pages about dead letters and notifications: their examples run, their configuration loads."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineshaft.integrations.notify.config import load
+from lineshaft.integrations.notify.webhook import Webhook
+from lineshaft.model.notices import USUAL, Notice, NoticeKind, message
+from tests.docs.test_examples import ROOT, blocks, run_python
+from tests.integrations.receiver import receiving
+from tests.integrations.test_notify import AT
+
+PAGE = "docs/notifications.md"
+
+
+async def test_dead_letters_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    names: dict[str, Any] = {"__name__": "page"}
+    found = blocks("docs/dead-letters.md")
+    assert len(found) == 5
+    for block in found:
+        await run_python(block, "docs/dead-letters.md", names)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that apprise imports
+def test_the_file_of_destinations_is_one(tmp_path: Path) -> None:
+    text = (ROOT / PAGE).read_text()
+    (document,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "notifications.yaml"
+    path.write_text(document)
+    environ = {
+        "OPS_WEBHOOK_URL": "https://example.com/hook",
+        "OPS_WEBHOOK_SECRET": "0123456789abcdef",
+        "SLACK_URL": "json://localhost",
+    }
+
+    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "desk"]
+    told = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert set(told) == {kind.value for kind in USUAL}
+
+
+async def test_a_receiver_can_check_the_signature_as_shown() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    (block,) = blocks(PAGE)
+    await run_python(block, PAGE, names)
+    key = b"0123456789abcdef"
+    with receiving() as receiver:
+        notice = Notice(kind=NoticeKind.ALERT, at=AT, text="x")
+        await Webhook(receiver.url, key).send(message("msg_1", [notice]))
+    (got,) = receiver.got
+
+    assert names["is_ours"](key, got.headers, got.body)
+    assert not names["is_ours"](b"another key, which is wrong", got.headers, got.body)
+    assert not names["is_ours"](key, got.headers, got.body + b" ")
