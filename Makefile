@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 BENCH_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test demo check lint types layers format schema bench lock clean
+.PHONY: help setup test demo check lint types layers format schema bench bench-agents lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22

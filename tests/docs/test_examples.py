@@ -1,0 +1,91 @@
+"""Examples in the documentation, run as they stand: a page from top to bottom, on a database of its own.
+
+Python blocks share their names. A block of shell that begins with #! is saved under the name in its second
+line; any other one is run.
+"""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("docs/agents.md", "docs/durable-steps.md", "README.md")
+_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    language: str
+    line: int
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    return [Block(found[1], text.count("\n", 0, found.start(2)), found[2]) for found in _BLOCK.finditer(text)]
+
+
+async def run_python(block: Block, page: str, names: dict[str, Any]) -> None:
+    # Lines are counted as in the page, so that a failure shows where it is.
+    code = compile("\n" * block.line + block.text, str(ROOT / page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)  # noqa: S307 - our own documentation
+    if inspect.isawaitable(result):
+        await result
+
+
+def run_shell(block: Block, directory: Path) -> None:
+    if block.text.startswith("#!"):
+        script = directory / block.text.splitlines()[1].removeprefix("# ")
+        script.write_text(block.text)
+        script.chmod(0o700)
+        return
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["/bin/sh", "-euc", block.text], cwd=directory, env=os.environ | {"PATH": path}, check=True
+    )
+
+
+@pytest.mark.parametrize("page", ["docs/agents.md", "docs/durable-steps.md"])
+async def test_a_page_from_top_to_bottom(
+    page: str, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    monkeypatch.setenv("LINESHAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    found = blocks(page)
+    assert len(found) >= 5
+    for block in found:
+        if block.language == "python":
+            await run_python(block, page, names)
+        else:
+            run_shell(block, tmp_path)
+
+
+async def test_the_readme_keeps_its_word(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shell blocks set up the project, which is what these tests run in; its Python is run here."""
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    monkeypatch.chdir(tmp_path)
+    python = [block for block in blocks("README.md") if block.language == "python"]
+    assert python
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in python:
+        await run_python(block, "README.md", names)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = (ROOT / page).parent / path if path else ROOT / page
+            assert target.exists(), f"{page} links to {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+                assert anchor in [heading.lower().replace(" ", "-") for heading in headings], link
