@@ -34,6 +34,11 @@ class Lanes:
             found |= {unknown[n - 1]: lane_id for n, lane_id in await cursor.fetchall()}
         return found
 
+    def known(self, lanes: Iterable[Lane]) -> dict[Lane, int] | None:
+        """Their numbers, if all of them were used before."""
+        found = {lane: self._known.get(lane) for lane in lanes}
+        return None if None in found.values() else cast("dict[Lane, int]", found)
+
     def remember(self, lanes: Mapping[Lane, int]) -> None:
         """To be called once they are committed: what is rolled back never existed."""
         if len(self._known) < _REMEMBERED:
