@@ -58,6 +58,28 @@ async def test_two_reviewers_one_decision(
     assert status(connection, task_id) == ("READY" if decided == "retry" else "CANCELLED")
 
 
+async def test_two_reviewers_escalate_once(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+) -> None:
+    """R-132: one alert, not two; the letter stays where it is."""
+    one, two = engines
+    task_id = await dead(one)
+
+    with held(dsn, END_ROW, task_id) as holder:
+        results = await race(
+            connection,
+            holder,
+            one.dead_letters.resolve(task_id, by("ann", "escalate")),
+            two.dead_letters.resolve(task_id, by("bob", "escalate")),
+        )
+
+    assert [isinstance(result, AlreadyReviewedError) for result in results].count(True) == 1
+    assert len(reviews(connection)) == 1
+    told = connection.execute("SELECT count(*) FROM lineshaft.events WHERE kind = 'alert'").fetchone()
+    assert told == (1,)
+    assert status(connection, task_id) == "DEAD_LETTERED"
+
+
 async def test_a_review_against_a_retry_by_hand(
     engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
 ) -> None:

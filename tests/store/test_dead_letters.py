@@ -66,6 +66,23 @@ async def test_an_entry_has_the_whole_history_and_what_it_cost(world: World) -> 
     assert world.kinds(task_id)[-2:] == ["task.failed", "task.dead_lettered"]
 
 
+async def test_each_retry_is_told_with_its_number_and_delay(world: World) -> None:
+    """R-120: the first after 10 s, the second after 20."""
+    task_id = await world.one(max_attempts=3)
+    agent = await world.agent()
+    for _ in range(2):
+        world.age(hours=1)
+        await world.engine.upkeep.promote_due(10)
+        await world.fail(await world.take(agent), uniform=lambda: 0.5)
+
+    query = (
+        "SELECT data FROM lineshaft.events WHERE task_id = %s AND kind = 'task.retry_scheduled' ORDER BY seq"
+    )
+    told = [row["data"] for row in world.rows(query, task_id)]
+
+    assert [(data["attempt"], data["delay_sec"]) for data in told] == [(1, 10), (2, 20)]
+
+
 async def test_a_poison_pill_skips_the_attempts_that_are_left(world: World) -> None:
     """R-136, F-26: three failures, two agents; seven more attempts would only burn money."""
     task_id = await world.one(max_attempts=10)

@@ -91,20 +91,24 @@ ORDER BY letter.dead_lettered_at DESC, letter.task_id DESC, letter.revival DESC
 LIMIT %(limit)s::integer
 
 -- name: group_letters
--- What waits for a decision, by like error: the largest group first.
-SELECT letter.pattern, count(*)::integer AS count, count(*) FILTER (WHERE letter.poison_pill)::integer AS poison_pills,
-    sum(letter.total_cost_usd)::numeric(14, 6) AS total_cost_usd, min(letter.dead_lettered_at) AS first_at, max(letter.dead_lettered_at) AS last_at,
-    array_agg(DISTINCT letter.category ORDER BY letter.category) AS categories, array_agg(DISTINCT task.type ORDER BY task.type) AS types,
-    (array_agg(letter.task_id ORDER BY letter.dead_lettered_at DESC, letter.task_id))[:%(samples)s::integer] AS task_ids,
-    (array_agg(letter.error ORDER BY letter.dead_lettered_at DESC, letter.task_id))[1] AS example
-FROM lineshaft.dead_letter AS letter
-JOIN lineshaft.task ON task.id = letter.task_id
-WHERE NOT letter.reviewed
-  AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
-  AND (%(categories)s::text[] IS NULL OR letter.category = ANY (%(categories)s::text[]))
-GROUP BY letter.pattern
-ORDER BY count DESC, letter.pattern
-LIMIT %(limit)s::integer
+-- What nobody has looked at, by like error: the largest group first. Errors are long: only the newest of each group is fetched.
+WITH alike AS MATERIALIZED (
+    SELECT letter.pattern, count(*)::integer AS count, count(*) FILTER (WHERE letter.poison_pill)::integer AS poison_pills,
+        sum(letter.total_cost_usd)::numeric(14, 6) AS total_cost_usd, min(letter.dead_lettered_at) AS first_at, max(letter.dead_lettered_at) AS last_at,
+        array_agg(DISTINCT letter.category ORDER BY letter.category) AS categories, array_agg(DISTINCT task.type ORDER BY task.type) AS types,
+        (array_agg(letter.task_id ORDER BY letter.dead_lettered_at DESC, letter.task_id))[:%(samples)s::integer] AS task_ids
+    FROM lineshaft.dead_letter AS letter
+    JOIN lineshaft.task ON task.id = letter.task_id
+    WHERE NOT letter.reviewed
+      AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
+      AND (%(categories)s::text[] IS NULL OR letter.category = ANY (%(categories)s::text[]))
+    GROUP BY letter.pattern
+    ORDER BY count DESC, letter.pattern
+    LIMIT %(limit)s::integer
+)
+SELECT alike.*, (SELECT letter.error FROM lineshaft.dead_letter AS letter WHERE letter.task_id = alike.task_ids[1] AND NOT letter.reviewed) AS example
+FROM alike
+ORDER BY alike.count DESC, alike.pattern
 
 -- name: read_reviews
 -- All decisions about these tasks, in order.

@@ -144,6 +144,7 @@ def record_failure(
         changes.event(task, ["task.rate_limited"], told | {"wait_sec": decision.wait_sec})
         return Status.RETRYING
     changes.attempt(task, "failed", spent=spent, category=category, error=error)
+    told["attempt"] = task.attempts + 1
     if isinstance(decision, retry.Retry):
         changes.requeue(
             task,
