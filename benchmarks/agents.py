@@ -35,7 +35,7 @@ SELECT pg_notify('bare', '1')
 class Sizes:
     drain: int = 20_000
     turns: int = 5
-    latencies: int = 1_000
+    latencies: int = 500
     idle_agents: int = 200
     idle_sec: float = 60.0
 
@@ -43,8 +43,9 @@ class Sizes:
 QUICK = Sizes(400, 1, 20, 10, 1.0)
 SLOTS = 200
 BATCH = 100
-#: Latencies are measured in turns of so many.
-BLOCK = 50
+#: Once for nothing: to connect and to prepare.
+WARM_UP = 20
+UNTIL_IDLE_SEC = 0.05
 
 
 async def bench_drain(dsn: str, sizes: Sizes, report: Report) -> None:
@@ -104,34 +105,31 @@ async def bench_latency(dsn: str, sizes: Sizes, report: Report) -> None:
             listener.execute("LISTEN bare")
             running = asyncio.create_task(agent.run(shaft, handle_signals=False))
 
-            async def submit(n: int) -> None:
-                for _ in range(n):
-                    started.clear()
-                    begin = time.perf_counter()
-                    submitted = await submitter.submit(NewTask("noop"))
-                    await started.wait()
-                    ours.append((begun - begin) * 1000)
-                    # It is idle again when its outcome is written.
-                    await submitter.wait(submitted, 60)
+            async def submit() -> None:
+                started.clear()
+                begin = time.perf_counter()
+                submitted = await submitter.submit(NewTask("noop"))
+                await started.wait()
+                ours.append((begun - begin) * 1000)
+                await submitter.wait(submitted, 60)
+                # Its outcome is written; it looks for more once, and is idle.
+                await asyncio.sleep(UNTIL_IDLE_SEC)
 
-            def round_trips(n: int) -> None:
-                for _ in range(n):
-                    begin = time.perf_counter()
-                    writer.execute(BARE_SUBMIT, [str(time.perf_counter_ns())])
-                    for _ in listener.notifies(timeout=10, stop_after=1):
-                        pass
-                    (claimed,) = listener.execute(BARE_CLAIM, [1]).fetchall()
-                    floor.append((time.perf_counter() - begin) * 1000)
-                    writer.execute("DELETE FROM public.bare WHERE id = %s", [claimed[0]])
+            def round_trip() -> None:
+                begin = time.perf_counter()
+                writer.execute(BARE_SUBMIT, [str(time.perf_counter_ns())])
+                for _ in listener.notifies(timeout=10, stop_after=1):
+                    pass
+                (claimed,) = listener.execute(BARE_CLAIM, [1]).fetchall()
+                floor.append((time.perf_counter() - begin) * 1000)
+                writer.execute("DELETE FROM public.bare WHERE id = %s", [claimed[0]])
 
-            # Once for nothing: to connect and to prepare.
-            await submit(BLOCK)
-            round_trips(BLOCK)
-            ours.clear()
-            floor.clear()
-            while len(ours) < sizes.latencies:
-                round_trips(min(BLOCK, sizes.latencies))
-                await submit(min(BLOCK, sizes.latencies))
+            for n in range(WARM_UP + sizes.latencies):
+                if n == WARM_UP:
+                    ours.clear()
+                    floor.clear()
+                await submit()
+                round_trip()
             agent.stop()
             await running
     for name, share, goal in (("p50", 50, "≤ 2"), ("p99", 99, "≤ 3")):
