@@ -223,6 +223,11 @@ class Wakeups:
     async def wait_until(self, *, healthy: bool) -> None:
         await (self._up if healthy else self._down).wait()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
     def waiter(self, lanes: Collection[int] | None) -> Waiter:
         """Make it before looking for work for the first time: what happens from then on will wake it."""
         return Waiter(self, lanes)

@@ -31,12 +31,18 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    dsn: str, *, auth: bool = False, clock: Clock | None = None, duties: bool = False, **settings: Any
+    dsn: str,
+    *,
+    auth: bool = False,
+    clock: Clock | None = None,
+    duties: bool = False,
+    max_connections: int = 4,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     bound: socket.socket = listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
     service = Service(
-        dsn, Settings(port=port, **settings), auth_required=auth, clock=clock, max_connections=4
+        dsn, Settings(port=port, **settings), auth_required=auth, clock=clock, max_connections=max_connections
     )
     server = Server(service, bound, duties=duties)
     ready = asyncio.Event()

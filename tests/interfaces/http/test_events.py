@@ -92,7 +92,8 @@ async def test_a_stream_goes_on_where_another_stopped(client: Client) -> None:
     """No event missed, none doubled: whatever happened in between comes first."""
     seen: list[tuple[str, str]] = []
     made = [(await client.submit())["id"] for _ in range(3)]
-    async with client.stream(after=(await client.get("/v1/events", limit=1)).json["next_cursor"]) as stream:
+    last = {"id": (await client.get("/v1/events", limit=1)).json["next_cursor"]}
+    async with client.stream(after=last["id"]) as stream:
         for _ in range(3):
             last = await stream.event()
             seen.append((last["event"], json.loads(last["data"])["task_id"]))

@@ -99,7 +99,7 @@ async def test_heartbeats_tell_what_became_of_each_task(client: Client) -> None:
     held = [await client.hold(agent) for _ in range(3)]
     await client.post(f"/v1/tasks/{held[1][0]}/cancel", {"reason": "not needed"})
     await client.post(f"/v1/tasks/{held[2][0]}/release", {"claim_token": held[2][1]})
-    beats = [{"id": name, "claim_token": token} for name, token in held]
+    beats: list[dict[str, Any]] = [{"id": name, "claim_token": token} for name, token in held]
     beats[0] |= {"progress": {"percent": 40}, "cost_usd": 0.5, "tokens_used": {"input": 7, "output": 1}}
 
     reply = await client.post(
@@ -132,14 +132,15 @@ async def test_a_token_that_is_none_is_stale(client: Client, token: str) -> None
     await client.submit()
     task_id, _ = await client.hold(await client.register())
 
-    for call, more in [
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("start", {}),
         ("complete", {"output": {"data": 1}}),
         ("fail", {"error": "x"}),
         ("release", {}),
         ("subtasks", {"tasks": [{"type": "x"}]}),
         ("cancel", {}),
-    ]:
+    ]
+    for call, more in calls:
         reply = await client.post(f"/v1/tasks/{task_id}/{call}", {"claim_token": token, **more})
         assert (reply.status, reply.code) == (409, "stale_claim"), (call, reply)
     for path in ("checkpoint", "steps/s"):
@@ -174,7 +175,8 @@ async def test_a_superseded_agents_token_is_stale_and_its_result_is_kept(client:
 
 @pytest.mark.parametrize("call", ["start", "complete", "fail", "release", "subtasks"])
 async def test_a_task_that_doesnt_exist(client: Client, call: str) -> None:
-    more: dict[str, Any] = {"fail": {"error": "x"}, "subtasks": {"tasks": [{"type": "x"}]}}.get(call, {})
+    bodies: dict[str, Any] = {"fail": {"error": "x"}, "subtasks": {"tasks": [{"type": "x"}]}}
+    more: dict[str, Any] = bodies.get(call, {})
     reply = await client.post(f"/v1/tasks/task_nobody/{call}", {"claim_token": "1.task_nobody", **more})
 
     assert (reply.status, reply.code) == (404, "not_found")

@@ -16,9 +16,6 @@ from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.signals import Present
 from lineshaft.store.wakeups import Waiter
 
-#: A slow-down that ends just now is not asked about in a tight loop.
-_SHORTEST_WAIT_SEC = 0.05
-
 
 class Found(NamedTuple):
     claim: Claim
@@ -68,10 +65,6 @@ async def _wait(
         left = ends - loop.time()
         if claim.tasks or left <= 0:
             return claim
-        openings = await service.engine.working.openings()
-        if openings.slowdown_sec is not None:
-            # Nobody is told when a slow-down is over.
-            left = min(left, max(openings.slowdown_sec, _SHORTEST_WAIT_SEC))
         if not departure.done() and not service.stopping.is_set():
             await waiter.wait(min(left, service.wakeups.poll_interval))
         if departure.done() or service.stopping.is_set():

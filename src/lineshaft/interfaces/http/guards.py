@@ -62,15 +62,15 @@ async def end_slowdown(call: Call) -> Answer:
     return Answer(status=204)
 
 
-@routes.post("/v1/pause", Scope.OPERATE, views.Pause, example={"type": "research"})
+@routes.post("/v1/pause", Scope.OPERATE, views.Paused, example={"type": "research"})
 async def pause(call: Call, body: bodies.Pause) -> Answer:
     """Claim nothing of a type, or nothing at all; what runs goes on."""
     await call.service.engine.operations.pause(body.type)
-    return Answer(views.Pause(body.type, paused=True))
+    return Answer(views.Paused(body.type, paused=True))
 
 
-@routes.post("/v1/resume", Scope.OPERATE, views.Pause, example={"type": "research"})
+@routes.post("/v1/resume", Scope.OPERATE, views.Paused, example={"type": "research"})
 async def resume(call: Call, body: bodies.Pause) -> Answer:
     """End a pause. One that was not there changes nothing."""
     await call.service.engine.operations.resume(body.type)
-    return Answer(views.Pause(body.type, paused=False))
+    return Answer(views.Paused(body.type, paused=False))

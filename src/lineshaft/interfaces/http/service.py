@@ -6,6 +6,7 @@ from typing import Self
 
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
+from lineshaft.interfaces.http.alarm import Alarm
 from lineshaft.interfaces.http.auth import NEIGHBOUR, Authenticator, Principal
 from lineshaft.interfaces.http.streams import Tail
 from lineshaft.settings import Settings
@@ -48,6 +49,7 @@ class Service:
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
         #: Set when the server stops: whoever waits or streams ends then.
         self.stopping = asyncio.Event()
+        self._alarm = Alarm(self.engine.working, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
         self._resources = AsyncExitStack()
 
@@ -57,6 +59,8 @@ class Service:
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
             opening.push_async_callback(self.tail.close)
+            ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")
+            opening.push_async_callback(_end, ringing)
             self._resources = opening.pop_all()
         return self
 
@@ -80,3 +84,8 @@ class Service:
         principal = await self._authenticator.principal(authorization)
         principal.check(scope)
         return principal
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})

@@ -361,7 +361,7 @@ class Slowdowns(Struct, frozen=True):
     next_cursor: str | None
 
 
-class Pause(Struct, frozen=True):
+class Paused(Struct, frozen=True):
     #: null: everything.
     type: str | None
     paused: bool

@@ -1,0 +1,322 @@
+"""Who may call, from where, and how much they may send."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.errors import SettingsError
+from lineshaft.interfaces.http.app import OPERATIONS, create_app
+from lineshaft.interfaces.http.auth import check_exposure, is_loopback
+from lineshaft.interfaces.http.limits import MAX_DEPTH
+from lineshaft.interfaces.http.routing import Operation
+from lineshaft.settings import Settings
+from lineshaft.store.tokens import Scope
+from tests.interfaces.http.client import Client, read_reply
+from tests.interfaces.http.conftest import Serve, Served, serving
+
+#: Bodies that pass the first look, for operations that need one.
+BODIES: dict[str, Any] = {
+    "submit_task": {"type": "x"},
+    "submit_batch": {"tasks": [{"type": "x"}]},
+    "submit_dag": {"title": "x", "tasks": [{"type": "x"}]},
+    "claim_work": {"incarnation": 1},
+    "heartbeat": {"incarnation": 1},
+    "claim_task": {"agent_id": "x", "incarnation": 1},
+    "start_task": {"claim_token": "x"},
+    "complete_task": {"claim_token": "x"},
+    "fail_task": {"claim_token": "x", "error": "x"},
+    "release_task": {"claim_token": "x"},
+    "create_subtasks": {"claim_token": "x", "tasks": [{"type": "x"}]},
+    "save_checkpoint": {"claim_token": "x", "data": 1},
+    "save_step": {"claim_token": "x", "data": 1},
+    "cancel_task": {"claim_token": "x"},
+    "add_dependencies": {"depends_on": ["x"]},
+    "resolve_dead_letter": {"resolution": "retry", "reviewer": "x"},
+    "resolve_dead_letters": {"filter": {}, "resolution": "retry", "reviewer": "x"},
+    "decide": {"approve": True, "reviewer": "x"},
+}
+
+#: What each call needs, as the contract means it. A route without a line here fails the test.
+SCOPES: dict[str, str | None] = {
+    "GET /healthz": None,
+    "GET /readyz": None,
+    "GET /metrics": "read",
+    "GET /v1/agents": "read",
+    "GET /v1/agents/{id:path}": "read",
+    "GET /v1/approvals": "read",
+    "GET /v1/breakers": "read",
+    "GET /v1/dags": "read",
+    "GET /v1/dags/{id}": "read",
+    "GET /v1/dead-letters": "read",
+    "GET /v1/dead-letters/{id}": "read",
+    "GET /v1/events": "read",
+    "GET /v1/locks": "read",
+    "GET /v1/slowdowns": "read",
+    "GET /v1/stats": "read",
+    "GET /v1/tasks": "read",
+    "GET /v1/tasks/{id}": "read",
+    "GET /v1/tasks/{id}/attempts": "read",
+    "GET /v1/tasks/{id}/events": "read",
+    "GET /v1/tasks/{id}/steps": "read",
+    "GET /v1/tasks/{id}/why": "read",
+    "POST /v1/dags": "submit",
+    "POST /v1/tasks": "submit",
+    "POST /v1/tasks/batch": "submit",
+    "POST /v1/agents": "agent",
+    "POST /v1/agents/{id:path}/claim": "agent",
+    "POST /v1/agents/{id:path}/heartbeat": "agent",
+    "POST /v1/tasks/{id}/cancel": "agent",
+    "POST /v1/tasks/{id}/claim": "agent",
+    "POST /v1/tasks/{id}/complete": "agent",
+    "POST /v1/tasks/{id}/fail": "agent",
+    "POST /v1/tasks/{id}/release": "agent",
+    "POST /v1/tasks/{id}/start": "agent",
+    "POST /v1/tasks/{id}/subtasks": "agent",
+    "PUT /v1/tasks/{id}/checkpoint": "agent",
+    "PUT /v1/tasks/{id}/steps/{name:path}": "agent",
+    "DELETE /v1/locks/{key:path}": "operate",
+    "DELETE /v1/slowdowns/{key:path}": "operate",
+    "PATCH /v1/agents/{id:path}": "operate",
+    "PATCH /v1/tasks/{id}": "operate",
+    "POST /v1/approvals/{id}": "operate",
+    "POST /v1/breakers/{key:path}/open": "operate",
+    "POST /v1/breakers/{key:path}/reset": "operate",
+    "POST /v1/dags/{id}/cancel": "operate",
+    "POST /v1/dead-letters/resolve": "operate",
+    "POST /v1/dead-letters/{id}/resolve": "operate",
+    "POST /v1/pause": "operate",
+    "POST /v1/resume": "operate",
+    "POST /v1/tasks/{id}/dependencies": "operate",
+    "POST /v1/tasks/{id}/retry": "operate",
+}
+#: Not only this machine.
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nobody listens there
+#: FastAPI's own pages, which tell what there is and nothing about anybody.
+PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
+
+
+def path_of(operation: Operation) -> str:
+    path = operation.path
+    for name in ("{id:path}", "{id}", "{key:path}", "{name:path}"):
+        path = path.replace(name, "nobody")
+    return path
+
+
+def test_every_route_has_a_scope_that_somebody_thought_about() -> None:
+    assert {f"{o.method} {o.path}": None if o.scope is None else o.scope.value for o in OPERATIONS} == SCOPES
+
+
+async def test_nothing_else_is_routed(served: Served) -> None:
+    routed = {getattr(route, "path", "") for route in create_app(served.service).routes}
+
+    assert routed == PAGES | {operation.path for operation in OPERATIONS}
+
+
+async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        tokens = {scope: (await served.service.tokens.create(scope, scope))[1] for scope in Scope}
+        for operation in OPERATIONS:
+            for scope, token in tokens.items():
+                client = Client(served.client.port, token)
+                reply = await client.request(
+                    operation.method, path_of(operation), BODIES.get(operation.name, {}), headers={}
+                )
+                allowed = operation.scope is None or scope.includes(operation.scope)
+                assert (reply.status != 403) is allowed, (operation.name, scope, reply)
+                assert reply.status != 401
+            bare = await served.client.request(operation.method, path_of(operation))
+            assert (bare.status == 401) is (operation.scope is not None), operation.name
+
+
+async def test_an_agent_cancels_only_what_it_holds(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        boss = Client(served.client.port, (await served.service.tokens.create("boss", "operate"))[1])
+        client = Client(served.client.port, (await served.service.tokens.create("agent", "agent"))[1])
+        free = await boss.submit(priority=90)
+        await boss.submit(priority=1)
+        held, token = await client.hold(await client.register())
+
+        refused = await client.post(f"/v1/tasks/{free['id']}/cancel", {})
+        guessed = await client.post(f"/v1/tasks/{free['id']}/cancel", {"claim_token": token})
+        own = await client.post(f"/v1/tasks/{held}/cancel", {"claim_token": token})
+        by_boss = await boss.post(f"/v1/tasks/{free['id']}/cancel", {})
+
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert (guessed.status, guessed.code) == (409, "stale_claim")
+        assert own.json["status"] == by_boss.json["status"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("header", ["Bearer lsh_wrong", "Bearer", "Basic abc", "lsh_wrong", "Bearer \u00e9"])
+@pytest.mark.parametrize("auth", [False, True])
+async def test_a_token_that_is_none_is_refused_everywhere(serve: Serve, header: str, auth: bool) -> None:
+    async with serve(auth=auth) as served:
+        reply = await served.client.request("GET", "/v1/tasks", headers={"Authorization": header})
+
+    assert (reply.status, reply.code) == (401, "unauthorized")
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_token_counts_also_where_none_is_needed(served: Served) -> None:
+    reader = Client(served.client.port, (await served.service.tokens.create("r", "read"))[1])
+
+    assert (await reader.get("/v1/tasks")).status == 200
+    assert (await reader.post("/v1/tasks", {"type": "x"})).code == "forbidden"
+
+
+async def test_a_revoked_token_ends_with_the_next_request(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        record, token = await served.service.tokens.create("mine", "read")
+        client = Client(served.client.port, token)
+        assert (await client.get("/v1/tasks")).status == 200
+
+        await served.service.tokens.revoke(record.id)
+
+        assert (await client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_only_a_hash_of_a_token_is_kept(served: Served, connection: psycopg.Connection) -> None:
+    _, token = await served.service.tokens.create("mine", "read")
+
+    (row,) = connection.execute("SELECT to_jsonb(token)::text FROM lineshaft.token").fetchall()
+
+    assert token not in row[0]
+    assert token.removeprefix("lsh_") not in row[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:{port}", 200),
+        ("127.0.0.9:9999", 200),
+        ("queue.internal", 200),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("", 403),
+        ("localhost:x", 403),
+    ],
+)
+async def test_a_foreign_host_is_refused(serve: Serve, host: str, status: int) -> None:
+    async with serve(allowed_hosts=("Queue.internal",)) as served:
+        headers = {"Host": host.format(port=served.client.port)}
+
+        for path in ("/v1/tasks", "/healthz", "/openapi.json"):
+            reply = await served.client.request("GET", path, headers=headers)
+            assert reply.status == status
+            if status != 200:
+                assert reply.code == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:{port}", 201),
+        ("https://127.0.0.1:{port}", 201),
+        ("http://127.0.0.1:1", 403),
+        ("http://localhost:{port}", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("", 403),
+    ],
+)
+async def test_a_page_of_another_origin_cant_call(client: Client, origin: str, status: int) -> None:
+    headers = {"Origin": origin.format(port=client.port)}
+
+    reply = await client.post("/v1/tasks", {"type": "x"}, headers=headers)
+
+    assert reply.status == status
+    preflight = await client.request("OPTIONS", "/v1/tasks", headers=headers)
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+async def test_a_body_that_is_too_large(serve: Serve) -> None:
+    async with serve(max_body_bytes=2000) as served:
+        client = served.client
+        fits = await client.post("/v1/tasks", {"type": "x", "spec": {"t": "x" * 1000}})
+        large = await client.post("/v1/tasks", {"type": "x", "spec": {"t": "x" * 2000}})
+        chunk = b'{"type": "x", "title": "' + b"x" * 3000 + b'"}'
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (len(chunk), chunk)
+        )
+        chunked = await read_reply(reader)
+        writer.close()
+
+        assert fits.status == 201
+        for reply in (large, chunked):
+            assert (reply.status, reply.code) == (413, "payload_too_large")
+            assert "2000" in reply.json["detail"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(MAX_DEPTH - 2, 201), (MAX_DEPTH + 1, 422), (1_000_000, 422)])
+async def test_a_body_that_is_nested_too_deeply(client: Client, depth: int, status: int) -> None:
+    raw = b'{"type": "x", "spec": {"s": "[[\\"[", "deep": %s%s}}' % (b"[" * depth, b"]" * depth)
+
+    reply = await client.request("POST", "/v1/tasks", raw=raw)
+
+    assert reply.status == status
+
+
+async def test_brackets_that_are_never_closed(client: Client) -> None:
+    reply = await client.request("POST", "/v1/tasks", raw=b'{"type": "x", "spec": ' + b"[" * 100_000)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_many_shallow_things_are_fine(client: Client) -> None:
+    reply = await client.post("/v1/tasks", {"type": "x", "spec": {"many": [[], {}] * 5_000}})
+
+    assert reply.status == 201
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        *(("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True)),
+        *((EVERYWHERE, False), ("::", False), ("192.168.1.5", False), ("example.org", False)),
+    ],
+)
+def test_what_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+async def test_no_exposure_while_nobody_could_have_a_token(served: Served) -> None:
+    tokens = served.service.tokens
+    await check_exposure("127.0.0.1", tokens)
+    with pytest.raises(SettingsError, match="lineshaft token create"):
+        await check_exposure(EVERYWHERE, tokens)
+    record, _ = await tokens.create("mine", "read")
+    await check_exposure(EVERYWHERE, tokens)
+    await tokens.revoke(record.id)
+    with pytest.raises(SettingsError):
+        await check_exposure(EVERYWHERE, tokens)
+
+
+async def test_a_database_that_is_away(dsn: str, connection: psycopg.Connection) -> None:
+    async with serving(dsn) as served:
+        await served.client.submit()
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+        reply = await served.client.get("/v1/tasks")
+
+        assert (reply.status, reply.code) == (503, "unavailable")
+        assert reply.headers["retry-after"] == "1"
+        assert reply.json["retryable"] is True
+        while (await served.client.get("/readyz")).status != 200:
+            pass
+        assert (await served.client.get("/v1/tasks")).status == 200, "it is back by itself"
+
+
+async def test_settings_name_the_limits() -> None:
+    assert Settings().max_body_bytes == 8 << 20

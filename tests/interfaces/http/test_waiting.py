@@ -1,0 +1,196 @@
+"""Agents that wait for work: they hold a connection to the server, and none to the database."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lineshaft.interfaces.http import bodies, desk
+from tests.interfaces.http.client import Client, Reply, read_reply
+from tests.interfaces.http.conftest import Serve, Served
+
+
+async def waiting(served: Served, agents: int) -> None:
+    """Returns when so many agents wait."""
+    while served.service.wakeups.waiting < agents:
+        await served.client.get("/healthz")
+
+
+def claiming(client: Client, agent: Any, **fields: Any) -> "asyncio.Task[Reply]":
+    asked = {"incarnation": agent["incarnation"], "wait_sec": 60, **fields}
+    return asyncio.create_task(client.post(f"/v1/agents/{agent['id']}/claim", asked))
+
+
+async def test_a_new_task_wakes_one_who_waits(served: Served) -> None:
+    client = served.client
+    waiter = claiming(client, await client.register(capabilities=["python"]))
+    await waiting(served, 1)
+
+    task = await client.submit("never seen before", required_capabilities=["python"])
+
+    (item,) = (await waiter).json["tasks"]
+    assert item["task"]["id"] == task["id"]
+
+
+async def test_those_who_cant_take_it_sleep_on(served: Served) -> None:
+    """Agents of any type wait for lanes they can take from, so a wake-up is not lost on one that can't."""
+    client = served.client
+    others = [claiming(client, await client.register(f"other{n}")) for n in range(3)]
+    picky = claiming(client, await client.register("picky", types=["other"], capabilities=["fly"]))
+    await waiting(served, 4)
+    able = claiming(client, await client.register("able", capabilities=["fly"]))
+    await waiting(served, 5)
+
+    task = await client.submit("code", required_capabilities=["fly"])
+
+    assert (await able).json["tasks"][0]["task"]["id"] == task["id"]
+    assert not any(waiter.done() for waiter in [*others, picky])
+    await served.stop()
+    assert [(await waiter).json for waiter in [*others, picky]] == [{"tasks": []}] * 4
+
+
+async def test_many_tasks_wake_many(served: Served) -> None:
+    client = served.client
+    waiters = [claiming(client, await client.register(f"agent{n}")) for n in range(10)]
+    await waiting(served, 10)
+
+    made = await client.post("/v1/tasks/batch", {"tasks": [{"type": "code"}] * 10})
+
+    taken = [item["task"]["id"] for waiter in waiters for item in (await waiter).json["tasks"]]
+    assert sorted(taken) == sorted(item["id"] for item in made.json["items"])
+
+
+async def test_waiting_holds_no_database_connection(serve: Serve) -> None:
+    async with serve(max_connections=1) as served:
+        client = served.client
+        waiters = [claiming(client, await client.register(f"agent{n}")) for n in range(20)]
+        await waiting(served, 20)
+
+        await client.submit()
+
+        done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+
+
+async def test_the_end_of_a_slow_down_wakes_those_who_wait(served: Served) -> None:
+    client = served.client
+    await client.submit()
+    agent = await client.register(models_available=["large"])
+    task_id, token = await client.hold(agent)
+    limit = {"claim_token": token, "error": "429 Too Many Requests", "retry_after_sec": 0.3}
+    await client.post(f"/v1/tasks/{task_id}/fail", limit)
+    waiter = claiming(client, agent)
+    await waiting(served, 1)
+    other = await client.submit("other")
+
+    (item,) = (await waiter).json["tasks"]
+    assert item["task"]["id"] == other["id"]
+
+
+async def test_an_empty_list_when_the_time_is_up(client: Client) -> None:
+    agent = await client.register()
+
+    assert await client.claim(agent, wait_sec=0.05) == []
+
+
+async def test_work_that_is_there_is_had_at_once(client: Client) -> None:
+    await client.submit()
+    await client.submit()
+    agent = await client.register()
+
+    items = await client.claim(agent, wait_sec=60, limit=5)
+
+    assert len(items) == 2
+
+
+async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client leaves while its claim is being made: no attempt is used, and another gets it at once."""
+    client = served.client
+    agent = await client.register()
+    asked = bodies.Claim(incarnation=agent["incarnation"], wait_sec=60)
+    left = asyncio.Event()
+    claim = desk._claim
+
+    async def claim_and_see_it_leave(*args: Any) -> Any:
+        found = await claim(*args)
+        if found.tasks:
+            left.set()
+            # The client's departure is noticed in this moment.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return found
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    monkeypatch.setattr(desk, "_claim", claim_and_see_it_leave)
+    finding = asyncio.create_task(desk.find_work(served.service, agent["id"], asked, receive))
+    await waiting(served, 1)
+    task = await client.submit()
+
+    assert await finding is None
+    found = await client.task(task["id"])
+    assert (found["status"], found["attempts"]) == ("READY", 0)
+    monkeypatch.undo()
+    assert [item["task"]["id"] for item in await client.claim(agent)] == [task["id"]]
+
+
+async def test_a_client_that_has_left_is_not_waited_for(served: Served) -> None:
+    client = served.client
+    agent = await client.register()
+    asked = {"incarnation": agent["incarnation"], "wait_sec": 60}
+    _, writer = await client.send("POST", f"/v1/agents/{agent['id']}/claim", asked)
+    await waiting(served, 1)
+
+    writer.close()
+    while served.service.wakeups.waiting:
+        await client.get("/healthz")
+
+    task = await client.submit()
+    assert [item["task"]["id"] for item in await client.claim(agent)] == [task["id"]]
+
+
+async def test_waiting_ends_when_the_server_stops(serve: Serve) -> None:
+    async with serve() as served:
+        agent = await served.client.register()
+        reader, writer = await served.client.send(
+            "POST", f"/v1/agents/{agent['id']}/claim", {"incarnation": agent["incarnation"], "wait_sec": 60}
+        )
+        await waiting(served, 1)
+
+        await served.stop()
+
+        reply = await read_reply(reader)
+        assert (reply.status, reply.json) == (200, {"tasks": []})
+        writer.close()
+
+
+async def test_two_servers_on_one_database_wake_each_other(serve: Serve) -> None:
+    async with serve() as one, serve() as two:
+        waiter = claiming(one.client, await one.client.register())
+        await waiting(one, 1)
+
+        task = await two.client.submit()
+
+        (item,) = (await waiter).json["tasks"]
+        assert item["task"]["id"] == task["id"]
+        done = await two.client.post(f"/v1/tasks/{task['id']}/start", {"claim_token": item["claim_token"]})
+        assert done.json["status"] == "RUNNING", "a claim made at one server holds at the other"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"incarnation": 1, "wait_sec": 61},
+        {"incarnation": 1, "wait_sec": -1},
+        {"incarnation": 1, "limit": 0},
+    ],
+)
+async def test_faults_of_a_claim(client: Client, body: Any) -> None:
+    await client.register()
+
+    reply = await client.post("/v1/agents/a1/claim", body)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
