@@ -211,7 +211,7 @@ async def test_a_call_that_is_repeated_is_answered_as_the_first(world: World) ->
 
 
 async def test_a_process_that_died_before_it_looked(world: World) -> None:
-    """R-072, R-100: the output is safe; the agent's next call goes on with it, and the first output counts."""
+    """R-072, R-100: the output is safe; the agent's next call goes on with it; the first output counts."""
     gatekeeper, world.engine.lifecycle.gatekeeper = world.engine.lifecycle.gatekeeper, None
     agent = await world.agent()
     await world.one(output=URL)

@@ -1,0 +1,312 @@
+"""The validator: gates that take their time, run by real processes, once each, and again when one dies."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from lineshaft.checks.command import Command
+from lineshaft.checks.openai_judge import OpenAIJudge
+from lineshaft.checks.registry import Checks
+from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict
+from lineshaft.clock import MovableClock
+from lineshaft.duties.loop import run
+from lineshaft.duties.validator import Validator
+from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
+from lineshaft.store.outcomes import Completion
+from tests.checks.judge_server import judge_server
+from tests.store.acting import ref
+from tests.store.invariants import check_invariants
+
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def node(dsn: str, clock: MovableClock, checks: Checks) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=4, checks=checks) as engine:
+        yield engine
+    check_invariants(dsn)
+
+
+async def handed_in(engine: Engine, *gates: Gate, n: int = 1, **fields: Any) -> list[ClaimedTask]:
+    """Tasks whose outputs wait for their first gate."""
+    agent = await engine.fleet.register(NewAgent(max_concurrent_tasks=100))
+    task = NewTask("code", output=OutputContract(validation=gates), **fields)
+    await engine.submission.submit([task] * n)
+    tasks = (await engine.claims.claim(agent.id, 1, limit=n, start=True)).tasks
+    moved = await engine.lifecycle.complete([Completion(ref(task), b'"output"') for task in tasks])
+    assert {answer.status for answer in moved} == {"VALIDATING"}
+    return tasks
+
+
+def validator(engine: Engine, **options: Any) -> Validator:
+    return Validator(engine.gates, engine.approvals, **options)
+
+
+def statuses(connection: psycopg.Connection) -> dict[str, int]:
+    return dict(
+        connection.execute("SELECT status::text, count(*) FROM lineshaft.tasks GROUP BY 1").fetchall()
+    )
+
+
+async def test_a_command_decides(
+    dsn: str, clock: MovableClock, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    """R-096."""
+    good = Command((sys.executable, "-c", "pass"), directory=tmp_path)
+    bad = Command((sys.executable, "-c", "import sys; sys.exit('two tests failed')"), directory=tmp_path)
+    async with node(dsn, clock, Checks(commands={"good": good, "bad": bad})) as engine:
+        await handed_in(engine, Gate("test-pass", {"command": "good"}))
+        (refused,) = await handed_in(engine, Gate("test-pass", {"command": "bad"}), max_attempts=1)
+
+        assert await validator(engine).run_once() == {"people told": 0, "passed": 1, "refused": 1}
+
+        assert statuses(connection) == {"COMPLETED": 1, "DEAD_LETTERED": 1}
+        task = await engine.insights.task(refused.id)
+        assert task.failure_category == "invalid_output"
+        assert task.failure_reason == (
+            "test-pass: the command bad ended with exit code 1; it said last: two tests failed"
+        )
+        assert await validator(engine).run_once() == {"people told": 0}
+
+
+async def test_a_judge_decides_and_is_paid(
+    dsn: str, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    """R-097: score, reasons, model and cost recorded; the cost is charged."""
+    with judge_server() as server:
+        server.usage, server.content = {"cost": 0.05}, {"score": 0.4, "reasons": ["too dry"]}
+        checks = Checks(judge=OpenAIJudge(server.url, "gpt-x"))
+        async with node(dsn, clock, checks) as engine:
+            (task,) = await handed_in(engine, Gate("llm-judge", {"criteria": "Is it fun?"}), max_attempts=1)
+
+            assert (await validator(engine).run_once())["refused"] == 1
+
+            (attempt,) = await engine.gates.verdicts(task.id)
+            (verdict,) = attempt.verdicts
+            assert (verdict.score, verdict.model, verdict.cost_usd) == (0.4, "gpt-4o-mini", 0.05)
+            assert verdict.reasons == ["the judge gave 0.4, less than 0.7", "too dry"]
+            assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.05")
+            assert connection.execute("SELECT spent_usd FROM lineshaft.agent").fetchone() == (
+                Decimal("0.05"),
+            )
+
+
+async def test_a_judge_that_is_away_is_asked_again_later(
+    dsn: str, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    """No attempt fails for it; each pause is longer, and in the end somebody is told."""
+    with judge_server() as server:
+        server.status = 503
+        async with node(dsn, clock, Checks(judge=OpenAIJudge(server.url, "m"))) as engine:
+            (task,) = await handed_in(engine, Gate("llm-judge", {"criteria": "Is it fun?"}))
+            for pause in (5, 10, 20, 40, 80):
+                assert (await validator(engine).run_once())["without a verdict"] == 1
+                clock.advance(pause - 1)
+                assert "without a verdict" not in await validator(engine).run_once()
+                clock.advance(2)
+            (attempt,) = await engine.gates.verdicts(task.id)
+            assert (attempt.waits_for, attempt.runs) == ("llm-judge", 5)
+            assert "HTTP 503" in (attempt.last_error or "")
+            alerts = connection.execute(
+                "SELECT count(*) FROM lineshaft.events WHERE kind = 'alert'"
+            ).fetchone()
+            assert alerts == (1,)
+
+            server.status = 200
+            assert (await validator(engine).run_once())["passed"] == 1
+
+            row = connection.execute("SELECT attempts, status::text FROM lineshaft.task_end").fetchone()
+            assert row == (0, "COMPLETED")
+
+
+async def test_many_validators_run_each_gate_once(
+    dsn: str, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    """Safe on any number of nodes."""
+    ran: list[str] = []
+
+    async def count(_: Any, handed: HandedIn) -> bool:
+        ran.append(handed.task_id)
+        await asyncio.sleep(0)
+        return True
+
+    checks = Checks()
+    checks.register("count", count)
+    async with node(dsn, clock, checks) as one, Engine(dsn, clock=clock, checks=checks) as two:
+        tasks = await handed_in(one, Gate("count"), Gate("count"), n=30)
+
+        results = await asyncio.gather(
+            *(validator(e, concurrency=3).run_once() for e in (one, two, one, two))
+        )
+
+        assert sorted(ran) == sorted([task.id for task in tasks] * 2)
+        assert sum(counts.get("passed", 0) for counts in results) == 60
+        assert statuses(connection) == {"COMPLETED": 30}
+
+
+async def test_slow_checks_run_side_by_side_and_no_more_than_allowed(dsn: str, clock: MovableClock) -> None:
+    running = most = 0
+    together = asyncio.Barrier(3)
+
+    async def meet(_: Any, __: HandedIn) -> bool:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await together.wait()
+        running -= 1
+        return True
+
+    checks = Checks()
+    checks.register("meet", meet)
+    async with node(dsn, clock, checks) as engine:
+        await handed_in(engine, Gate("meet"), n=9)
+
+        assert (await validator(engine, concurrency=3).run_once())["passed"] == 9
+
+    assert most == 3
+
+
+async def test_a_lease_is_renewed_while_a_check_runs(dsn: str) -> None:
+    """By the real clock: a check that takes longer than its lease is still run once."""
+    begun = 0
+    renewed = asyncio.Event()
+
+    async def slow(_: Any, __: HandedIn) -> bool:
+        nonlocal begun
+        begun += 1
+        await renewed.wait()
+        return True
+
+    checks = Checks()
+    checks.register("slow", slow)
+    async with Engine(dsn, checks=checks) as engine:
+        await handed_in(engine, Gate("slow"))
+        renew, times = engine.gates.renew, 0
+
+        async def counted(outputs: Any, *, lease_sec: float) -> set[str]:
+            nonlocal times
+            times += 1
+            if times == 4:  # a third of the lease each: by now it would have run out
+                renewed.set()
+            return await renew(outputs, lease_sec=lease_sec)
+
+        engine.gates.renew = counted  # type: ignore[method-assign]
+        duties = [validator(engine, lease_sec=1.5) for _ in range(2)]
+
+        await asyncio.gather(*(duty.run_once() for duty in duties))
+
+    assert begun == 1
+
+
+async def test_a_check_of_a_task_that_was_cancelled_is_cut_off(dsn: str, clock: MovableClock) -> None:
+    ended = asyncio.Event()
+    started = asyncio.Event()
+
+    async def endless(_: Any, __: HandedIn) -> bool:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return True
+
+    checks = Checks()
+    checks.register("endless", endless)
+    async with node(dsn, clock, checks) as engine:
+        (task,) = await handed_in(engine, Gate("endless"))
+        work = asyncio.create_task(validator(engine, lease_sec=0.3).run_once())
+        await started.wait()
+        await engine.operations.cancel(task.id, "not needed")
+
+        assert (await work)["given up"] == 1
+
+    assert ended.is_set()
+
+
+async def test_a_validator_that_is_told_to_stop_lets_go_at_once(dsn: str, clock: MovableClock) -> None:
+    """Another one needn't wait for the lease."""
+    started = asyncio.Event()
+
+    async def endless(_: Any, __: HandedIn) -> bool:
+        started.set()
+        await asyncio.Event().wait()
+        return True
+
+    checks = Checks()
+    checks.register("endless", endless)
+    async with node(dsn, clock, checks) as engine:
+        await handed_in(engine, Gate("endless"))
+        stop = asyncio.Event()
+        duty = asyncio.create_task(run(validator(engine), stop))
+        await started.wait()
+        stop.set()
+        await duty
+
+        (output,) = await engine.gates.take(limit=5, lease_sec=60)
+        assert output.gate_runs == 2
+
+
+async def test_it_tells_what_waits_for_people(dsn: str, clock: MovableClock) -> None:
+    async with node(dsn, clock, Checks()) as engine:
+        await engine.submission.submit([NewTask("errand", required_capabilities=["human"])] * 2)
+
+        assert await validator(engine).run_once() == {"people told": 2}
+
+
+async def test_a_check_without_a_verdict_may_cost_too(dsn: str, clock: MovableClock) -> None:
+    async def mumbles(_: Any, __: HandedIn) -> Verdict:
+        raise NoVerdict("hm", cost_usd=Decimal("0.1"))
+
+    checks = Checks()
+    checks.register("mumbles", mumbles)
+    async with node(dsn, clock, checks) as engine:
+        (task,) = await handed_in(engine, Gate("mumbles"))
+        await validator(engine).run_once()
+
+        assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.1")
+
+
+# Dying.
+
+
+async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> None:
+    """A real process, killed in the middle of a check: run again elsewhere, and no attempt has failed."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    endless = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    async with Engine(
+        dsn, checks=Checks(commands={"test": Command((sys.executable, "-c", "pass"))})
+    ) as engine:
+        (task,) = await handed_in(engine, Gate("test-pass", {"command": "test"}))
+        doomed = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "tests.duties.validating", dsn, sys.executable, "-c", endless, str(told)),
+            cwd=ROOT,
+        )
+        command = int(await asyncio.to_thread(told.read_text))
+        try:
+            assert await validator(engine).run_once() == {"people told": 0}, "it is the other one's"
+            doomed.kill()
+            await doomed.wait()
+
+            # Its lease is two seconds long, by the database's clock.
+            while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        finally:
+            os.kill(command, signal.SIGKILL)
+
+        found = await engine.insights.task(task.id)
+        assert (found.status, found.attempts) == ("COMPLETED", 0)
+        assert [attempt.outcome for attempt in await engine.insights.attempts(task.id)] == ["completed"]
+    check_invariants(dsn)

@@ -1,0 +1,19 @@
+"""A validator in a process of its own, to be killed: `python -m tests.duties.validating DSN COMMAND…`."""
+
+import asyncio
+import sys
+
+from lineshaft.checks.command import Command
+from lineshaft.checks.registry import Checks
+from lineshaft.duties.validator import Validator
+from lineshaft.store.engine import Engine
+
+
+async def main(dsn: str, *argv: str) -> None:
+    checks = Checks(commands={"test": Command(argv)})
+    async with Engine(dsn, checks=checks, max_connections=2) as engine:
+        await Validator(engine.gates, engine.approvals, lease_sec=2.0).run_once()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
