@@ -1,12 +1,15 @@
 """The whole lifecycle, in any order Hypothesis can think of, against a model that fits on a page.
 
 Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database
-must say what the model says, and all counters and locks must add up.
+must say what the model says, and all counters and locks must add up. The guards are on: the circuit breaker
+of the one type there is must be where `model/breaker.py` says, and a slow-down holds everybody back.
 """
 
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -23,15 +26,22 @@ from hypothesis.stateful import (
 
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import EmbeddedServer
+from lineshaft.model import breaker
+from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, Verdict
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import NewTask, RetrySpec
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure
+from lineshaft.store.rules import Rules
 from tests.conftest import TEMPLATE, clone
 from tests.store.invariants import check_invariants
 
 MAX_ATTEMPTS = 2
+MAX_WAITS = 10
+CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
+#: Much more than is ever spent, but claims have to look.
+RULES = Rules(BreakerPolicy(CONFIG), daily_budget_usd=Decimal(1_000_000))
 LIVE = {"PENDING", "READY", "RUNNING", "RETRYING"}
 AGENTS = ("a1", "a2", "a3")
 
@@ -51,6 +61,7 @@ class Task:
     parent: str | None = None
     lock: str | None = None
     attempts: int = 0
+    waits: int = 0
     epoch: int = 0
     agent: str | None = None
 
@@ -66,10 +77,12 @@ class Lifecycle(RuleBasedStateMachine):
     def start(self) -> None:
         self.tasks: dict[str, Task] = {}
         self.clock = MovableClock()
+        self.breaker = Breaker()
+        self.slowed_until = self.clock.now()
         self.databases: Iterator[str] = clone(self.server, "stateful", TEMPLATE)
         self.dsn = next(self.databases)
         self.runner = asyncio.Runner()
-        self.engine = Engine(self.dsn, clock=self.clock, max_connections=2)
+        self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=RULES)
         self.runner.run(self.engine.database.open())
         self.look = psycopg.connect(self.dsn, autocommit=True)
         for agent in AGENTS:
@@ -124,7 +137,16 @@ class Lifecycle(RuleBasedStateMachine):
         locked = {t.lock for t in self.tasks.values() if t.status == "RUNNING" and t.lock}
         ready = [t for t in self.tasks.values() if t.status == "READY"]
         free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
+        verdict = breaker.verdict(self.breaker, CONFIG, self.clock.now())
+        if self.clock.now() < self.slowed_until or verdict is Verdict.BLOCK:
+            free = 0
+        elif verdict is Verdict.PROBE:
+            free = min(free, 1)
         assert len(claimed) == min(limit, 2 - held, free)
+        if claimed and verdict is Verdict.PROBE:
+            self.breaker = breaker.hand_out_probe(
+                self.breaker, CONFIG, task_id=claimed[0].id, now=self.clock.now()
+            ).breaker
         for found in claimed:
             task = self.tasks[found.id]
             assert task.status == "READY"
@@ -139,6 +161,19 @@ class Lifecycle(RuleBasedStateMachine):
         task.status, task.agent = status, None
         return task
 
+    def probe_told_nothing(self, name: str) -> None:
+        self.breaker = breaker.on_probe_gone(
+            self.breaker, key="t", task_id=name, now=self.clock.now(), failed=False
+        ).breaker
+
+    def attempt_failed(self, name: str) -> None:
+        task = self.tasks[name]
+        task.attempts, task.waits = task.attempts + 1, 0
+        self.let_go(name, "DEAD_LETTERED" if task.attempts >= MAX_ATTEMPTS else "RETRYING")
+        self.breaker = breaker.on_failure(
+            self.breaker, CONFIG, key="t", task_id=name, now=self.clock.now(), counts=True
+        ).breaker
+
     @precondition(lambda self: self.have("RUNNING"))
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
@@ -148,6 +183,7 @@ class Lifecycle(RuleBasedStateMachine):
             (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
             assert moved.unwrap() == "COMPLETED"
         self.let_go(name, "COMPLETED")
+        self.breaker = breaker.on_success(self.breaker, task_id=name).breaker
         self.ended(name)
 
     @precondition(lambda self: self.have("RUNNING"))
@@ -158,12 +194,39 @@ class Lifecycle(RuleBasedStateMachine):
         (moved,) = self.runner.run(
             self.engine.lifecycle.fail([Failure(ClaimRef(name, task.epoch), "it broke")])
         )
-        task.attempts += 1
-        dead = task.attempts >= MAX_ATTEMPTS
-        self.let_go(name, "DEAD_LETTERED" if dead else "RETRYING")
+        self.attempt_failed(name)
         assert moved.unwrap() == task.status
-        if dead:
+        if task.status == "DEAD_LETTERED":
             self.ended(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def meet_a_rate_limit(self, data: st.DataObject) -> None:
+        """It uses no attempt, and everybody slows down for half of the second that it waits."""
+        name = self.some(data, "RUNNING")
+        task = self.tasks[name]
+        limited = Failure(ClaimRef(name, task.epoch), "429", retry_after_sec=1)
+        (moved,) = self.runner.run(self.engine.lifecycle.fail([limited]))
+        assert task.waits < MAX_WAITS, "more than one history has"
+        task.waits += 1
+        self.let_go(name, "RETRYING")
+        assert moved.unwrap() == "RETRYING"
+        self.slowed_until = self.clock.now() + timedelta(seconds=0.5)
+        self.probe_told_nothing(name)
+
+    @rule()
+    def wait_for_a_probe(self) -> None:
+        self.clock.advance(CONFIG.half_open_after_sec + 0.001)
+        self.promoted()
+
+    @rule(forced=st.booleans())
+    def somebody_sees_to_the_breaker(self, forced: bool) -> None:
+        if forced:
+            self.runner.run(self.engine.breakers.open("t"))
+            self.breaker = breaker.force_open(self.breaker, key="t", now=self.clock.now()).breaker
+        else:
+            self.runner.run(self.engine.breakers.reset("t"))
+            self.breaker = breaker.reset(self.breaker).breaker
 
     @precondition(lambda self: self.have("RUNNING"))
     @rule(data=st.data())
@@ -171,6 +234,7 @@ class Lifecycle(RuleBasedStateMachine):
         name = self.some(data, "RUNNING")
         self.runner.run(self.engine.lifecycle.release([ClaimRef(name, self.tasks[name].epoch)]))
         self.let_go(name, "READY")
+        self.probe_told_nothing(name)
 
     @precondition(lambda self: self.have("RUNNING"))
     @rule(data=st.data(), n=st.integers(1, 2), wait=st.booleans())
@@ -183,6 +247,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.add(child.id, set(), parent=parent)
         if wait:
             self.let_go(parent, "PENDING").awaits = {child.id for child in children}
+            self.probe_told_nothing(parent)
 
     @precondition(lambda self: self.have(*LIVE))
     @rule(data=st.data())
@@ -203,6 +268,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert set(cancelled) == going
         for name in going:
             self.let_go(name, "CANCELLED")
+            self.probe_told_nothing(name)
         for name in going:
             self.ended(name)
 
@@ -239,6 +305,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert letter.hidden == (resolution == "delete")
         for name in going:
             self.let_go(name, "CANCELLED")
+            self.probe_told_nothing(name)
         for name in going:
             self.ended(name)
 
@@ -257,6 +324,9 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def promote(self) -> None:
         self.clock.advance(1)
+        self.promoted()
+
+    def promoted(self) -> None:
         self.runner.run(self.engine.upkeep.promote_due(100))
         for task in self.tasks.values():
             if task.status == "RETRYING":
@@ -271,8 +341,7 @@ class Lifecycle(RuleBasedStateMachine):
         dead = []
         for name, task in self.tasks.items():
             if task.status == "RUNNING":
-                task.attempts += 1
-                self.let_go(name, "DEAD_LETTERED" if task.attempts >= MAX_ATTEMPTS else "RETRYING")
+                self.attempt_failed(name)
                 dead += [name] if task.status == "DEAD_LETTERED" else []
         for name in dead:
             self.ended(name)
@@ -288,13 +357,33 @@ class Lifecycle(RuleBasedStateMachine):
         assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}
         check_invariants(self.dsn)
 
+    @invariant()
+    def the_breaker_is_where_its_model_is(self) -> None:
+        if not hasattr(self, "look"):
+            return
+        row = self.look.execute(
+            "SELECT state::text, failures, last_failure, opened_at, half_open_at, probe_task_id, forced"
+            " FROM lineshaft.breaker WHERE key = 't'"
+        ).fetchone()
+        own = self.breaker
+        assert row is not None or own == Breaker()
+        assert row is None or row == (
+            own.state,
+            own.failures,
+            own.last_failure,
+            own.opened_at,
+            own.half_open_at,
+            own.probe_task_id,
+            own.forced,
+        )
+
 
 def test_any_history_of_the_lifecycle(postgres: EmbeddedServer) -> None:
     Lifecycle.server = postgres
     run_state_machine_as_test(
         Lifecycle,
         settings=settings(
-            max_examples=6,
+            max_examples=8,
             stateful_step_count=25,
             deadline=None,
             derandomize=True,

@@ -1,0 +1,84 @@
+"""The last dollar, and two who want it: of the day, and of a ceiling that is just being raised."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
+from lineshaft.store.outcomes import ClaimRef, Completion
+from lineshaft.store.rules import Rules
+from tests.races.racing import DONE, held, race, running
+from tests.store.invariants import check_invariants
+
+DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
+RULES = Rules(daily_budget_usd=Decimal(3))
+
+
+@pytest.fixture
+async def engines(dsn: str, clock: MovableClock) -> AsyncIterator[tuple[Engine, Engine]]:
+    async with Engine(dsn, clock=clock, rules=RULES) as one, Engine(dsn, clock=clock, rules=RULES) as two:
+        for agent in ("a1", "a2"):
+            await one.fleet.register(NewAgent(id=agent, max_concurrent_tasks=100))
+        yield one, two
+    check_invariants(dsn)
+
+
+async def test_two_claims_dont_get_the_days_last_dollar_twice(
+    engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
+) -> None:
+    """F-27, R-237: also when they come from two nodes, for two agents."""
+    one, two = engines
+    await one.submission.submit([NewTask("code", max_cost_usd=2) for _ in range(2)])
+    with held(dsn, DAY) as holder:
+        claims = await race(
+            connection,
+            holder,
+            one.claims.claim("a1", 1, limit=2, start=True),
+            two.claims.claim("a2", 1, limit=2, start=True),
+        )
+
+    assert sorted(len(claim.tasks) for claim in claims) == [0, 1]
+    assert (await one.budgets.day()).reserved_usd == 2
+
+
+async def test_many_claims_and_ends_at_once_stay_within_the_day(engines: tuple[Engine, Engine]) -> None:
+    """Sixteen rounds of both nodes: what is reserved and spent never exceeds the ceiling."""
+    one, two = engines
+    await one.submission.submit([NewTask("code", max_cost_usd=0.5) for _ in range(40)])
+
+    async def work(engine: Engine, agent: str) -> int:
+        done = 0
+        for _ in range(8):
+            tasks = await running(engine, 3, agent)
+            await engine.lifecycle.complete([Completion(ClaimRef(t.id, t.epoch), DONE) for t in tasks[:2]])
+            spent = await engine.budgets.day()
+            assert spent.spent_usd + spent.reserved_usd <= 3
+            done += len(tasks[:2])
+            await engine.lifecycle.release([ClaimRef(t.id, t.epoch) for t in tasks[2:]])
+        return done
+
+    assert sum(await asyncio.gather(work(one, "a1"), work(two, "a2"))) == 32
+
+
+async def test_a_ceiling_is_raised_while_a_claim_parks(
+    engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
+) -> None:
+    """Whoever is first: the task is to be had afterwards, at the latest with the promoter's next look."""
+    one, two = engines
+    tasks = [NewTask("code", max_cost_usd=2, key="a"), NewTask("x", key="b")]
+    dag = await one.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=1)
+    task_id = dag.tasks["a"].id
+    with held(dsn, "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE", dag.id) as holder:
+        claim = asyncio.ensure_future(two.claims.claim("a2", 1, types=["code"], start=True))
+        await race(connection, holder, one.budgets.set_ceiling(dag.id, 3))
+        await claim
+
+    if not claim.result().tasks:
+        await one.upkeep.recheck_parked(10)
+        assert [task.id for task in await running(one)] == [task_id]
