@@ -87,7 +87,11 @@ WHERE (%(reviewed)s::boolean IS NULL OR letter.reviewed = %(reviewed)s::boolean)
     OR (letter.dead_lettered_at, letter.task_id, letter.revival)
         < (%(after_at)s::timestamptz, %(after_id)s::text, %(after_revival)s::smallint)
   )
-ORDER BY letter.dead_lettered_at DESC, letter.task_id DESC, letter.revival DESC
+-- Named ones are found by their ids and sorted: a planner that knows nothing of the table would walk through all of it in order, in search
+-- of them. So their order is one that no index has.
+ORDER BY
+    CASE WHEN %(task_ids)s::text[] IS NULL THEN letter.dead_lettered_at ELSE letter.dead_lettered_at + interval '0' END DESC,
+    letter.task_id DESC, letter.revival DESC
 LIMIT %(limit)s::integer
 
 -- name: group_letters
