@@ -283,10 +283,13 @@ async def test_what_it_leaves_behind_is_killed_and_not_waited_for(
 ) -> None:
     """A daemon that left the group keeps the pipes open for ever; the task is done all the same."""
     told = Told(commands)
-    agent = commands.agent(f"sleep 1000 & a=$!; setsid sleep 1000 & echo $a > {told.pipe}; echo done")
+    agent = commands.agent(f"sleep 1000 & a=$!; setsid sleep 1000 & echo $a $! > {told.pipe}; echo done")
 
     assert await output(shaft, agent) == "done"
-    await gone(*await told.pids())
+    left_behind, daemon = await told.pids()
+    await gone(left_behind)
+    os.kill(daemon, signal.SIGKILL)
+    await gone(daemon)
 
 
 async def test_a_cancelled_task_ends_its_command(shaft: Lineshaft, commands: Commands) -> None:

@@ -53,7 +53,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--exec", required=True, metavar="COMMAND", dest="command", help="the command, with its arguments"
     )
     command.add_argument(
-        "--type", required=True, action="append", dest="types", help="a type of tasks to take; repeatable"
+        "--type",
+        required=True,
+        action="append",
+        dest="types",
+        metavar="TYPE",
+        help="a type of tasks to take; repeatable",
     )
     command.add_argument(
         "--shell", action="store_true", help="let sh run COMMAND; else it is run as it is, without a shell"
@@ -98,7 +103,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "LINESHAFT_DATABASE_URL; repeatable",
     )
     how.add_argument(
-        "--heartbeat", type=_seconds, default=30.0, metavar="SEC", help="how often it says that it lives"
+        "--heartbeat",
+        type=_seconds,
+        default=30.0,
+        metavar="SEC",
+        help="how often it says that it lives (default: 30)",
     )
     how.add_argument(
         "--grace",
