@@ -1,9 +1,12 @@
 """A real PostgreSQL for every test that touches data: a database of its own, cloned from a migrated template.
 
-Each such test runs once for every major version found: the system's, and the one that Lineshaft brings.
+Where versions may differ (statements, plans, races, the way of a task) a test runs once for every major
+version found: the system's, and the one that Lineshaft brings. Elsewhere the newest is enough; `--postgres
+all` runs all on all.
 """
 
 import fcntl
+import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -23,6 +26,11 @@ TEMPLATE = "lineshaft_template"
 #: Tests need no data after a power cut; everything else is as in production.
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
 
+#: Modules of tests that run on every version.
+ON_EACH_VERSION = re.compile(
+    r"tests\.(sql|races|embedded)\.|tests\.store\.test_(matrix|stateful|claim\w*|completion)$"
+)
+
 _database_numbers = count(1)
 
 
@@ -34,13 +42,21 @@ def one_of_each_major() -> list[Binaries]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--postgres", type=int, metavar="MAJOR", help="run only on this version of PostgreSQL")
+    parser.addoption(
+        "--postgres",
+        metavar="MAJOR",
+        help="run on this version of PostgreSQL only; 'all': every test on each",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "postgres" in metafunc.fixturenames:
         wanted = metafunc.config.getoption("postgres")
-        found = [b for b in one_of_each_major() if wanted in (None, b.major)]
+        found = one_of_each_major()
+        if wanted is None and not ON_EACH_VERSION.match(metafunc.module.__name__):
+            found = found[-1:]
+        elif wanted not in {None, "all"}:
+            found = [binaries for binaries in found if str(binaries.major) == wanted]
         metafunc.parametrize("postgres", found, ids=lambda b: f"pg{b.major}", indirect=True, scope="session")
 
 
