@@ -16,19 +16,24 @@ if TYPE_CHECKING:
         TaskCancelled,
         TaskContext,
     )
+    from lineshaft.checks.registry import Checks
+    from lineshaft.checks.verdict import HandedIn, Verdict
     from lineshaft.client import Dag, Event, Lineshaft, SyncLineshaft, Task
     from lineshaft.errors import LineshaftError
-    from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
+    from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
     from lineshaft.store.parting import Child
 
 __all__ = [
     "Agent",
     "BudgetExceeded",
     "Cancel",
+    "Checks",
     "Child",
     "Dag",
     "Event",
     "Fail",
+    "Gate",
+    "HandedIn",
     "Lineshaft",
     "LineshaftError",
     "NewTask",
@@ -41,6 +46,7 @@ __all__ = [
     "Task",
     "TaskCancelled",
     "TaskContext",
+    "Verdict",
     "__version__",
 ]
 
@@ -49,9 +55,11 @@ _MODULES = {
         *("Agent", "BudgetExceeded", "Cancel", "Fail", "Result", "Snooze", "SyncTaskContext"),
         *("TaskCancelled", "TaskContext"),
     ),
+    "lineshaft.checks.registry": ("Checks",),
+    "lineshaft.checks.verdict": ("HandedIn", "Verdict"),
     "lineshaft.client": ("Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"),
     "lineshaft.errors": ("LineshaftError",),
-    "lineshaft.model.tasks": ("NewTask", "OutputContract", "RetrySpec"),
+    "lineshaft.model.tasks": ("Gate", "NewTask", "OutputContract", "RetrySpec"),
     "lineshaft.store.parting": ("Child",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

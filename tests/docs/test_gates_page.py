@@ -1,0 +1,36 @@
+"""The page about gates: its examples run, its file of commands loads."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineshaft.checks.command import Command, read_commands
+from lineshaft.checks.registry import Checks
+from tests.docs.test_examples import ROOT, blocks, run_python
+
+PAGE = "docs/gates.md"
+
+
+async def test_gates_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    names: dict[str, Any] = {"__name__": "page"}
+    found = blocks(PAGE)
+    assert len(found) == 5
+    for block in found:
+        await run_python(block, PAGE, names)
+
+
+def test_the_file_of_commands_is_one(tmp_path: Path) -> None:
+    (document,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL)
+    path = tmp_path / "commands.yaml"
+    path.write_text(document)
+
+    assert read_commands(path) == {"unit-tests": Command(("make", "test"), 600.0, Path("/srv/checkouts"))}
+
+
+def test_every_method_is_told() -> None:
+    told = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+
+    assert set(Checks().names) <= set(told)
