@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -78,8 +78,8 @@ class DatabaseBackend:
         self._wakeups: Wakeups | None = None
         self._directory: LaneDirectory | None = None
         self._subscribing = asyncio.Lock()
-        #: When the next slow-down is over, or the next breaker may be probed, as far as is known.
-        self._opens_at: float | None = None
+        #: When it was last looked whether a slow-down is over, or a breaker may be probed.
+        self._looked_at: datetime | None = None
 
     async def open(self) -> None:
         async with AsyncExitStack() as opening:
@@ -269,12 +269,11 @@ class DatabaseBackend:
         await Reaper(self.engine.upkeep).run_once()
         await Promoter(self.engine.upkeep).run_once()
         self._validate()
-        openings = await self.engine.working.openings()
-        now = time.monotonic()
-        if self._opens_at is not None and now >= self._opens_at and self._wakeups is not None:
+        openings = await self.engine.working.openings(self._looked_at)
+        self._looked_at = openings.now
+        if openings.opened and self._wakeups is not None:
             # Nobody is told when a slow-down is over, or a breaker may be probed.
             self._wakeups.wake_all()
-        self._opens_at = None if openings.guard_sec is None else now + openings.guard_sec
         coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
         return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
 

@@ -140,7 +140,7 @@ WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND stat
 
 -- name: openings
 -- Seconds until something comes back by itself: a back-off or a snooze ends, a lease runs out, a slow-down is over or a breaker may be
--- probed.
+-- probed. And whether one of the last two has come about since then.
 SELECT
     extract(epoch FROM (
         SELECT due_at FROM lineshaft.task_live WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
@@ -151,7 +151,14 @@ SELECT
     extract(epoch FROM least(
         (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now),
         (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now)
-    ) - clock.now)::double precision AS guard_sec
+    ) - clock.now)::double precision AS guard_sec,
+    clock.now,
+    -- One that came and went between two looks is noticed too.
+    EXISTS (SELECT FROM lineshaft.slowdown WHERE until > %(since)s::timestamptz AND until <= clock.now)
+        OR EXISTS (
+            SELECT FROM lineshaft.breaker
+            WHERE state <> 'closed' AND NOT forced AND probe_at > %(since)s::timestamptz AND probe_at <= clock.now
+        ) AS opened
 FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 
 -- name: retry_within

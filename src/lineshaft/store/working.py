@@ -46,6 +46,9 @@ class Openings:
     due_sec: float | None
     lease_sec: float | None
     guard_sec: float | None
+    now: datetime
+    #: A slow-down was over, or a breaker could be probed, since the last look.
+    opened: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,9 @@ class Working:
     async def leave(self, agent_id: str, incarnation: int) -> None:
         await self._rows("leave", agent_id=agent_id, incarnation=incarnation)
 
-    async def openings(self) -> Openings:
-        return Openings(*(await self._rows("openings"))[0])
+    async def openings(self, since: datetime | None = None) -> Openings:
+        """`since` is the `now` of the last look; None: this is the first."""
+        return Openings(*(await self._rows("openings", since=since))[0])
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         rows = await self._rows("retry_within", types=list(types), within=within_sec)
