@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[3] / "docs/http.md").read_text(encoding="utf-8")
 
 
 def block(language: str, number: int = 0) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[number]
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[number])
 
 
 async def run(*command: str, **variables: str) -> str:
