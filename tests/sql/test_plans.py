@@ -48,6 +48,9 @@ COMPLETE = (
     | {"accepted": False}
 )
 BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}
+TAKE: dict[str, Any] = {"limit": 100, "lease": 60.0, "methods": ["test-pass", "llm-judge"]}
+RENEW: dict[str, Any] = IDS | {"lease": 60.0, "gate_nos": [0] * 100, "runs": [1] * 100}
+WAITING: dict[str, Any] = {"since": None, "after": None, "limit": 100}
 
 CASES = [
     ("claims", "claim_tasks", CLAIM, ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"]),
@@ -57,6 +60,12 @@ CASES = [
     ("lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
     ("lifecycle", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
     ("upkeep", "lock_expired", NOW | {"limit": 100}, ["task_live_leased"]),
+    ("gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
+    ("gates", "renew_gates", NOW | RENEW, ["attempt_pkey"]),
+    ("gates", "read_handed_in", IDS, ["task_live_pkey", "attempt_pkey", "task_pkey"]),
+    ("approvals", "waiting_tasks", WAITING, ["task_live_claimable", "task_pkey"]),
+    ("approvals", "announce_waiting", NOW | {"limit": 100}, ["task_live_claimable"]),
+    ("approvals", "waiting_gates", WAITING, ["attempt_to_approve", "task_pkey"]),
     ("upkeep", "promote_due", NOW | {"limit": 100}, ["task_live_due", "task_live_pkey"]),
     ("upkeep", "rekey_deadlines", NOW | {"limit": 100}, ["task_live_rekey", "task_live_pkey"]),
 ]

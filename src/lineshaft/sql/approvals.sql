@@ -1,7 +1,7 @@
 -- What waits for a person: outputs at a gate `human`, and tasks that need the capability `human`. Used by store/approvals.py.
 
 -- name: waiting_gates
--- Outputs that a person must approve, in the order in which they came. By attempt_gated.
+-- Outputs that a person must approve, in the order in which they came. By attempt_to_approve.
 SELECT attempt.task_id AS id, 'gate' AS kind, attempt.gate_since AS since, task.gates -> attempt.gate_no::integer -> 'schema' AS schema
 FROM lineshaft.attempt
 JOIN lineshaft.task ON task.id = attempt.task_id
@@ -17,8 +17,12 @@ SELECT live.id, 'task' AS kind, live.ready_at AS since,
     jsonb_path_query_first(task.gates, '$[*] ? (@.method == "json-schema").schema') AS schema
 FROM lineshaft.lane
 CROSS JOIN lineshaft.generation
-JOIN lineshaft.task_live AS live
-    ON live.generation = generation.no AND live.lane_id = lane.id AND live.status = 'READY' AND live.parked IS NULL
+-- OFFSET 0: lane by lane, never all that is READY, whatever the planner thinks of a table that it knows nothing about.
+CROSS JOIN LATERAL (
+    SELECT * FROM lineshaft.task_live
+    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
+    OFFSET 0
+) AS live
 JOIN lineshaft.task ON task.id = live.id
 WHERE lane.required_capabilities @> '{human}'
   AND (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::timestamptz, %(after)s::text))
@@ -69,8 +73,12 @@ INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
 SELECT coalesce(%(now)s::timestamptz, now()), '{approval.waiting}', live.id, live.dag_id, live.epoch, '{"kind": "task"}'
 FROM lineshaft.lane
 CROSS JOIN lineshaft.generation
-JOIN lineshaft.task_live AS live
-    ON live.generation = generation.no AND live.lane_id = lane.id AND live.status = 'READY' AND live.parked IS NULL
+-- OFFSET 0: lane by lane, never all that is READY, whatever the planner thinks of a table that it knows nothing about.
+CROSS JOIN LATERAL (
+    SELECT * FROM lineshaft.task_live
+    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
+    OFFSET 0
+) AS live
 WHERE lane.required_capabilities @> '{human}'
   AND NOT EXISTS (
     SELECT FROM lineshaft.event

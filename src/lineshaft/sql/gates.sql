@@ -44,7 +44,7 @@ UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(lease)s::double precision)
 FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(gate_nos)s::smallint[], %(runs)s::integer[]) AS mine (id, epoch, gate_no, runs)
 WHERE attempt.task_id = mine.id AND attempt.epoch = mine.epoch AND attempt.gate_no = mine.gate_no AND attempt.gate_runs = mine.runs
-  AND attempt.outcome = 'validating' AND attempt.gate IS NOT NULL
+  AND attempt.outcome = 'validating'
 RETURNING attempt.task_id
 
 -- name: postpone_gate
@@ -53,7 +53,7 @@ UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::double precision),
     gate_error = %(error)s::text, cost_usd = attempt.cost_usd + %(cost)s::numeric
 WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND gate_no = %(gate_no)s::smallint AND gate_runs = %(runs)s::integer
-  AND outcome = 'validating' AND gate IS NOT NULL
+  AND outcome = 'validating'
 RETURNING task_id
 
 -- name: lock_attempts

@@ -420,8 +420,10 @@ CREATE TABLE lineshaft.attempt (
     CONSTRAINT failure_has_a_cause CHECK (outcome <> 'failed' OR (category IS NOT NULL AND error IS NOT NULL))
 );
 COMMENT ON TABLE lineshaft.attempt IS 'Attempts that failed, were handed back, or are being validated.';
--- Outputs that wait for a gate: validators take them by method, people find those that wait for them.
+-- Outputs that wait for a gate: validators take them by method ...
 CREATE INDEX attempt_gated ON lineshaft.attempt (gate, gate_due_at) WHERE outcome = 'validating' AND gate IS NOT NULL;
+-- ... and people see what waits for them, the longest first.
+CREATE INDEX attempt_to_approve ON lineshaft.attempt (gate_since, task_id) WHERE outcome = 'validating' AND gate = 'human';
 -- What failed lately, and what it cost.
 CREATE INDEX attempt_by_age ON lineshaft.attempt (ended_at);
 
