@@ -5,7 +5,7 @@ a large table: see `listing` for lists, `stats` for figures, `why` for why a tas
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import msgspec
 from lineshaft.errors import LineshaftError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
+from lineshaft.sql import catalog
 from lineshaft.store.database import Database
 from lineshaft.store.listing import DagFilter, TaskFilter, TaskOrder, dag_keys, task_keys
 from lineshaft.store.reading import (
@@ -26,6 +27,7 @@ from lineshaft.store.reading import (
     encode_cursor,
     in_snapshot,
 )
+from lineshaft.store.round_trip import read_in_snapshot
 from lineshaft.store.stats import Bounds, Stats, read_stats
 from lineshaft.store.views import (
     AttemptView,
@@ -68,21 +70,30 @@ class Insights:
     # Tasks.
 
     async def task(self, task_id: str) -> TaskView:
-        _check_name(task_id, "task")
-
-        async def read(reader: Reader) -> list[TaskView]:
-            return await _read_tasks(reader, [task_id])
-
-        found = await in_snapshot(self._database, read)
+        found = await self.tasks_by_id([task_id])
         if not found:
             raise _no_task(task_id)
         return found[0]
 
     async def tasks_by_id(self, ids: Sequence[str]) -> list[TaskView]:
-        """Those of these ids that exist, in this order."""
+        """Those of these ids that exist, in this order.
+
+        Every call of an agent is answered with its task, so this takes one round trip, unless a task waits
+        for others: then those are looked at too.
+        """
+        wanted = [name for name in ids if is_storable(name)]
+        if not wanted:
+            return []
+        sql = catalog.load("insights")
+        parameters = {**self._database.now, "ids": wanted}
+        found, edges, failures = await self._database.run_alone(
+            lambda own: read_in_snapshot(own, *((sql[name], parameters) for name in _OF_TASKS))
+        )
+        if not any(_waits(row) for row in found):
+            return _views(wanted, found, edges, failures, {})
 
         async def read(reader: Reader) -> list[TaskView]:
-            return await _read_tasks(reader, ids)
+            return await _read_tasks(reader, wanted)
 
         return await in_snapshot(self._database, read)
 
@@ -244,15 +255,31 @@ async def _read_tasks(reader: Reader, ids: Sequence[str]) -> list[TaskView]:
     if not ids:
         return []
     wanted = list(ids)
-    found = await reader.send("read_tasks", ids=wanted)
-    edges = await reader.send("read_edges", ids=wanted)
-    failures = await reader.send("read_failures", ids=wanted)
-    rows = {row["id"]: row for row in await found.fetchall()}
-    edges_of = _grouped(await edges.fetchall(), "task_id")
-    failures_of = _grouped(await failures.fetchall(), "task_id")
-    waiting = [name for name, row in rows.items() if row["status"] == Status.PENDING and row["blocked"]]
-    upstream = await reader.rows("upstream", ids=waiting, most=_MOST_UPSTREAM) if waiting else []
-    dead = {name: above for name, above in dead_above(upstream).items() if name in set(waiting)}
+    sent = [await reader.send(name, ids=wanted) for name in _OF_TASKS]
+    found, edges, failures = [await cursor.fetchall() for cursor in sent]
+    waiting = {row["id"] for row in found if _waits(row)}
+    upstream = await reader.rows("upstream", ids=sorted(waiting), most=_MOST_UPSTREAM) if waiting else []
+    dead = {name: above for name, above in dead_above(upstream).items() if name in waiting}
+    return _views(wanted, found, edges, failures, dead)
+
+
+#: What a task is put together from.
+_OF_TASKS = ("read_tasks", "read_edges", "read_failures")
+
+
+def _waits(row: Row) -> bool:
+    return bool(row["status"] == Status.PENDING and row["blocked"])
+
+
+def _views(
+    wanted: Sequence[str],
+    found: Iterable[Row],
+    edges: Iterable[Row],
+    failures: Iterable[Row],
+    dead: Mapping[str, Sequence[str]],
+) -> list[TaskView]:
+    rows = {row["id"]: row for row in found}
+    edges_of, failures_of = _grouped(edges, "task_id"), _grouped(failures, "task_id")
     return [
         task_view(rows[name], edges_of[name], failures_of[name], dead.get(name, ()))
         for name in wanted

@@ -31,6 +31,27 @@ async def round_trip(connection: Connection, *calls: Call) -> list[Rows]:
 
     Parameters go as text, so statements must cast them all, as ours do; an array may be text already.
     """
+    transformer = adapt.Transformer(connection)
+    return [_rows(transformer, result) for result in await _results(connection, calls)]
+
+
+async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[dict[str, Any]]]:
+    """The rows of each statement, by column, all from one snapshot of the database."""
+    try:
+        _, *results, _ = await _results(connection, (_BEGIN_READING, *calls, _COMMIT))
+    except BaseException:
+        if not connection.closed:
+            await round_trip(connection, _ROLLBACK)
+        raise
+    transformer = adapt.Transformer(connection)
+    found = []
+    for result in results:
+        names = [(result.fname(n) or b"").decode() for n in range(result.nfields)]
+        found.append([dict(zip(names, row, strict=True)) for row in _rows(transformer, result)])
+    return found
+
+
+async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresult]:
     statements = [_positional(sql) for sql, _ in calls]
     prepared = await _prepare(connection, statements)
     pgconn = connection.pgconn
@@ -41,8 +62,7 @@ async def round_trip(connection: Connection, *calls: Call) -> list[Rows]:
             pgconn.send_query_prepared(prepared[statement], values)
         else:
             pgconn.send_query_params(statement.text, values)
-    transformer = adapt.Transformer(connection)
-    return [_rows(transformer, result) for result in await _answers(connection)]
+    return await _answers(connection)
 
 
 @asynccontextmanager
@@ -58,6 +78,7 @@ async def transaction(connection: Connection, *calls: Call) -> AsyncIterator[lis
 
 
 _BEGIN: Call = ("BEGIN", {})
+_BEGIN_READING: Call = ("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", {})
 _COMMIT: Call = ("COMMIT", {})
 _ROLLBACK: Call = ("ROLLBACK", {})
 

@@ -1,10 +1,12 @@
 """Lists, histories and explanations over HTTP."""
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from tests.interfaces.http.client import Client
+from tests.interfaces.http.client import Client, read_head
 
 
 async def test_lists_go_on_with_their_cursor(client: Client) -> None:
@@ -149,6 +151,21 @@ async def test_health_and_readiness(client: Client) -> None:
     assert (await client.get("/healthz")).json["status"] == "ok"
     ready = await client.get("/readyz")
     assert (ready.status, ready.json["status"]) == (200, "ready")
+
+
+async def test_an_answer_is_sent_at_once(client: Client) -> None:
+    """In two packets: the second must not wait until the first is acknowledged, which takes 40 ms."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        _, headers = await read_head(reader)
+        await reader.readexactly(int(headers["content-length"]))
+        times.append(time.perf_counter() - began)
+    writer.close()
+
+    assert min(times) < 0.035
 
 
 async def test_every_answer_names_its_request(client: Client) -> None:
