@@ -8,6 +8,7 @@ all` runs all on all.
 import fcntl
 import re
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -34,6 +35,7 @@ ON_EACH_VERSION = re.compile(
 _database_numbers = count(1)
 
 
+@cache
 def one_of_each_major() -> list[Binaries]:
     majors: dict[int, Binaries] = {}
     for binaries in find_binaries():
