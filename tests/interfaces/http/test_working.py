@@ -6,7 +6,7 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from tests.interfaces.http.client import Client
-from tests.interfaces.http.conftest import Serve
+from tests.interfaces.http.conftest import Serve, Served
 
 
 async def test_from_claim_to_completion(client: Client) -> None:
@@ -90,6 +90,18 @@ async def test_a_rate_limit_slows_the_model_down(client: Client) -> None:
     assert (await client.delete("/v1/slowdowns/model%3Alarge")).status == 204
     assert (await client.get("/v1/slowdowns")).json["items"] == []
     assert (await client.delete("/v1/slowdowns/model%3Alarge")).code == "not_found"
+
+
+async def test_a_slow_down_of_a_provider_is_told_to_those_who_use_it(client: Client, served: Served) -> None:
+    agents = [await client.register(name, models_available=[f"{name}/large"]) for name in ("one", "two")]
+    await served.service.engine.guards.slow_down("provider:one", 60)
+
+    beats = [
+        await client.post(f"/v1/agents/{agent['id']}/heartbeat", {"incarnation": agent["incarnation"]})
+        for agent in agents
+    ]
+
+    assert ["slowdown_until" in beat.json for beat in beats] == [True, False]
 
 
 async def test_heartbeats_tell_what_became_of_each_task(client: Client) -> None:
