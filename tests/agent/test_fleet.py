@@ -1,6 +1,7 @@
 """A fleet with everything that can happen at once: every task ends as planned, and the money adds up."""
 
 import asyncio
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze
 from lineshaft.model.states import Status
 from tests.agent.staff import PATIENCE, at_work, engine_of
 
-AGENTS, SLOTS, TASKS = 20, 8, 300
+#: How many tasks; LINESHAFT_TEST_FLEET_TASKS=5000 for the full size.
+AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("LINESHAFT_TEST_FLEET_TASKS", "300"))
 CENT = Decimal("0.01")
 
 #: What may happen before the end; each is one run of the handler.
