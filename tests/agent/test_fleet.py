@@ -14,8 +14,8 @@ from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze
 from lineshaft.model.states import Status
 from tests.agent.staff import PATIENCE, at_work, engine_of
 
-#: How many tasks; LINESHAFT_TEST_FLEET_TASKS=5000 for the full size.
-AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("LINESHAFT_TEST_FLEET_TASKS", "300"))
+#: How many tasks; FLEET_TASKS=5000 for the full size.
+AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("FLEET_TASKS", "300"))
 CENT = Decimal("0.01")
 
 #: What may happen before the end; each is one run of the handler.
