@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: `lineshaft --version` needs none of it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'lineshaft' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
+    from importlib import import_module  # noqa: PLC0415 - only when something is asked for
 
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

@@ -40,7 +40,7 @@ class Agent:
         self,
         id: str | None = None,  # noqa: A002 - what it is called everywhere else
         *,
-        type: str | None = None,  # noqa: A002
+        type: str | None = None,  # noqa: A002 - as above
         capabilities: Sequence[str] = (),
         models: Sequence[str] = (),
         max_concurrent_tasks: int = 3,
@@ -161,7 +161,7 @@ class _Run:
         if now:
             self._stop_now.set()
 
-    def stop_from_anywhere(self, now: bool) -> None:  # noqa: FBT001
+    def stop_from_anywhere(self, now: bool) -> None:  # noqa: FBT001 - as stop
         self._loop.call_soon_threadsafe(self.stop, now)
 
     async def work(self) -> None:

@@ -68,9 +68,6 @@ SELECT id, dag_id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDE
 -- name: upstream_ends
 SELECT id, status::text FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
 
--- name: existing_ids
-SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
-
 -- name: read_parents
 SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
 FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id

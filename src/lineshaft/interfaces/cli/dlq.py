@@ -9,6 +9,7 @@ from typing import Any
 from lineshaft.errors import InvalidInputError
 from lineshaft.interfaces.cli.api import Api, ApiError, add_flags, connect, segment
 from lineshaft.interfaces.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.interfaces.cli.task import print_failures
 
 RESOLUTIONS = ("retry", "modify_and_retry", "cancel", "delete", "escalate")
 _CHOICES = {"r": "retry", "m": "modify_and_retry", "c": "cancel", "d": "delete", "e": "escalate"}
@@ -114,21 +115,7 @@ def _print(letter: dict[str, Any]) -> None:
         ]
     )
     print()
-    print_table(
-        ("ATTEMPT", "AGENT", "CATEGORY", "SEC", "USD", "ERROR"),
-        [
-            (
-                f["attempt"],
-                f["agent"],
-                f["category"],
-                f["duration_sec"],
-                usd(f["cost_usd"]),
-                (f["error"] or "")[:100],
-            )
-            for f in letter["failure_history"]
-        ],
-        empty="It has no attempts.",
-    )
+    print_failures(letter["failure_history"])
 
 
 def resolve_(args: argparse.Namespace) -> int:

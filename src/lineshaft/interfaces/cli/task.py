@@ -136,21 +136,26 @@ def print_task(task: dict[str, Any]) -> None:
     print_facts([(name, value) for name, value in facts if value])
     if task["failure_history"]:
         print()
-        print_table(
-            ("ATTEMPT", "AGENT", "CATEGORY", "SEC", "USD", "ERROR"),
-            [
-                (
-                    failure["attempt"],
-                    failure["agent"],
-                    failure["category"],
-                    failure["duration_sec"],
-                    usd(failure["cost_usd"]),
-                    (failure["error"] or "")[:100],
-                )
-                for failure in task["failure_history"]
-            ],
-            empty="",
-        )
+        print_failures(task["failure_history"])
+
+
+def print_failures(history: list[dict[str, Any]]) -> None:
+    """What went wrong, attempt by attempt."""
+    print_table(
+        ("ATTEMPT", "AGENT", "CATEGORY", "SEC", "USD", "ERROR"),
+        [
+            (
+                failure["attempt"],
+                failure["agent"],
+                failure["category"],
+                failure["duration_sec"],
+                usd(failure["cost_usd"]),
+                (failure["error"] or "")[:100],
+            )
+            for failure in history
+        ],
+        empty="It has no failed attempts.",
+    )
 
 
 def _pretty(value: Any) -> str:
