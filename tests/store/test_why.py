@@ -407,6 +407,8 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "blocked_by_dependency",
         "upstream_dead_lettered",
         "waiting_retry",
+        "waiting_gate",
+        "waiting_approval",
         "scheduled",
         "daily_budget",
     }

@@ -422,10 +422,13 @@ SELECT
         LEFT JOIN lineshaft.agent AS purse ON purse.spend_day > day.today - 31
     ) AS left_today_usd,
     ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
-    ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because
+    ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because,
+    -- Where its output is, while that is validated.
+    gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+LEFT JOIN lineshaft.attempt AS gated ON gated.task_id = live.id AND gated.epoch = live.epoch AND gated.outcome = 'validating'
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
 LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
 LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key

@@ -12,6 +12,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import NamedTuple
 
+from lineshaft.checks.registry import HUMAN
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -26,12 +27,16 @@ from lineshaft.store.views import dead_above
 
 #: So many of a kind are named, the rest are counted.
 _NAMED = 3
+#: So much of an error is shown.
+_ERROR = 300
 
 
 class ReasonCode(StrEnum):
     BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
     UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
     WAITING_RETRY = "waiting_retry"
+    WAITING_GATE = "waiting_gate"
+    WAITING_APPROVAL = "waiting_approval"
     SCHEDULED = "scheduled"
     NO_CAPABLE_AGENT = "no_capable_agent"
     NO_AFFORDABLE_AGENT = "no_affordable_agent"
@@ -67,6 +72,8 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
         reasons = [*_dependencies(task, upstream), *_schedule(task)]
     elif status is Status.RETRYING:
         reasons = [_retry(task)]
+    elif status is Status.VALIDATING:
+        reasons = [_gate(task)]
     elif status is Status.READY:
         rows = list(agents)
         named = {*task["models"], *(model for row in rows for model in row["models_available"])}
@@ -99,7 +106,8 @@ def refusal(why: Why, agent: Row) -> LineshaftError:
         return InvalidTransitionError(f"{asked}: it is {why.status}, not READY. {details}".rstrip())
     if not codes:
         return AlreadyClaimedError(f"{asked}: another claim was quicker. Look at the task, or try again.")
-    if ReasonCode.NO_CAPABLE_AGENT in codes and agent["status"] == "active":
+    incapable = codes & {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.WAITING_APPROVAL}
+    if incapable and agent["status"] == "active":
         return CapabilityMismatchError(f"{asked}. {details}")
     if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET, ReasonCode.DAILY_BUDGET}:
         return BudgetExceededError(f"{asked}. {details}")
@@ -135,6 +143,28 @@ def _retry(task: Row) -> Reason:
         f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
         f"{task['max_attempts']} attempts are used. Retry it by hand to try at once.",
     )
+
+
+def _gate(task: Row) -> Reason:
+    method = task["gate"]
+    if method is None:
+        return Reason(ReasonCode.WAITING_GATE, "Its output was handed in just now, and is being checked.")
+    place = f"gate {task['gate_no'] + 1} of {task['gates']}, {method!r}, since {_iso(task['gate_since'])}"
+    if method == HUMAN:
+        return Reason(
+            ReasonCode.WAITING_APPROVAL,
+            f"Its output waits for a person at {place}. Approve or refuse it: it is in the list of "
+            "approvals.",
+        )
+    if not task["gate_runs"]:
+        how = "No validator has begun with it: it needs a server that runs this gate."
+    else:
+        error = f" (last time: {_short(task['gate_error'])})" if task["gate_error"] else ""
+        how = (
+            f"Validators have begun with it {task['gate_runs']} times{error}; without a verdict it is run "
+            f"again at {_when(task['gate_due_at'], task['now'], 'a validator')}."
+        )
+    return Reason(ReasonCode.WAITING_GATE, f"Its output is at {place}. {how}")
 
 
 def _guards(task: Row) -> Iterable[Reason]:
@@ -240,6 +270,13 @@ class _Agent:
 def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]) -> Iterable[Reason]:
     agents = [_Agent(row, task, unusable) for row in rows]
     capable = [agent for agent in agents if agent.capable and agent.active]
+    if not capable and HUMAN in task["required_capabilities"]:
+        yield Reason(
+            ReasonCode.WAITING_APPROVAL,
+            f"Waits for a person: it needs the capability {HUMAN!r}. Answer or refuse it: it is in the list "
+            "of approvals.",
+        )
+        return
     if not capable:
         yield Reason(ReasonCode.NO_CAPABLE_AGENT, _nobody(task, agents))
         return
@@ -299,6 +336,10 @@ def _listed(items: Iterable[str], most: int = _NAMED) -> str:
     return ", ".join(found[:most]) + more
 
 
+def _short(error: str) -> str:
+    return " ".join(error.split())[:_ERROR].rstrip(".")
+
+
 def _usd(amount: Decimal) -> str:
     return f"{amount.normalize():f} USD"
 
@@ -307,7 +348,7 @@ def _iso(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _when(at: datetime, now: datetime) -> str:
+def _when(at: datetime, now: datetime, who: str = "the promoter") -> str:
     if at <= now:
-        return f"{_iso(at)}, which has come: the promoter takes it up at its next tick"
+        return f"{_iso(at)}, which has come: {who} takes it up at its next tick"
     return _iso(at)

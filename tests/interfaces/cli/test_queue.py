@@ -139,6 +139,9 @@ def test_guards(cli: Cli, dsn: str) -> None:
     assert cli("pause", "research", "--json").json == {"type": "research", "paused": True}
     assert "Paused" in cli("stats").out
     assert cli("resume", "research").code == 0
+    person = cli("submit", "sign-off", "--capability", "human", "--json").json["id"]
+    assert "waiting_approval" in cli("why", person).out
+    assert cli("task", "cancel", person).code == 0
     cli("submit", "x")
     work(dsn)
     changed = cli("agents", "change", "worker", "--add-budget", "5", "--status", "draining", "--json").json

@@ -237,6 +237,8 @@ async def test_an_output_waits_for_a_person(client: Client) -> None:
     assert (waiting["task"]["id"], waiting["kind"]) == (task_id, "gate")
     assert waiting["task"]["output"]["data"] == {"draft": 1}
     assert {"schema", "since"} <= waiting.keys()
+    why = (await client.get(f"/v1/tasks/{task_id}/why")).json
+    assert [reason["code"] for reason in why["reasons"]] == ["waiting_approval"]
     approved = await client.post(
         f"/v1/approvals/{task_id}", {"approve": True, "note": "fine", "reviewer": "ada"}
     )
