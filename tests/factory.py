@@ -125,6 +125,8 @@ class Factory:
             "id": asked["id"],
             "status": status,
             "lane_id": self.lane(asked["type"], asked["priority_boost_per_minute"]),
+            "priority": asked["priority"],
+            "is_batch": asked.get("is_batch", False),
             "rank": rank(inputs, now),
             "rekey_at": rekey_at(deadline, now),
         }

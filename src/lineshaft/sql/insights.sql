@@ -48,8 +48,20 @@ SELECT
     live.lease_until,
     coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, agent.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
-    -- Of the attempt under way, else of the first one there was.
-    coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at) AS started_at,
+    -- Of the attempt under way, else of the first one there was. A batch has none: it began with the first of what is in it (R-192).
+    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at)
+        ELSE (
+            WITH RECURSIVE inside AS (
+                SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
+                UNION ALL
+                SELECT child.id, child.is_batch
+                FROM inside JOIN lineshaft.task AS child ON child.parent_id = inside.id AND inside.is_batch
+            )
+            SELECT min(coalesce(going.first_started_at, gone.first_started_at))
+            FROM inside
+            LEFT JOIN lineshaft.task_live AS going ON going.id = inside.id
+            LEFT JOIN lineshaft.task_end AS gone ON gone.id = inside.id
+        ) END AS started_at,
     ended.ended_at,
     ended.reason,
     ended.category,
@@ -156,6 +168,11 @@ SELECT array_agg(id) AS ids FROM (
     SELECT id FROM lineshaft.task WHERE dag_id = ANY (%(dag_ids)s::text[]) LIMIT %(most)s::integer
 ) AS found
 
+-- name: ids_of_documents
+SELECT array_agg(id) AS ids FROM (
+    SELECT id FROM lineshaft.task WHERE lock_key = ANY (%(lock_keys)s::text[]) LIMIT %(most)s::integer
+) AS found
+
 -- name: ids_tagged
 SELECT array_agg(id) AS ids FROM (
     SELECT id FROM lineshaft.task WHERE tags && %(tags)s::text[] AND tags <> '{}' LIMIT %(most)s::integer
@@ -178,7 +195,9 @@ SELECT array_agg(id) AS ids FROM (
 
 -- name: ids_live
 SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task_live WHERE status = ANY (%(live)s::text[]::lineshaft.task_status[]) LIMIT %(most)s::integer
+    SELECT id FROM lineshaft.task_live
+    WHERE status = ANY (%(live)s::text[]::lineshaft.task_status[]) AND (%(batches)s::boolean IS NULL OR is_batch)
+    LIMIT %(most)s::integer
 ) AS found
 
 -- name: ids_ended_badly
@@ -206,6 +225,10 @@ FROM (
             AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
             AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
             AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
+            AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
+            AND (%(batches)s::boolean IS NULL OR task.is_batch)
+            AND (%(priority_to)s::integer IS NULL
+                 OR coalesce(live.priority, task.priority) BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
             AND (%(any_status)s::boolean
                  OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
                  OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
@@ -226,7 +249,8 @@ LIMIT %(limit)s::integer
 -- name: keys_among
 -- The same for a few tasks, collected first and then sorted: the planner would rather walk.
 WITH few AS MATERIALIZED (
-    SELECT created_at, id, dag_id, parent_id, type, title, tags, created_by FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
+    SELECT created_at, id, dag_id, parent_id, type, title, tags, created_by, lock_key, is_batch, priority
+    FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
 )
 SELECT task.created_at, task.id, true AS fits, false AS is_last
 FROM few AS task
@@ -239,6 +263,10 @@ WHERE (task.created_at, task.id) < (coalesce(%(after_at)s::timestamptz, 'infinit
   AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
   AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
   AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
+  AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
+  AND (%(batches)s::boolean IS NULL OR task.is_batch)
+  AND (%(priority_to)s::integer IS NULL
+       OR coalesce(live.priority, task.priority) BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
   AND (%(any_status)s::boolean
        OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
        OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
@@ -253,7 +281,7 @@ WITH lane AS MATERIALIZED (
     SELECT id, type, boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged FROM lineshaft.lane ORDER BY id
 ),
 live AS (
-    SELECT live.id, live.submission_no, round(1e6 * CASE
+    SELECT live.id, live.submission_no, live.priority, round(1e6 * CASE
         WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
         ELSE lineshaft.rank(live.priority, live.downstream, 0, %(as_of)s::timestamptz, live.deadline, %(as_of)s::timestamptz)
     END) AS effective
@@ -275,6 +303,9 @@ WHERE (live.effective, live.submission_no) > (
   AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
   AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
   AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
+  AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
+  AND (%(batches)s::boolean IS NULL OR task.is_batch)
+  AND (%(priority_to)s::integer IS NULL OR live.priority BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
 ORDER BY live.effective, live.submission_no
 LIMIT %(limit)s::integer
 

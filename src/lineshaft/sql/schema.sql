@@ -464,6 +464,7 @@ CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destina
 CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE (tags <> '{}'::text[]);
 CREATE INDEX task_of_dag ON lineshaft.task USING btree (dag_id, id);
+CREATE INDEX task_of_document ON lineshaft.task USING btree (lock_key) WHERE (lock_key IS NOT NULL);
 CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (parent_id IS NOT NULL);
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);

@@ -46,6 +46,11 @@ class TaskFilter:
     created_by: Sequence[str] = ()
     #: Part of the title, in any case.
     q: Sequence[str] = ()
+    lock_key: Sequence[str] = ()
+    #: The lowest and the highest number that fit; not how age and deadlines have moved them since.
+    priority: tuple[int, int] | None = None
+    #: Only tasks whose work is done by their children.
+    batches: bool = False
 
     def parameters(self) -> dict[str, Any]:
         refuse_unstorable(
@@ -56,7 +61,9 @@ class TaskFilter:
             tag=self.tag,
             created_by=self.created_by,
             q=self.q,
+            lock_key=self.lock_key,
         )
+        low, high = self.priority or (None, None)
         statuses = [Status.parse(name) for name in self.status]
         return {
             "any_status": not statuses,
@@ -69,6 +76,10 @@ class TaskFilter:
             "tags": _any_of(self.tag),
             "created_by": _any_of(self.created_by),
             "patterns": patterns(self.q),
+            "lock_keys": _any_of(self.lock_key),
+            "priority_from": low,
+            "priority_to": high,
+            "batches": self.batches or None,
         }
 
 
@@ -253,6 +264,8 @@ async def _collect(reader: Reader, filters: dict[str, Any], few: int) -> list[st
         attempts.append(["ids_of_parents"])
     if filters["dag_ids"]:
         attempts.append(["ids_of_dags"])
+    if filters["lock_keys"]:
+        attempts.append(["ids_of_documents"])
     if not filters["any_status"]:
         statuses = [*(filters["live"] or ()), *(filters["ended"] or ())]
         attempts.append(sorted({_SOURCES[name] for name in statuses}))

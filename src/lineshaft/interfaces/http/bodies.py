@@ -208,6 +208,7 @@ class TaskQuery(Page, frozen=True, kw_only=True):
     tag: tuple[str, ...] = ()
     created_by: tuple[str, ...] = ()
     q: tuple[str, ...] = ()
+    lock_key: tuple[str, ...] = ()
     order: str = "created_at"
 
 

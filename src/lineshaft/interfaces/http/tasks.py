@@ -71,6 +71,7 @@ async def list_tasks(call: Call, query: bodies.TaskQuery) -> Answer:
         tag=query.tag,
         created_by=query.created_by,
         q=query.q,
+        lock_key=query.lock_key,
     )
     insights = call.service.engine.insights
     page = await insights.tasks(wanted, order=query.order, limit=query.limit, cursor=query.cursor)

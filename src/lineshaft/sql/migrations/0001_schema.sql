@@ -118,6 +118,7 @@ CREATE INDEX task_of_parent ON lineshaft.task (parent_id) WHERE parent_id IS NOT
 -- Lists, newest first.
 -- Without the id: all tasks of one call have one time, which the index then stores once.
 CREATE INDEX task_by_age ON lineshaft.task (created_at);
+CREATE INDEX task_of_document ON lineshaft.task (lock_key) WHERE lock_key IS NOT NULL;
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE tags <> '{}';
 
 

@@ -3,21 +3,29 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: Closing a socket with this says "connection reset" to the other side, instead of a proper end.
+_RESET = struct.pack("ii", 1, 0)
+
 
 class Proxy:
-    def __init__(self, socket_path: str) -> None:
-        self._path = socket_path
+    def __init__(self, connect: Callable[[], Awaitable[Streams]]) -> None:
+        """`connect` opens a connection to whatever is behind it at that moment."""
+        self._connect = connect
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._pairs: dict[int, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}
         self._refusing = False
         #: Connections made before this number are silent: what is sent on them goes nowhere.
         self._silent_below = 0
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._number = 0
         self.refused = 0
         self.refusal = asyncio.Condition()
@@ -25,13 +33,22 @@ class Proxy:
     def cut(self) -> None:
         """The server is away: connections break, and new ones are refused."""
         self._refusing = True
-        for pair in self._pairs:
+        self.reset()
+
+    def reset(self) -> None:
+        """Connections that exist are reset; new ones work."""
+        for pair in self._pairs.values():
             for writer in pair:
-                writer.transport.abort()
+                _reset(writer)
         self._pairs.clear()
+
+    def hold(self) -> None:
+        """Nothing passes, on old connections or new ones, until it is mended; then all of it arrives."""
+        self._flowing.clear()
 
     def mend(self) -> None:
         self._refusing = False
+        self._flowing.set()
 
     def swallow(self) -> None:
         """Connections that exist go silent without any error; new ones work."""
@@ -45,33 +62,65 @@ class Proxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
-            writer.transport.abort()
-            self.refused += 1
-            async with self.refusal:
-                self.refusal.notify_all()
+            await self._refuse(writer)
             return
         number, self._number = self._number, self._number + 1
-        server_reader, server_writer = await asyncio.open_unix_connection(self._path)
-        self._pairs.append((writer, server_writer))
+        try:
+            server_reader, server_writer = await self._connect()
+        except OSError:
+            await self._refuse(writer)
+            return
+        self._pairs[number] = (writer, server_writer)
         for source, target in ((reader, server_writer), (server_reader, writer)):
             task = asyncio.create_task(self._pass_on(number, source, target))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    async def _refuse(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        self.refused += 1
+        async with self.refusal:
+            self.refusal.notify_all()
+
     async def _pass_on(self, number: int, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                await self._flowing.wait()
                 if number >= self._silent_below:
                     target.write(data)
                     await target.drain()
         if number >= self._silent_below:
             target.close()
+            pair = self._pairs.get(number, ())
+            if all(writer.is_closing() for writer in pair):
+                self._pairs.pop(number, None)
 
     async def close(self) -> None:
+        self.mend()
         self.cut()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    opened = writer.get_extra_info("socket")
+    if opened is not None and opened.family in {socket.AF_INET, socket.AF_INET6}:
+        with contextlib.suppress(OSError):
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
+@asynccontextmanager
+async def listening(proxy: Proxy) -> AsyncIterator[int]:
+    """The port on which it listens."""
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, family=socket.AF_INET)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await proxy.close()
+        await server.wait_closed()
 
 
 def _password(passfile: Path) -> str:
@@ -84,17 +133,10 @@ async def proxied(dsn: str) -> AsyncIterator[tuple[str, Proxy]]:
     """A DSN that leads through the proxy."""
     parts = conninfo_to_dict(dsn)
     password = _password(Path(str(parts["passfile"])))
-    proxy = Proxy(f"{parts['host']}/.s.PGSQL.{parts['port']}")
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, family=socket.AF_INET)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield (
-            make_conninfo(
-                "", host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"], password=password
-            ),
-            proxy,
+    path = f"{parts['host']}/.s.PGSQL.{parts['port']}"
+    proxy = Proxy(lambda: asyncio.open_unix_connection(path))
+    async with listening(proxy) as port:
+        through = make_conninfo(
+            "", host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"], password=password
         )
-    finally:
-        server.close()
-        await proxy.close()
-        await server.wait_closed()
+        yield through, proxy
