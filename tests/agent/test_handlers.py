@@ -200,6 +200,9 @@ async def test_an_output_with_more_to_it(shaft: Lineshaft) -> None:
         (object(), "output can't be stored as JSON: a object has no form in JSON"),
         ("a\0b", r"must not contain the character U\+0000"),
         ("x" * (33 << 20), "Store it elsewhere"),
+        ({"score": float("nan")}, "output must not contain NaN or an infinity"),
+        (Place(float("inf"), 0.0), "output must not contain NaN or an infinity"),
+        (Result(1, decision_report={"why": float("nan")}), "decision_report must not contain NaN"),
     ],
 )
 async def test_an_output_that_can_not_be_stored_is_invalid(

@@ -527,3 +527,36 @@ def test_what_the_http_api_reads_is_the_same_task() -> None:
     assert json.loads(resolve(task).retry or b"") == {"max_delay_sec": None}
     with pytest.raises(msgspec.ValidationError, match="priorty"):
         msgspec.json.decode(b'{"type": "x", "priorty": 3}', type=NewTask)
+
+
+def test_gates_may_be_given_as_they_are_in_json() -> None:
+    """R-095: whoever writes Python needs not to know our classes."""
+    listed: Any = [{"method": "regex", "schema": "x"}, Gate("human"), {"method": "none"}]
+    contract: Any = {"validation": "regex", "validation_schema": "x", "require_decision_report": True}
+
+    several = resolve(NewTask("x", output=OutputContract(validation=listed)))
+    whole = resolve(NewTask("x", output=contract))
+
+    assert [gate["method"] for gate in json.loads(several.gates or b"")] == ["regex", "human"]
+    assert (json.loads(whole.gates or b"")[0]["schema"], whole.require_decision_report) == ("x", True)
+
+
+@pytest.mark.parametrize(
+    ("contract", "place", "said"),
+    [
+        (OutputContract(validation=[{"metod": "regex"}]), "output.validation", "metod"),  # type: ignore[arg-type]
+        (OutputContract(validation=[Gate(7)]), "output.validation", "`str`, got `int`"),  # type: ignore[arg-type]
+        (OutputContract(validation=["regex"]), "output.validation", "`object`, got `str`"),  # type: ignore[arg-type]
+        (OutputContract(validation=7), "output.validation", "a list of gates"),  # type: ignore[arg-type]
+        ({"valdation": "regex"}, "output", "valdation"),
+        ("regex", "output", "must be an OutputContract"),
+    ],
+)
+def test_contracts_that_are_none(contract: Any, place: str, said: str) -> None:
+    """Hostile input: named, not an error of Python's."""
+    with pytest.raises(InvalidInputError) as refused:
+        resolve(NewTask("x", output=contract))
+
+    ((found, fault),) = refused.value.errors
+    assert found == place
+    assert said in fault

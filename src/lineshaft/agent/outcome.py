@@ -18,7 +18,7 @@ import msgspec
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
 from lineshaft.model import ratelimit
 from lineshaft.model.retry import FailureCategory
-from lineshaft.model.storable import json_fault
+from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
 
 MAX_OUTPUT_BYTES = 32 << 20
 #: Causes of causes that are looked at.
@@ -146,6 +146,8 @@ def encoded(value: Any, what: str) -> bytes:
         )
     if fault := json_fault(json):
         raise ValueError(f"{what} {fault}")
+    if holds_no_number(value, json, _encode_others):
+        raise ValueError(f"{what} {NO_NUMBER}")
     return json
 
 

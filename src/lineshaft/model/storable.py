@@ -1,12 +1,19 @@
-"""Characters that PostgreSQL can't store: U+0000, and half of a surrogate pair.
+"""What can't be stored: the character U+0000, half of a surrogate pair, and numbers that are none.
 
 Texts for people (reasons, errors) are mended: what a broken program said must not get lost for one character.
 Data (outputs, steps, checkpoints) is refused: whoever reads it finds what was handed in, or nothing.
 """
 
+import math
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from lineshaft.errors import InvalidInputError
+
+NO_NUMBER = "must not contain NaN or an infinity, which JSON can't hold"
 
 #: Each escape of a JSON text as a whole, so that a backslash and the text u0000 are not taken for one. What
 #: the group finds can't be stored.
@@ -45,3 +52,28 @@ def check_json(**named: bytes | None) -> None:
     for name, encoded in named.items():
         if encoded is not None and (fault := json_fault(encoded)):
             raise InvalidInputError(errors=[(name, fault)])
+
+
+def holds_no_number(value: Any, encoded: bytes, enc_hook: Callable[[Any], Any] | None = None) -> bool:
+    """Whether a float somewhere in a value is NaN or infinite: msgspec encodes it as null, without a word."""
+    if b"null" not in encoded:
+        return False
+    waiting = [msgspec.to_builtins(value, enc_hook=enc_hook)]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return True
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting += item
+    return False
+
+
+def readable_json(name: str, encoded: bytes) -> bytes:
+    """The same, or a refusal by this name: a number such as 1e999 could be stored, but never read again."""
+    try:
+        msgspec.json.decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise InvalidInputError(errors=[(name, f"must be JSON that can be read again: {error}")]) from None
+    return encoded

@@ -5,7 +5,6 @@ once, and gives a `TaskRow`: the columns of a new task, with nothing left to dec
 task or, as in document 004, in `spec.constraints`; given in both places it must be the same.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane, check_priority
 from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
-from lineshaft.model.storable import json_fault
+from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
 
 MAX_TEXT = 1_000
 MAX_LIST = 1_000
@@ -185,7 +184,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         value = limits[name] if limits else getattr(task, name)
         if value is not None and (fault := check(value)):
             faults.append((name, fault))
-    output = task.output or _NO_CONTRACT
+    output = _NO_CONTRACT if task.output is None else _contract(task.output, faults)
     preset = _preset_of(task.preset)
     retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
     gates = output.gates if task.output else ()
@@ -283,6 +282,24 @@ def _preset_of(name: str | None) -> Preset:
 
 
 _NO_CONTRACT = OutputContract()
+
+
+def _contract(given: Any, faults: Faults) -> OutputContract:
+    """Whoever writes Python may give it, or gates in it, as they are in JSON."""
+    try:
+        if not isinstance(given, OutputContract):
+            return msgspec.convert(msgspec.to_builtins(given), OutputContract)
+        if isinstance(given.validation, str):
+            return given
+        listed = msgspec.convert(msgspec.to_builtins(given.validation), tuple[Gate, ...])
+        return msgspec.structs.replace(given, validation=listed)
+    except (msgspec.ValidationError, TypeError, RecursionError) as error:
+        if isinstance(given, OutputContract):
+            fault = f"must be a method, or a list of gates, {{method, schema}} each: {error}"
+            faults.append(("output.validation", fault))
+        else:
+            faults.append(("output", f"must be an OutputContract, or an object like one: {error}"))
+        return _NO_CONTRACT
 
 
 def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
@@ -416,25 +433,9 @@ def _json(name: str, value: Any, faults: Faults) -> bytes:
         )
     if fault := json_fault(encoded):
         faults.append((name, fault))
-    if b"null" in encoded and _has_no_number(value):
-        faults.append((name, "must not contain NaN or an infinity, which JSON can't hold"))
+    if holds_no_number(value, encoded):
+        faults.append((name, NO_NUMBER))
     return encoded
-
-
-def _has_no_number(value: Any) -> bool:
-    """Whether a float somewhere inside is not a number: it would be stored as null."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, float) and not math.isfinite(item):
-            return True
-        if isinstance(item, Mapping):
-            waiting += item.values()
-        elif isinstance(item, list | tuple | set | frozenset):
-            waiting += item
-        elif isinstance(item, Gate):
-            waiting.append(item.schema)
-    return False
 
 
 def _text(value: Any) -> str | None:

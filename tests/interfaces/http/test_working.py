@@ -398,8 +398,14 @@ async def test_data_that_no_database_can_hold_is_refused(client: Client) -> None
     await client.submit()
     task_id, token = await client.hold(await client.register())
 
-    for data in (b'"\\u0000"', b'"\\ud800"', b"1e999999"):
+    # PostgreSQL would take 1e999, and no program could read it again.
+    for data in (b'"\\u0000"', b'"\\ud800"', b"1e999999", b'{"a": [1e999]}', b"-1e400", b"NaN", b"Infinity"):
         raw = b'{"claim_token": "%s", "output": {"data": %s}}' % (token.encode(), data)
         reply = await client.request("POST", f"/v1/tasks/{task_id}/complete", raw=raw)
         assert (reply.status, reply.code) == (422, "invalid_input"), data
+        raw = b'{"claim_token": "%s", "data": %s}' % (token.encode(), data)
+        for place in ("checkpoint", "steps/one"):
+            reply = await client.request("PUT", f"/v1/tasks/{task_id}/{place}", raw=raw)
+            assert (reply.status, reply.code) == (422, "invalid_input"), data
     assert (await client.task(task_id))["status"] == "RUNNING"
+    assert (await client.get(f"/v1/tasks/{task_id}/steps")).json == {}

@@ -54,7 +54,7 @@ async def heartbeat(call: Call, body: bodies.Heartbeat) -> Answer:
     """Renew the leases of tasks; tells for each `continue`, `cancel` (it was cancelled) or `lost`."""
     agent_id = call.path["id"]
     beats = [
-        Beat(claim_of(beat.id, beat.claim_token), bodies.json_or_none(beat.progress), beat.spent)
+        Beat(claim_of(beat.id, beat.claim_token), bodies.json_or_none("progress", beat.progress), beat.spent)
         for beat in body.tasks
     ]
     try:

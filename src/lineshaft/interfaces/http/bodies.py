@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
 from lineshaft.model.reviews import Decision
-from lineshaft.model.storable import is_storable
+from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
 from lineshaft.store.fleet import NewAgent
@@ -233,10 +233,10 @@ class EventQuery(Page, frozen=True, kw_only=True):
         return self.after or self.cursor
 
 
-def json_or_none(given: Raw) -> bytes | None:
+def json_or_none(name: str, given: Raw) -> bytes | None:
     """As the store wants it: null is nothing."""
     json = bytes(given)
-    return None if json == b"null" else json
+    return None if json == b"null" else readable_json(name, json)
 
 
 def check_tasks(tasks: Sequence[NewTask], *, keys: bool, place: str = "tasks") -> None:

@@ -83,8 +83,8 @@ async def decide(call: Call, body: bodies.Approve) -> Answer:
         body.approve,
         body.reviewer,
         body.note,
-        bodies.json_or_none(body.data),
-        bodies.json_or_none(body.decision_report),
+        bodies.json_or_none("data", body.data),
+        bodies.json_or_none("decision_report", body.decision_report),
     )
     await call.service.engine.approvals.decide(call.path["id"], decision)
     return Answer(views.task(await call.service.engine.insights.task(call.path["id"])))

@@ -7,7 +7,7 @@ from lineshaft.interfaces.http import bodies, examples, views
 from lineshaft.interfaces.http.assignments import assignments
 from lineshaft.interfaces.http.claim_tokens import claim_of
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
-from lineshaft.model.storable import is_storable
+from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.store.outcomes import Completion, Failure
 from lineshaft.store.parting import HandBack
 from lineshaft.store.tokens import Scope
@@ -29,9 +29,9 @@ async def complete_task(call: Call, body: bodies.Complete) -> Answer:
     """
     completion = Completion(
         claim_of(call.path["id"], body.claim_token),
-        output=bytes(body.output.data),
-        artifacts=bodies.json_or_none(body.output.artifacts),
-        decision_report=bodies.json_or_none(body.output.decision_report),
+        output=readable_json("output.data", bytes(body.output.data)),
+        artifacts=bodies.json_or_none("output.artifacts", body.output.artifacts),
+        decision_report=bodies.json_or_none("output.decision_report", body.output.decision_report),
         spent=body.spent,
     )
     (moved,) = await call.service.engine.lifecycle.complete([completion])
@@ -122,7 +122,7 @@ async def create_subtasks(call: Call, body: bodies.Subtasks) -> Answer:
     """
     bodies.check_tasks(body.tasks, keys=True)
     claim = claim_of(call.path["id"], body.claim_token)
-    checkpoint = bodies.json_or_none(body.checkpoint)
+    checkpoint = bodies.json_or_none("checkpoint", body.checkpoint)
     if checkpoint is not None:
         await call.service.engine.lifecycle.save_checkpoint(claim, checkpoint)
     tasks = bodies.keyed(body.tasks, call.headers.get("idempotency-key"))
@@ -140,7 +140,7 @@ async def create_subtasks(call: Call, body: bodies.Subtasks) -> Answer:
 async def save_checkpoint(call: Call, body: bodies.Save) -> Answer:
     """Keep durable progress; it is handed to whoever claims the task next."""
     claim = claim_of(call.path["id"], body.claim_token)
-    await call.service.engine.lifecycle.save_checkpoint(claim, bytes(body.data))
+    await call.service.engine.lifecycle.save_checkpoint(claim, readable_json("data", bytes(body.data)))
     return Answer(views.Checkpoint(body.data))
 
 
@@ -157,7 +157,7 @@ async def save_step(call: Call, body: bodies.Save) -> Answer:
     if not 1 <= len(name) <= _MAX_STEP_NAME or not is_storable(name):
         raise InvalidInputError(errors=[("name", f"must be a text of 1 to {_MAX_STEP_NAME} characters")])
     claim = claim_of(call.path["id"], body.claim_token)
-    kept = await call.service.engine.lifecycle.save_step(claim, name, bytes(body.data))
+    kept = await call.service.engine.lifecycle.save_step(claim, name, readable_json("data", bytes(body.data)))
     return Answer(views.Step(name, Raw(kept)))
 
 
