@@ -13,8 +13,8 @@ from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.store.engine import Engine
 from lineshaft.store.heartbeats import Heartbeats, Presence
-from tests.agent.proxy import Proxy, proxied
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon
+from tests.proxy import Proxy, proxied
 
 
 @pytest.fixture
