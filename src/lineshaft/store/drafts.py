@@ -1,10 +1,11 @@
 """New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,12 +16,14 @@ from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
 from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, Resolver, TaskRow
+from lineshaft.store.copying import Column, Same
 from lineshaft.store.lanes import array_literal
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 
-@dataclass(slots=True)
-class Draft:
-    """A task on its way in."""
+
+class Draft(msgspec.Struct, eq=False, kw_only=True):
+    """A task on its way in. A Struct, because a bulk submission feels what it costs to make one."""
 
     id: str
     #: What it has in common with others of the call that are like it; the spec is its own.
@@ -33,9 +36,9 @@ class Draft:
     live_dag_id: str | None
     #: What the caller wrote: keys of the call, or ids.
     asked: tuple[str, ...] = ()
-    depends_on: list[str] = field(default_factory=list)
+    depends_on: Sequence[str] = ()
     #: Keys that `spec.context_refs` names, with the ids they stand for.
-    refs: Mapping[str, str] = field(default_factory=dict)
+    refs: Mapping[str, str] = _NONE
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
     is_batch: bool = False
@@ -64,13 +67,8 @@ class DagDraft:
         }
 
 
-#: Those of `row_values` at the end.
-TASK_COLUMNS = (
-    "id",
-    "dag_id",
-    "parent_id",
-    "is_batch",
-    "spec",
+#: Those of `_row_values`.
+_ROW_COLUMNS = (
     "idempotency_key",
     "type",
     "title",
@@ -97,7 +95,6 @@ TASK_COLUMNS = (
     "require_decision_report",
 )
 LIVE_COLUMNS = (
-    "id",
     "status",
     "dag_id",
     "lane_id",
@@ -143,15 +140,26 @@ LIVE_DEFAULTS: dict[str, Any] = {
 }
 
 
-def task_rows(drafts: Iterable[Draft]) -> Iterator[tuple[Any, ...]]:
-    """In the order of TASK_COLUMNS."""
-    row: TaskRow | None = None
-    shared: tuple[Any, ...] = ()
-    for draft in drafts:
-        if draft.row is not row:
-            row = draft.row
-            shared = _row_values(row)
-        yield draft.id, draft.dag_id, draft.parent_id, draft.is_batch, draft.spec.decode(), *shared
+def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
+    """What goes into `task`. What alike tasks share is worked out once."""
+    shared = {id(draft.row): draft.row for draft in drafts}
+    if len(shared) == 1:
+        values = _row_values(drafts[0].row)
+        columns: dict[str, Column] = {
+            name: Same(value) for name, value in zip(_ROW_COLUMNS, values, strict=True)
+        }
+    else:
+        of_row = {key: _row_values(row) for key, row in shared.items()}
+        rows = [of_row[id(draft.row)] for draft in drafts]
+        columns = dict(zip(_ROW_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    return {
+        "id": [draft.id for draft in drafts],
+        "dag_id": [draft.dag_id for draft in drafts],
+        "spec": [draft.spec.decode() for draft in drafts],
+        "parent_id": [draft.parent_id for draft in drafts],
+        "is_batch": [draft.is_batch for draft in drafts],
+        **columns,
+    }
 
 
 def _row_values(row: TaskRow) -> tuple[Any, ...]:
@@ -195,13 +203,36 @@ def _rank(priority: int, boost: float, now: datetime, deadline: datetime | None,
     return rank(inputs, now)
 
 
-def live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
-    """In the order of LIVE_COLUMNS, as the statement insert_tasks would work them out."""
+def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dict[str, Column]:
+    """What goes into `task_live`, as the statement insert_tasks would work it out."""
+    first = drafts[0]
+    if all(draft.row is first.row and is_plain(draft) for draft in drafts):
+        values = _live_values(first, now, generation)
+        columns: dict[str, Column] = {
+            name: Same(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
+        }
+    else:
+        rows = [_live_values(draft, now, generation) for draft in drafts]
+        columns = dict(zip(LIVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    return {"id": [draft.id for draft in drafts], **columns}
+
+
+def is_plain(draft: Draft) -> bool:
+    """A task that has nothing to do with any other."""
+    return (
+        draft.row.idempotency_key is None
+        and draft.parent_id is None
+        and draft.live_dag_id is None
+        and not draft.depends_on
+    )
+
+
+def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
+    """In the order of LIVE_COLUMNS."""
     row = draft.row
     scheduled = row.run_at is not None and row.run_at > now
     waits = scheduled or draft.blocked > 0
     return (
-        draft.id,
         "PENDING" if waits else "READY",
         draft.live_dag_id,
         draft.lane_id,
@@ -299,7 +330,7 @@ def _draft_children(
             batch.first_child = below
         else:
             wait_for(below, [previous.id])
-        batch.depends_on.append(below.id)
+        batch.depends_on = [*batch.depends_on, below.id]
         previous = below
 
 

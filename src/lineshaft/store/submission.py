@@ -8,7 +8,6 @@ an idempotency key belongs to whoever inserted it first, so that twenty submitte
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -28,21 +27,20 @@ from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
 from lineshaft.model.tasks import GateFaults, NewTask, Resolver, check_fields
 from lineshaft.sql import catalog
-from lineshaft.store.copying import copy_rows
+from lineshaft.store.copying import Column, Same, copy_in_turn, written_out
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import (
-    LIVE_COLUMNS,
     LIVE_DEFAULTS,
-    TASK_COLUMNS,
     TASK_DEFAULTS,
     DagDraft,
     Draft,
     draft_task,
+    is_plain,
     link,
-    live_values,
+    live_columns,
     place_in_graph,
     refuse_cycle,
-    task_rows,
+    task_columns,
     with_refs,
 )
 from lineshaft.store.lanes import Lanes
@@ -59,8 +57,7 @@ _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 _LANES_NAMED = 700
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     id: str
     #: The key was in force already: this is the existing task.
     duplicate: bool = False
@@ -68,8 +65,7 @@ class Submitted:
     mismatch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedDag:
+class SubmittedDag(msgspec.Struct, frozen=True):
     id: str
     #: By the keys of the call.
     tasks: dict[str, Submitted]
@@ -159,7 +155,7 @@ class Submission:
 
     async def _insert_at_once(self, drafts: list[Draft]) -> bool:
         """A few tasks that depend on nothing, of known lanes, need one statement; gives whether these did."""
-        if not 0 < len(drafts) < _COPY_FROM or not all(map(_is_plain, drafts)):
+        if not 0 < len(drafts) < _COPY_FROM or not all(map(is_plain, drafts)):
             return False
         lanes = self._lanes.known([draft.row.lane for draft in drafts])
         if lanes is None:
@@ -220,28 +216,31 @@ class Submission:
     async def _write_in(
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
     ) -> tuple[dict[str, Submitted], dict[Lane, int]]:
-        results = await self._take_keys(connection, drafts)
-        stands_for = {draft_id: found.id for draft_id, found in results.items()}
-        # Copies: if this transaction must be run again, the answers may be others.
-        new = [
-            _stand_in(draft, stands_for) if stands_for or draft.refs else draft
-            for draft in drafts
-            if draft.id not in results
-        ]
-        await self._check_parents(connection, new)
-        satisfied = await self._check_upstream(connection, new)
+        results: dict[str, Submitted] = {}
+        new, satisfied = drafts, set[str]()
+        if not all(map(is_plain, drafts)):
+            results = await self._take_keys(connection, drafts)
+            stands_for = {draft_id: found.id for draft_id, found in results.items()}
+            # Copies: if this transaction must be run again, the answers may be others.
+            new = [
+                _stand_in(draft, stands_for) if stands_for or draft.refs else draft
+                for draft in drafts
+                if draft.id not in results
+            ]
+            await self._check_parents(connection, new)
+            satisfied = await self._check_upstream(connection, new)
+            place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
         lanes = await self._lanes.find(connection, [row.lane for row in rows.values()])
         lane_ids = {name: lanes[row.lane] for name, row in rows.items()}
         for draft in new:
             draft.lane_id = lane_ids[id(draft.row)]
-        totals = Counter(draft.live_dag_id for draft in new)
-        dags = [dag for dag in dags if totals[dag.id]]
-        for dag in dags:
-            await connection.execute(
-                self._sql["insert_dag"], {**self._database.now, **dag.parameters(), "total": totals[dag.id]}
-            )
-        place_in_graph(new, satisfied)
+        if dags:
+            totals = Counter(draft.live_dag_id for draft in new)
+            dags = [dag for dag in dags if totals[dag.id]]
+            for dag in dags:
+                about = {**dag.parameters(), "total": totals[dag.id]}
+                await connection.execute(self._sql["insert_dag"], {**self._database.now, **about})
         if len(new) < _COPY_FROM:
             await self._insert(connection, new)
         else:
@@ -333,25 +332,45 @@ class Submission:
     async def _copy(self, connection: Connection, new: list[Draft]) -> None:
         cursor = await connection.execute(self._sql["read_clock"], self._database.now)
         now, generation = (await cursor.fetchall())[0]
-        asked = [(now, *row) for row in task_rows(new)]
-        placed = [live_values(draft, now, generation) for draft in new]
-        events = [
-            (now, _CREATED_READY if live[1] == "READY" else _CREATED, draft.id, draft.live_dag_id)
-            for draft, live in zip(new, placed, strict=True)
-        ]
-        await copy_rows(connection, "task", ("created_at", *TASK_COLUMNS), TASK_DEFAULTS, asked)
-        await copy_rows(connection, "task_live", LIVE_COLUMNS, LIVE_DEFAULTS, placed)
-        await copy_rows(connection, "event", ("at", "kinds", "task_id", "dag_id"), {}, events)
-        awake = sorted({live[3] for live in placed if live[1] == "READY"})
+        live = live_columns(new, now, generation)
+        status = live["status"]
+        kinds: Column
+        if isinstance(status, Same):
+            kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
+        else:
+            kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
+        events: dict[str, Column] = {
+            "task_id": live["id"],
+            "at": Same(now),
+            "kinds": kinds,
+            "dag_id": live["dag_id"],
+        }
+        await copy_in_turn(
+            connection,
+            [
+                lambda: written_out("task", {**task_columns(new), "created_at": Same(now)}, TASK_DEFAULTS),
+                lambda: written_out("task_live", live, LIVE_DEFAULTS),
+                lambda: written_out("event", events, {}),
+            ],
+        )
+        if isinstance(status, Same):
+            awake = [new[0].lane_id] if status.value == "READY" else []
+        else:
+            lanes = {draft.lane_id for draft, each in zip(new, status, strict=True) if each == "READY"}
+            awake = sorted(lanes)
         if awake:
-            lanes = ",".join(map(str, awake)) if len(awake) < _LANES_NAMED else "*"
-            await connection.execute(self._sql["wake"], {"lanes": lanes})
+            named = ",".join(map(str, awake)) if len(awake) < _LANES_NAMED else "*"
+            await connection.execute(self._sql["wake"], {"lanes": named})
 
     async def _insert_edges(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
         edges = [(draft.id, name) for draft in new for name in draft.depends_on]
         if len(edges) >= _COPY_FROM and len(new) >= _COPY_FROM:
-            rows = [(task_id, name, name in satisfied) for task_id, name in edges]
-            await copy_rows(connection, "edge", ("task_id", "depends_on", "satisfied"), _EDGE_DEFAULTS, rows)
+            columns: dict[str, Column] = {
+                "task_id": [task_id for task_id, _ in edges],
+                "depends_on": [name for _, name in edges],
+                "satisfied": [name in satisfied for _, name in edges],
+            }
+            await copy_in_turn(connection, [lambda: written_out("edge", columns, _EDGE_DEFAULTS)])
         elif edges:
             await connection.execute(
                 self._sql["insert_edges"],
@@ -364,18 +383,13 @@ class Submission:
             )
 
 
-def _is_plain(draft: Draft) -> bool:
-    return (
-        draft.row.idempotency_key is None
-        and draft.parent_id is None
-        and draft.live_dag_id is None
-        and not draft.depends_on
-    )
-
-
 def _columns(new: list[Draft]) -> dict[str, list[Any]]:
     """The parameters of insert_tasks."""
-    return dict(zip(TASK_COLUMNS, map(list, zip(*task_rows(new), strict=True)), strict=True)) | {
+    asked = {
+        name: [column.value] * len(new) if isinstance(column, Same) else list(column)
+        for name, column in task_columns(new).items()
+    }
+    return asked | {
         "live_dag_id": [draft.live_dag_id for draft in new],
         "lock_owner": [draft.lock_owner for draft in new],
         "lane_id": [draft.lane_id for draft in new],
@@ -414,7 +428,9 @@ def _stand_in(draft: Draft, stands_for: Mapping[str, str]) -> Draft:
     """A copy that names the tasks which its upstream ones turned out to be."""
     names = dict.fromkeys(stands_for.get(name, name) for name in draft.depends_on)
     refs = {key: stands_for.get(task_id, task_id) for key, task_id in draft.refs.items()}
-    return replace(draft, depends_on=list(names), spec=with_refs(draft.spec, refs) if refs else draft.spec)
+    return msgspec.structs.replace(
+        draft, depends_on=list(names), spec=with_refs(draft.spec, refs) if refs else draft.spec
+    )
 
 
 @contextmanager
