@@ -4,19 +4,33 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
 from lineshaft.model.states import Status
+from lineshaft.settings import Settings
+from lineshaft.store.submission import SubmittedDag
 from tests.agent.staff import PATIENCE, at_work, engine_of
+from tests.store.invariants import check_invariants
 
 #: How many tasks; FLEET_TASKS=5000 for the full size.
 AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("FLEET_TASKS", "300"))
+#: Each slows down by itself when one of its tasks meets a rate limit.
+MODELS = [f"model-{number}" for number in range(8)]
+LIMITED_SEC = 0.02
+#: Whoever is cancelled from outside learns of it this late; a third of how long a busy machine may be silent.
+HEARTBEAT_SEC = 3.0
 CENT = Decimal("0.01")
+
+#: So many tasks of one kind fail on purpose that every breaker would open.
+NO_BREAKERS = "defaults: {failureThreshold: 1000000}"
 
 #: What may happen before the end; each is one run of the handler.
 DETOURS = ("crash", "rate_limit", "snooze", "spawn")
@@ -60,20 +74,22 @@ def plan(rng: random.Random) -> Plan:
 class Theatre:
     """Handlers that follow their plans."""
 
-    def __init__(self, shaft: Lineshaft) -> None:
-        self.plans: dict[str, Plan] = {}
+    def __init__(self, shaft: Lineshaft, plans: dict[str, Plan]) -> None:
+        self.plans = plans
         self.children: Counter[str] = Counter()
         self._shaft = shaft
 
     def agent(self, number: int) -> Agent:
         agent = Agent(
             f"agent-{number}",
+            models=MODELS,
             max_concurrent_tasks=SLOTS,
             budget_usd=10_000,
-            heartbeat_interval_sec=1.0,
+            heartbeat_interval_sec=HEARTBEAT_SEC,
             grace_sec=10,
         )
 
+        @agent.handles("act")
         async def act(ctx: TaskContext, name: str) -> Any:
             own = self.plans[name]
             self._spend(ctx, own, 3 * CENT)
@@ -81,10 +97,6 @@ class Theatre:
             for run in range(own.runs + 1):
                 await ctx.step(f"run {run}", self._paid, ctx, own)
             return await self._do(ctx, own, own.next)
-
-        # Each a type of its own: no breaker shall open.
-        for name in self.plans:
-            agent.handles(f"act {name}")(act)
 
         @agent.handles("child")
         async def child(ctx: TaskContext) -> str:
@@ -107,7 +119,7 @@ class Theatre:
         if action == "crash":
             raise RuntimeError("an accident")
         if action == "rate_limit":
-            raise Fail("HTTP 429", "rate_limit", retry_after_sec=0)
+            raise Fail("HTTP 429", "rate_limit", retry_after_sec=LIMITED_SEC)
         if action == "snooze":
             return Snooze(0.01)
         if action == "spawn":
@@ -129,57 +141,77 @@ class Theatre:
         return {"runs": own.runs}
 
 
+@pytest.fixture
+async def shaft(dsn: str, tmp_path: Path) -> AsyncIterator[Lineshaft]:
+    breakers = tmp_path / "breakers.yaml"
+    breakers.write_text(NO_BREAKERS)
+    settings = Settings(database_url=dsn, circuit_breakers=breakers)
+    async with Lineshaft(settings=settings, max_connections=AGENTS) as opened:
+        yield opened
+    check_invariants(dsn)
+
+
+@pytest.mark.timeout(120 + TASKS)
 async def test_every_task_ends_as_planned_and_money_adds_up(
     shaft: Lineshaft, connection: psycopg.Connection
 ) -> None:
     rng = random.Random(20261116)
-    theatre = Theatre(shaft)
-    theatre.plans = {f"t{n}": plan(rng) for n in range(TASKS)}
-    at_once = RetrySpec(strategy="fixed", initial_delay_sec=0.01, jitter=False)
-    names = list(theatre.plans)
-    submitted: dict[str, str] = {}
-    for start in range(0, TASKS, 50):
-        dag = await shaft.submit_dag(
-            f"DAG {start}",
-            [
-                NewTask(f"act {name}", key=name, spec={"name": name}, retry=at_once, max_cost_usd=1)
-                for name in names[start : start + 50]
-            ],
-            budget_ceiling_usd=10_000,
-        )
-        submitted |= {key: task.id for key, task in dag.tasks.items()}
+    theatre = Theatre(shaft, {f"t{n}": plan(rng) for n in range(TASKS)})
+    dags = await _submit(shaft, list(theatre.plans), rng)
 
     async with at_work(*(theatre.agent(number) for number in range(AGENTS)), shaft=shaft):
-        ended = {name: await shaft.wait(task_id, 3 * PATIENCE) for name, task_id in submitted.items()}
-        # Children that nobody waited for.
-        while (open_ones := await shaft.list(status=["READY", "PENDING", "RUNNING", "RETRYING"])).items:
-            await shaft.wait(open_ones.items[0].id, PATIENCE)
+        # With those children that nobody waited for.
+        await asyncio.gather(*(shaft.wait(dag, PATIENCE + TASKS) for dag in dags))
 
-    for name, task in ended.items():
-        assert isinstance(task, Task)
-        own = theatre.plans[name]
-        assert task.status is ENDS[own.end], (name, own, task.failure_history)
-        assert task.cost_usd == own.spent, (name, own, task)
-        if task.status is Status.COMPLETED:
-            assert task.attempts == own.crashes
-
-    _check_money(connection, theatre)
+    for dag in dags:
+        for name, task_id in dag.tasks.items():
+            _check(await shaft.get(task_id), name, theatre.plans[name])
+    _check_sums(connection, theatre)
     agents = await engine_of(shaft).fleet.read_all()
-    assert sum(agent.spent_usd for agent in agents) == _total(connection)
+    assert sum(agent.spent_usd for agent in agents) == _totals(connection)[0]
     assert {(agent.held, agent.reserved_usd) for agent in agents} == {(0, Decimal(0))}
 
 
-def _total(connection: psycopg.Connection) -> Decimal:
-    row = connection.execute("SELECT sum(cost_usd) FROM lineshaft.task_end").fetchone()
+async def _submit(shaft: Lineshaft, names: list[str], rng: random.Random) -> list[SubmittedDag]:
+    at_once = RetrySpec(strategy="fixed", initial_delay_sec=0.01, jitter=False)
+    tasks = [
+        NewTask(
+            "act",
+            key=name,
+            spec={"name": name},
+            retry=at_once,
+            max_cost_usd=1,
+            model_preferences=[rng.choice(MODELS)],
+            priority=rng.randrange(100),
+        )
+        for name in names
+    ]
+    return [
+        await shaft.submit_dag(f"DAG {start}", tasks[start : start + 50], budget_ceiling_usd=10_000)
+        for start in range(0, len(tasks), 50)
+    ]
+
+
+def _check(task: Task, name: str, own: Plan) -> None:
+    assert task.status is ENDS[own.end], (name, own, task.failure_history)
+    assert task.cost_usd == own.spent, (name, own, task)
+    if task.status is Status.COMPLETED:
+        assert task.attempts == own.crashes, (name, own, task.failure_history)
+
+
+def _totals(connection: psycopg.Connection) -> tuple[Decimal, int]:
+    """Dollars, and tokens."""
+    row = connection.execute(
+        "SELECT sum(cost_usd), sum(tokens_input + tokens_output) FROM lineshaft.task_end"
+    ).fetchone()
     assert row is not None
-    total: Decimal = row[0]
-    return total
+    return row
 
 
-def _check_money(connection: psycopg.Connection, theatre: Theatre) -> None:
+def _check_sums(connection: psycopg.Connection, theatre: Theatre) -> None:
     """What was spent is what tasks cost, what DAGs cost, and what was spent by the plans."""
     children = CENT * sum(theatre.children.values())
-    assert _total(connection) == children + sum(own.spent for own in theatre.plans.values())
+    assert _totals(connection)[0] == children + sum(own.spent for own in theatre.plans.values())
     wrong = connection.execute(
         "SELECT dag.id, dag.spent_usd FROM lineshaft.dag JOIN lineshaft.task ON task.dag_id = dag.id"
         " JOIN lineshaft.task_end ON task_end.id = task.id GROUP BY dag.id, dag.spent_usd"
