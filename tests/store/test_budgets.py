@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -240,6 +240,24 @@ async def test_telling_is_bounded(world: World) -> None:
 
 
 # The day.
+
+
+@pytest.mark.parametrize("rules", [DAILY, Rules()])
+async def test_whoever_waits_knows_when_a_new_day_brings_money(
+    dsn: str, connection: psycopg.Connection, clock: MovableClock, rules: Rules
+) -> None:
+    """R-237: at midnight UTC; without a daily budget nothing opens then."""
+    async with ruled(dsn, connection, clock, rules) as world:
+        before = await world.engine.working.openings()
+        midnight = (datetime(2026, 2, 9, tzinfo=UTC) - clock.now()).total_seconds()
+        clock.advance(midnight)
+        after = await world.engine.working.openings(before.now)
+        again = await world.engine.working.openings(after.now)
+
+    daily = rules is DAILY
+    assert (before.guard_sec, before.opened) == (midnight if daily else None, False)
+    assert (after.guard_sec, after.opened) == (86_400 if daily else None, daily)
+    assert not again.opened
 
 
 async def test_the_day_has_a_ceiling_for_all(

@@ -139,8 +139,8 @@ UPDATE lineshaft.agent SET status = 'draining'
 WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
 
 -- name: openings
--- Seconds until something comes back by itself: a back-off or a snooze ends, a lease runs out, a slow-down is over or a breaker may be
--- probed. And whether one of the last two has come about since then.
+-- Seconds until something comes back by itself: a back-off or a snooze ends, a lease runs out, a guard lets work go on. Those are: a
+-- slow-down is over, a breaker may be probed, and, with a daily budget, the next UTC day. And whether one of the guards has done so since then.
 SELECT
     extract(epoch FROM (
         SELECT due_at FROM lineshaft.task_live WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
@@ -150,7 +150,8 @@ SELECT
     ) - clock.now)::double precision AS lease_sec,
     extract(epoch FROM least(
         (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now),
-        (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now)
+        (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now),
+        CASE WHEN %(daily)s::boolean THEN clock.midnight + interval '24 hours' END
     ) - clock.now)::double precision AS guard_sec,
     clock.now,
     -- One that came and went between two looks is noticed too.
@@ -158,8 +159,13 @@ SELECT
         OR EXISTS (
             SELECT FROM lineshaft.breaker
             WHERE state <> 'closed' AND NOT forced AND probe_at > %(since)s::timestamptz AND probe_at <= clock.now
-        ) AS opened
-FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+        )
+        OR coalesce(%(daily)s::boolean AND clock.midnight > %(since)s::timestamptz, false) AS opened
+FROM (
+    -- Of today, by UTC.
+    SELECT now, date_trunc('day', now AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS midnight
+    FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS given
+) AS clock
 
 -- name: retry_within
 -- Seconds until the first retry after a failure among tasks of these types, if it comes soon. Snoozes and rate limits don't count:

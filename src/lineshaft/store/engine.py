@@ -59,7 +59,9 @@ class Engine:
         self.fleet = Fleet(self.database, self.lifecycle)
         self.operations = Operations(self.database, lanes, self.lifecycle, self.submission)
         self.dead_letters = DeadLetters(self.database, self.operations)
-        self.working = Working(self.database, self.lifecycle)
+        self.working = Working(
+            self.database, self.lifecycle, daily_budget=self.rules.daily_budget_usd is not None
+        )
         self.parting = Parting(self.database, self.lifecycle, self.operations)
         self.gates = Gates(self.database, self.lifecycle, self.checks)
         self.lifecycle.gatekeeper = self.gates

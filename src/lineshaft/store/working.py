@@ -47,7 +47,7 @@ class Openings:
     lease_sec: float | None
     guard_sec: float | None
     now: datetime
-    #: A slow-down was over, or a breaker could be probed, since the last look.
+    #: A slow-down was over, a breaker could be probed, or a new day's money was there, since the last look.
     opened: bool
 
 
@@ -60,9 +60,10 @@ class LaneInfo:
 
 
 class Working:
-    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+    def __init__(self, database: Database, lifecycle: Lifecycle, *, daily_budget: bool = False) -> None:
         self._database = database
         self._lifecycle = lifecycle
+        self._daily_budget = daily_budget
         self._sql = catalog.load("working")
 
     async def record_step(
@@ -99,7 +100,7 @@ class Working:
 
     async def openings(self, since: datetime | None = None) -> Openings:
         """`since` is the `now` of the last look; None: this is the first."""
-        return Openings(*(await self._rows("openings", since=since))[0])
+        return Openings(*(await self._rows("openings", since=since, daily=self._daily_budget))[0])
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         rows = await self._rows("retry_within", types=list(types), within=within_sec)

@@ -1,10 +1,13 @@
 """Agents that wait for work: they hold a connection to the server, and none to the database."""
 
 import asyncio
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from lineshaft.clock import MovableClock
 from lineshaft.interfaces.http import bodies, desk
 from tests.interfaces.http.client import Client, Reply, read_reply
 from tests.interfaces.http.conftest import Serve, Served
@@ -194,3 +197,23 @@ async def test_faults_of_a_claim(client: Client, body: Any) -> None:
     reply = await client.post("/v1/agents/a1/claim", body)
 
     assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_a_new_day_brings_money(serve: Serve) -> None:
+    """R-237: whoever waits for work that today can't be paid for is woken at midnight UTC."""
+    clock = MovableClock(datetime(2026, 2, 8, 23, 59, 59, tzinfo=UTC))
+    async with serve(clock=clock, daily_budget_usd=Decimal(1)) as served:
+        client = served.client
+        agent = await client.register()
+        await client.submit(max_cost_usd=1)
+        task_id, token = await client.hold(agent)
+        done = {"claim_token": token, "output": {"data": 1}, "cost_usd": 1}
+        await client.post(f"/v1/tasks/{task_id}/complete", done)
+        next_one = await client.submit(max_cost_usd=1)
+        waiter = claiming(client, agent)
+        await waiting(served, 1)
+
+        clock.advance(1)
+
+        (item,) = (await asyncio.wait_for(waiter, 20)).json["tasks"]
+        assert item["task"]["id"] == next_one["id"]

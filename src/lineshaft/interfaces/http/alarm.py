@@ -1,7 +1,11 @@
-"""Wakes those who wait for work when a slow-down is over or a breaker may be probed; nobody else does."""
+"""Wakes those who wait for work when a guard lets it go on by itself; nobody else does.
+
+A slow-down is over, a breaker may be probed, or a new day's money is there.
+"""
 
 import asyncio
 import contextlib
+from datetime import datetime
 
 from lineshaft.errors import UnavailableError
 from lineshaft.store.wakeups import Wakeups
@@ -19,15 +23,15 @@ class Alarm:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        opens_at: float | None = None
+        since: datetime | None = None
         while True:
             pause = _ASK_EVERY_SEC
-            if opens_at is not None and loop.time() >= opens_at:
-                self._wakeups.wake_all()
-            if self._wakeups.waiting or opens_at is not None:
+            if self._wakeups.waiting or since is None:
                 with contextlib.suppress(UnavailableError):  # then they poll anyway
-                    seconds = (await self._working.openings()).guard_sec
-                    opens_at = None if seconds is None else loop.time() + seconds
-                    pause = min(pause, _ASK_EVERY_SEC if seconds is None else seconds)
+                    found = await self._working.openings(since)
+                    since = found.now
+                    if found.opened:
+                        self._wakeups.wake_all()
+                    if found.guard_sec is not None:
+                        pause = min(pause, found.guard_sec)
             await asyncio.sleep(max(pause, _SHORTEST_PAUSE_SEC))
