@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from lineshaft.checks.command import Command, CommandCheck, read_commands
+from lineshaft.checks.command import _GUARDIANS, Command, CommandCheck, read_commands
 from lineshaft.checks.verdict import NoVerdict, Verdict
 from lineshaft.errors import SettingsError
+from tests.checks.ending import gone
 from tests.checks.handing_in import handed_in
 
 
@@ -117,22 +117,21 @@ async def test_a_check_that_is_cut_off_ends_its_command(tmp_path: Path) -> None:
     await gone(int((tmp_path / "pid").read_text()))
 
 
-async def gone(pid: int) -> None:
-    """Until there is no such process, or only its remains that nobody has collected."""
-    while _lives(pid):  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0)
-
-
 def _written(path: Path) -> bool:
     return path.exists() and bool(path.read_text())
 
 
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+async def test_a_guardian_that_was_ended_is_replaced() -> None:
+    """And a command whose guardian goes while it runs is not hurt."""
+    assert (await run("pass")).passed
+    first = _GUARDIANS.get()
+
+    verdict = await run(f"import os, signal; os.kill({first._process.pid}, signal.SIGKILL)")
+
+    assert verdict.passed
+    first.close()
+    assert (await run("pass")).passed
+    assert _GUARDIANS.get() is not first
 
 
 # Working directories.

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
 from lineshaft.store.outcomes import Completion
+from tests.checks.ending import gone
 from tests.checks.judge_server import judge_server
 from tests.store.acting import ref
 from tests.store.invariants import check_invariants
@@ -281,10 +281,17 @@ async def test_a_check_without_a_verdict_may_cost_too(dsn: str, clock: MovableCl
 
 
 async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> None:
-    """A real process, killed in the middle of a check: run again elsewhere, and no attempt has failed."""
+    """A real process, killed in the middle of a check: run again elsewhere, and no attempt has failed.
+
+    Its command goes with it, and what that had started: else two would work in one directory.
+    """
     told = tmp_path / "told"
     os.mkfifo(told)
-    endless = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    endless = (
+        "import os, subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}'); time.sleep(600)"
+    )
     async with Engine(
         dsn, checks=Checks(commands={"test": Command((sys.executable, "-c", "pass"))})
     ) as engine:
@@ -294,17 +301,16 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
             *("-m", "tests.duties.validating", dsn, sys.executable, "-c", endless, str(told)),
             cwd=ROOT,
         )
-        command = int(await asyncio.to_thread(told.read_text))
-        try:
-            assert await validator(engine).run_once() == {"people told": 0}, "it is the other one's"
-            doomed.kill()
-            await doomed.wait()
+        command, child = map(int, (await asyncio.to_thread(told.read_text)).split())
+        assert await validator(engine).run_once() == {"people told": 0}, "it is the other one's"
+        doomed.kill()
+        await doomed.wait()
 
-            # Its lease is two seconds long, by the database's clock.
-            while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        finally:
-            os.kill(command, signal.SIGKILL)
+        await asyncio.wait_for(gone(command), 20)
+        await asyncio.wait_for(gone(child), 20)
+        # Its lease is two seconds long, by the database's clock.
+        while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
         found = await engine.insights.task(task.id)
         assert (found.status, found.attempts) == ("COMPLETED", 0)

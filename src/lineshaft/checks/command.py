@@ -2,13 +2,17 @@
 
 A task names a command; what that is, only the operator's file says (LINESHAFT_VALIDATION_COMMANDS). It runs
 in the task's working directory without a shell, is given the task and its output as JSON on standard input,
-and must end with exit code 0 within its time limit. At the limit its whole process group is killed.
+and must end with exit code 0 within its time limit. At the limit its whole process group is killed; so it is
+when the validator that started it dies.
 """
 
 import asyncio
+import atexit
 import contextlib
 import os
+import shutil
 import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +23,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lineshaft.checks.verdict import PASSED, HandedIn, NoVerdict, Verdict, refused
 from lineshaft.errors import SettingsError
+from lineshaft.guardian import Guardian
 from lineshaft.settings import PREFIX
 
 DEFAULT_LIMIT_SEC = 300.0
@@ -27,6 +32,10 @@ LONGEST_LIMIT_SEC = 86_400.0
 _TAIL_BYTES = 3_000
 #: Whoever is killed has gone by then; its pipes may be held open by what it left behind.
 _PATIENCE_SEC = 5.0
+#: A command begins when the first line comes, once the guardian knows of it; a validator that was killed
+#: before never writes one. The shell reads no further than that line: the rest is the command's.
+_WAIT_FOR_GO = ("/bin/sh", "-c", 'read -r go || exit; exec "$@"', "lineshaft")
+_GO = b"go\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +143,15 @@ async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[
     # Our own settings have passwords in them, and are none of its business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     environment |= {"LINESHAFT_TASK_ID": handed_in.task_id, "LINESHAFT_TASK_TYPE": handed_in.type}
+    program = _program(command.argv[0], directory, environment.get("PATH"))
+    guardian = await asyncio.to_thread(_GUARDIANS.get)
     watch = _Watch()
     try:
         transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: watch,
-            *command.argv,
+            *_WAIT_FOR_GO,
+            program,
+            *command.argv[1:],
             cwd=directory,
             env=environment,
             stderr=asyncio.subprocess.STDOUT,
@@ -146,11 +159,13 @@ async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[
         )
     except (OSError, ValueError) as error:
         raise NoVerdict(f"the command {command.argv[0]!r} can't be started: {error}") from None
+    group = transport.get_pid()
     code: int | None = None
     try:
+        guardian.guard(group)
         # What it doesn't read is dropped when it ends.
         stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
-        stdin.write(_question(handed_in))
+        stdin.write(_GO + _question(handed_in))
         stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(command.time_limit_sec):
@@ -159,13 +174,42 @@ async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[
     finally:
         # What it started and left behind goes too.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(transport.get_pid(), signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
+        guardian.forget(group)
         await watch.exited.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SEC):
                 await watch.silent.wait()
         transport.close()
     return code, watch.tail.decode(errors="replace")
+
+
+def _program(name: str, directory: Path, path: str | None) -> str:
+    """Where the program is: the shell that waits for us would only say that it ended badly."""
+    found = shutil.which(str(directory / name) if os.sep in name else name, path=path)
+    if found is None:
+        raise NoVerdict(
+            f"the command {name!r} can't be started: there is no such program, or it can't be run"
+        )
+    return str(Path(found).absolute())
+
+
+class _Guardians:
+    """One for all commands of this process, from the first one on; a new one if somebody ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._one: Guardian | None = None
+
+    def get(self) -> Guardian:
+        with self._lock:
+            if self._one is None or not self._one.lives:
+                self._one = Guardian()
+                atexit.register(self._one.close)
+            return self._one
+
+
+_GUARDIANS = _Guardians()
 
 
 def _question(handed_in: HandedIn) -> bytes:

@@ -17,11 +17,11 @@ from typing import Any, Literal, Self
 import msgspec
 
 from lineshaft.agent.context import TaskContext
-from lineshaft.agent.exec.guardian import Guardian
 from lineshaft.agent.exec.messages import Conversation
 from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
 from lineshaft.agent.outcome import Fail, Result, Snooze
 from lineshaft.agent.threads import Threads
+from lineshaft.guardian import Guardian
 from lineshaft.model import ratelimit
 from lineshaft.model.retry import FailureCategory
 from lineshaft.settings import FD_VARIABLE, SECRET_VARIABLES, TASK_PREFIX

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from lineshaft.agent.exec.guardian import Guardian
 from lineshaft.agent.threads import Threads
+from lineshaft.guardian import Guardian
 
 #: Where a program finds its agent. A single digit: some shells know no others in redirections.
 AGENT_FD = 3

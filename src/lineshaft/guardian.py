@@ -1,8 +1,10 @@
-"""Ends programs whose agent was killed. Run as a script, beside the agent, knowing nothing but this file.
+"""Ends programs whose starter was killed. Run as a script, beside the starter, knowing nothing but this file.
 
-An agent that gets SIGKILL can't stop what it has started, and somebody else is given its tasks. The guardian
-reads from a pipe which process groups there are (`+PID`) and which have ended (`-PID`). However the agent
-ends, the kernel closes the pipe; what is left then is killed.
+An agent or a validator that gets SIGKILL can't stop what it has started, and somebody else is given its work.
+The guardian reads from a pipe which process groups there are (`+PID`) and which have ended (`-PID`). However
+the starter ends, the kernel closes the pipe; what is left then is killed.
+
+A program must not begin before its guardian knows of it: what was killed in between would leave it running.
 """
 
 import contextlib
@@ -13,10 +15,10 @@ import sys
 
 
 class Guardian:
-    """The agent's end of it."""
+    """The starter's end of it."""
 
     def __init__(self) -> None:
-        # In a session of its own: what is meant for the agent (Ctrl-C, a stop of its group) must not end it.
+        # In a session of its own: what is meant for the starter (Ctrl-C, a stop of its group) is not for it.
         self._process = subprocess.Popen(  # noqa: S603 - this very file
             [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -33,6 +35,10 @@ class Guardian:
         with contextlib.suppress(BrokenPipeError):  # somebody killed the guardian; work goes on without it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def close(self) -> None:
         self._process.communicate()
