@@ -7,9 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
+CHAOS_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test demo check lint types layers format schema bench bench-agents lock clean
+.PHONY: help setup test demo check lint types layers format schema bench bench-agents chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -60,6 +61,9 @@ bench: $(READY) ## Measure the engine against plain SQL (some minutes)
 
 bench-agents: $(READY) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
+
+chaos: $(READY) ## Break things for MINUTES (1) with the faults of SEED, and prove that nothing was lost
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml

@@ -1,0 +1,64 @@
+"""`python -m tests.chaos`: a run by hand, or by `make chaos`."""
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.faults import ABOUT, Kind
+from tests.chaos.report import table
+from tests.chaos.run import Plan, Run, possible
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    about = "\n".join(f"  {kind:<18} {text}" for kind, text in ABOUT.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description="Agents, servers and clients at work while a nemesis breaks things; then the proof that "
+        f"nothing was lost or doubled.\n\nfaults:\n{about}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, help="the same seed makes the same work and the same faults")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--faults", help="only these, separated by commas")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between faults (2)")
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--postgres", type=int, metavar="MAJOR", help="this version (the newest found)")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="copy histories and logs there")
+    parser.add_argument("--show", action="store_true", help="show the schedule of faults and end")
+    parser.add_argument("--json", action="store_true", help="give the result as JSON")
+    args = parser.parse_args()
+    kinds = [Kind(name) for name in args.faults.split(",")] if args.faults else list(Kind)
+    missing = possible(kinds)
+    for kind, why in missing.items():
+        _tell(f"{kind} is left out: it {why}")
+    plan = Plan(
+        seed=random.randrange(1_000_000) if args.seed is None else args.seed,
+        seconds=args.minutes * 60,
+        kinds=[kind for kind in kinds if kind not in missing],
+        agents=args.agents,
+        faults_every_sec=args.every,
+        major=args.postgres,
+        keep=args.keep,
+        tell=_tell,
+    )
+    if args.show:
+        for fault in plan.faults():
+            sys.stdout.write(f"{fault.at:7.2f} s  {fault}\n")
+        return 0
+    report = asyncio.run(Run(plan).run())
+    told = msgspec.json.format(msgspec.json.encode(report)).decode() if args.json else table(report)
+    sys.stdout.write(told + "\n")
+    return 0 if report.held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

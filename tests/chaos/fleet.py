@@ -1,0 +1,152 @@
+"""The processes of a run: each with a way to the database of its own, started again whenever it has ended."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from psycopg.conninfo import make_conninfo
+
+from tests.chaos.cluster import DATABASE, PASSWORD, ROLE
+from tests.proxy import Proxy, Streams, listening
+
+ROOT = Path(__file__).parents[2]
+_STOP_SEC = 40.0
+_PAUSE_SEC = 0.3
+
+
+class Line:
+    """The way of one process to the database: a proxy for each server that it knows of."""
+
+    def __init__(self) -> None:
+        self.proxies: list[Proxy] = []
+        self.ports: list[int] = []
+
+    async def add(self, stack: AsyncExitStack, port_of: Callable[[], int]) -> None:
+        async def connect() -> Streams:
+            return await asyncio.open_connection("127.0.0.1", port_of())
+
+        proxy = Proxy(connect)
+        self.ports.append(await stack.enter_async_context(listening(proxy)))
+        self.proxies.append(proxy)
+
+    @property
+    def dsn(self) -> str:
+        ports = ",".join(map(str, self.ports))
+        hosts = ",".join(["127.0.0.1"] * len(self.ports))
+        which = "read-write" if len(self.ports) > 1 else "any"
+        return make_conninfo(
+            "",
+            host=hosts,
+            port=ports,
+            user=ROLE,
+            password=PASSWORD,
+            dbname=DATABASE,
+            target_session_attrs=which,
+            connect_timeout=3,
+        )
+
+
+class Member:
+    """A process that is started again after it was killed, or ended by itself."""
+
+    def __init__(
+        self, name: str, line: Line, command: Sequence[str], variables: dict[str, str], log: Path
+    ) -> None:
+        self.name = name
+        self.line = line
+        self._command = command
+        self._environment = {
+            n: v for n, v in os.environ.items() if not n.startswith(("LINESHAFT_", "PYTEST_"))
+        } | variables
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        #: Set while it may run; cleared while it is to stay away.
+        self._wanted = asyncio.Event()
+        self._ending = False
+        self._paused: int | None = None
+        #: How often it was started, and with which codes it ended though nobody had killed it.
+        self.starts = 0
+        self.own_ends: Counter[int] = Counter()
+
+    def start(self) -> None:
+        self._wanted.set()
+        self._watching = asyncio.create_task(self._watch(), name=self.name)
+
+    async def _watch(self) -> None:
+        while not self._ending:
+            await self._wanted.wait()
+            with self._log.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+                )
+            self.starts += 1
+            code = await self._process.wait()
+            self._process = None
+            if code != -signal.SIGKILL and not self._ending:
+                self.own_ends[code] += 1
+                await asyncio.sleep(_PAUSE_SEC)
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
+    async def kill(self, away_sec: float) -> bool:
+        if self._process is None or not self._wanted.is_set():
+            return False
+        self._wanted.clear()
+        self._process.kill()
+        await asyncio.sleep(away_sec)
+        self._wanted.set()
+        return True
+
+    async def pause(self, seconds: float) -> bool:
+        process = self._process
+        if process is None or self._paused is not None:
+            return False
+        self._paused = process.pid
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        self.resume()
+        return True
+
+    def resume(self) -> None:
+        pid, self._paused = self._paused, None
+        # Not another one that was started meanwhile.
+        if pid is not None and self._process is not None and self._process.pid == pid:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> int | None:
+        """Ask it to end, and wait for it; None: it had to be killed."""
+        self._ending = True
+        self._wanted.set()
+        self.resume()
+        if self._watching is None:
+            return 0
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+        done, _ = await asyncio.wait({self._watching}, timeout=_STOP_SEC)
+        if done:
+            return 0 if process is None else process.returncode
+        await self.destroy()
+        return None
+
+    async def destroy(self) -> None:
+        self._ending = True
+        self._wanted.set()
+        while self._watching is not None and not self._watching.done():
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+            await asyncio.wait({self._watching}, timeout=0.2)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]

@@ -1,0 +1,231 @@
+"""One agent process of a chaos run: `python -m tests.chaos.worker`.
+
+It does what the plan in a task's spec says, and records every claim it gets, every step it runs, and every
+write with its answer.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskContext
+from lineshaft.client.backend import Assignment, Backend
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.errors import LineshaftError, SupersededError
+from lineshaft.settings import Settings
+from lineshaft.store.changes import Spent
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.store.parting import HandBack, Spawned
+from lineshaft.store.working import Purses
+from tests.chaos.history import Recorder
+from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
+
+
+class RecordingBackend:
+    """A backend, and a record of what went through it. What isn't recorded passes as it is."""
+
+    def __init__(self, inner: Backend, record: Recorder) -> None:
+        self._inner = inner
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def claim(
+        self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
+    ) -> list[Assignment]:
+        found = await self._inner.claim(agent_id, incarnation, limit=limit, types=types)
+        for each in found:
+            self._record(
+                "claimed",
+                task=each.task.id,
+                epoch=each.task.epoch,
+                agent=agent_id,
+                incarnation=incarnation,
+                steps=sorted(each.history.steps or ()),
+                inputs=each.inputs,
+            )
+        return found
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
+        told = [_told(item.claim, item.spent) | {"output": _json(item.output)} for item in completions]
+        return await self._moving("complete", told, lambda: self._inner.complete(completions))
+
+    async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
+        told = [_told(item.claim, item.spent) | {"error": item.error} for item in failures]
+        return await self._moving("fail", told, lambda: self._inner.fail(failures))
+
+    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+        told = [_told(item.claim, item.spent) for item in items]
+        return await self._moving("hand_back", told, lambda: self._inner.hand_back(items))
+
+    async def _moving(self, what: str, items: list[dict[str, Any]], call: Callable[[], Any]) -> list[Moved]:
+        name = self._asked(what, items=items)
+        with self._failing(name):
+            moved: list[Moved] = await call()
+        self._record(
+            "answered",
+            call=name,
+            statuses=[None if one.status is None else one.status.value for one in moved],
+            errors=[None if one.error is None else one.error.code for one in moved],
+        )
+        return moved
+
+    async def record_step(
+        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
+    ) -> tuple[bytes, Purses]:
+        call = self._asked(
+            "step", task=claim.id, epoch=claim.epoch, name=name, data=_json(data), cost=str(cost_usd)
+        )
+        with self._failing(call):
+            stored, purses = await self._inner.record_step(
+                claim, name, data, cost_usd=cost_usd, cost_so_far_usd=cost_so_far_usd
+            )
+        self._record("answered", call=call, stored=_json(stored))
+        return stored, purses
+
+    async def spawn(
+        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
+    ) -> Spawned:
+        call = self._asked("spawn", task=claim.id, epoch=claim.epoch, key=key)
+        with self._failing(call):
+            spawned = await self._inner.spawn(claim, key, tasks, wait=wait, spent=spent)
+        self._record("answered", call=call, children=[child.id for child in spawned.children])
+        return spawned
+
+    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
+        call = self._asked("cancel_claimed", task=claim.id, epoch=claim.epoch)
+        with self._failing(call):
+            await self._inner.cancel_claimed(claim, reason, spent=spent)
+        self._record("answered", call=call)
+
+    def _asked(self, what: str, **facts: Any) -> str:
+        name = self._record.next_call()
+        self._record(what, call=name, **facts)
+        return name
+
+    @contextlib.contextmanager
+    def _failing(self, call: str) -> Any:
+        try:
+            yield
+        except BaseException as error:
+            code = error.code if isinstance(error, LineshaftError) else type(error).__name__
+            self._record("refused", call=call, code=code, error=str(error)[:300])
+            raise
+
+
+def _told(claim: ClaimRef, spent: Spent) -> dict[str, Any]:
+    return {
+        "task": claim.id,
+        "epoch": claim.epoch,
+        "cost": None if spent.cost_usd is None else str(spent.cost_usd),
+    }
+
+
+def _json(data: bytes | None) -> Any:
+    return None if data is None else msgspec.json.decode(data)
+
+
+def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: float | None) -> Agent:
+    agent = Agent(
+        agent_id,
+        max_concurrent_tasks=4,
+        budget_usd=budget_usd,
+        heartbeat_interval_sec=0.5,
+        poll_interval_sec=0.5,
+        grace_sec=2,
+    )
+
+    async def work(ctx: TaskContext, plan: dict[str, Any]) -> Any:
+        record("begun", task=ctx.id, epoch=ctx.epoch, attempt=ctx.attempt)
+        cost = plan.get("cost", 0)
+
+        async def step(name: str) -> dict[str, Any]:
+            record("ran_step", task=ctx.id, epoch=ctx.epoch, name=name)
+            ctx.spend(cost)
+            return {"by": ctx.agent_id, "epoch": ctx.epoch}
+
+        for n in range(plan.get("steps", 0)):
+            await ctx.step(f"step-{n}", step, f"step-{n}")
+        if plan.get("spawns"):
+            children = [
+                NewTask(
+                    TYPE,
+                    spec={"plan": {"seconds": 0.02, "cost": cost}},
+                    retry=RETRY,
+                    max_attempts=6,
+                    max_cost_usd=MAX_COST_USD,
+                )
+                for _ in range(plan["spawns"])
+            ]
+            await ctx.spawn("children", children, wait=plan["waits"])
+        await asyncio.sleep(plan.get("seconds", 0))
+        if plan.get("cancels"):
+            raise Cancel("the plan says so")
+        if plan.get("snoozes") and not any(past.outcome == "released" for past in ctx.previous_attempts):
+            raise Snooze(0.2)
+        failed = sum(past.outcome == "failed" for past in ctx.previous_attempts)
+        if failed < plan.get("fails", 0):
+            raise Fail("the plan says so", plan.get("category", "crash"))
+        # Something on the agent's own disk, as real agents have; a full one fails the attempt.
+        draft = scratch / f"{ctx.id}.{ctx.epoch}"
+        try:
+            draft.write_bytes(os.urandom(2048))
+        finally:
+            draft.unlink(missing_ok=True)
+        ctx.spend(cost)
+        if plan.get("wrong_first") and not failed:
+            return {"wrong": True}
+        return {"task": ctx.id, "epoch": ctx.epoch, "by": ctx.agent_id, "nonce": os.urandom(8).hex()}
+
+    for kind in (TYPE, FLAKY):
+        agent.handles(kind)(work)
+    return agent
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("dsn")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--budget", type=float)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    record = Recorder(args.history / f"{args.name}.jsonl", args.name)
+    record("started")
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    agent = make_agent(args.name, record, args.scratch, budget_usd=args.budget)
+
+    def stop() -> None:
+        stopped.set()
+        agent.stop()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    settings = Settings.load(os.environ | {"LINESHAFT_DATABASE_URL": args.dsn})
+    while not stopped.is_set():
+        backend = RecordingBackend(DatabaseBackend(settings, max_connections=4), record)
+        try:
+            async with Lineshaft(backend=cast(Backend, backend)) as shaft:
+                await agent.run(shaft, handle_signals=False)
+        except SupersededError as error:
+            record("superseded", error=str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the agent is needed again
+            record("interrupted", error=f"{type(error).__name__}: {error}"[:300])
+            await asyncio.sleep(0.2)
+    record("stopped")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
