@@ -147,6 +147,11 @@ class Settings:
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."
     )
+    max_retries_are: str = _setting(
+        _one_of("extra", "all"),
+        "extra",
+        "What maxRetries of /api/tasks counts: extra = attempts after the first, all = every attempt.",
+    )
     log_format: str = _setting(
         _one_of("auto", "pretty", "json"), "auto", "How logs look: auto = pretty on a terminal, else JSON."
     )

@@ -255,7 +255,12 @@ def _id(what: str | Submitted | SubmittedDag) -> str:
 
 
 def _filter(given: dict[str, str | Sequence[str]]) -> TaskFilter:
-    known = TaskFilter.__dataclass_fields__
+    known = [name for name in TaskFilter.__dataclass_fields__ if name not in _NO_NAMES]
     if unknown := sorted(set(given) - set(known)):
         raise InvalidInputError(errors=[(unknown[0], f"is no filter; there are {', '.join(known)}")])
-    return TaskFilter(**{name: [v] if isinstance(v, str) else list(v) for name, v in given.items()})
+    names: dict[str, Any] = {name: [v] if isinstance(v, str) else list(v) for name, v in given.items()}
+    return TaskFilter(**names)
+
+
+#: Filters that are no lists of names; only compatible surfaces use them.
+_NO_NAMES = frozenset({"priority", "batches"})

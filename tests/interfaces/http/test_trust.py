@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from lineshaft.errors import SettingsError
+from lineshaft.interfaces.http import sockets
 from lineshaft.interfaces.http.app import OPERATIONS, create_app
 from lineshaft.interfaces.http.auth import check_exposure, is_loopback
 from lineshaft.interfaces.http.limits import MAX_DEPTH
@@ -18,6 +19,7 @@ from tests.interfaces.http.conftest import Serve, Served, serving
 
 #: Bodies that pass the first look, for operations that need one.
 BODIES: dict[str, Any] = {
+    "submit_document_task": {"taskType": "x"},
     "submit_task": {"type": "x"},
     "submit_batch": {"tasks": [{"type": "x"}]},
     "submit_dag": {"title": "x", "tasks": [{"type": "x"}]},
@@ -40,8 +42,11 @@ BODIES: dict[str, Any] = {
 
 #: What each call needs, as the contract means it. A route without a line here fails the test.
 SCOPES: dict[str, str | None] = {
+    "GET /health": None,
     "GET /healthz": None,
     "GET /readyz": None,
+    "GET /api/tasks": "read",
+    "GET /api/tasks/{id}": "read",
     "GET /metrics": "read",
     "GET /v1/agents": "read",
     "GET /v1/agents/{id:path}": "read",
@@ -61,6 +66,7 @@ SCOPES: dict[str, str | None] = {
     "GET /v1/tasks/{id}/events": "read",
     "GET /v1/tasks/{id}/steps": "read",
     "GET /v1/tasks/{id}/why": "read",
+    "POST /api/tasks": "submit",
     "POST /v1/dags": "submit",
     "POST /v1/tasks": "submit",
     "POST /v1/tasks/batch": "submit",
@@ -80,6 +86,8 @@ SCOPES: dict[str, str | None] = {
     "DELETE /v1/slowdowns/{key:path}": "operate",
     "PATCH /v1/agents/{id:path}": "operate",
     "PATCH /v1/tasks/{id}": "operate",
+    "POST /api/tasks/{id}/cancel": "operate",
+    "POST /api/tasks/{id}/retry": "operate",
     "POST /v1/approvals/{id}": "operate",
     "POST /v1/breakers/{key:path}/open": "operate",
     "POST /v1/breakers/{key:path}/reset": "operate",
@@ -111,7 +119,8 @@ def test_every_route_has_a_scope_that_somebody_thought_about() -> None:
 async def test_nothing_else_is_routed(served: Served) -> None:
     routed = {getattr(route, "path", "") for route in create_app(served.service).routes}
 
-    assert routed == PAGES | {operation.path for operation in OPERATIONS}
+    assert routed == PAGES | set(sockets.PATHS) | {operation.path for operation in OPERATIONS}
+    assert sockets.SCOPE is Scope.READ
 
 
 async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serve: Serve) -> None:

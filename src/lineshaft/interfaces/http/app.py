@@ -17,9 +17,11 @@ from lineshaft.interfaces.http import (
     guards,
     health,
     metrics,
+    officeplane,
     openapi,
     problems,
     reviews,
+    sockets,
     stats,
     tasks,
     working,
@@ -29,7 +31,7 @@ from lineshaft.interfaces.http.routing import Operation, routes
 from lineshaft.interfaces.http.service import Service
 
 #: What is called most often is found first.
-AREAS = (agents, working, tasks, dags, events, reviews, guards, stats, metrics, health)
+AREAS = (agents, working, tasks, dags, events, reviews, guards, stats, metrics, health, officeplane)
 OPERATIONS: Sequence[Operation] = [operation for area in AREAS for operation in area.routes.operations]
 
 
@@ -42,6 +44,7 @@ def create_app(service: Service) -> FastAPI:
         exception_handlers={HTTPException: _explain, LineshaftError: _tell},
     )
     app.router.routes.extend(routes(OPERATIONS, service))
+    app.router.routes.extend(sockets.routes(service))
     openapi.describe(app, OPERATIONS)
     return app
 
@@ -72,8 +75,6 @@ def _meaning(request: Request, error: HTTPException) -> LineshaftError:
 
 async def _tell(request: Request, error: Exception) -> Response:
     assert isinstance(error, LineshaftError)  # noqa: S101 - it is registered for these only
-    found = problems.problem(error, getattr(request.state, "request_id", None))
-    headers = {name.decode(): value.decode() for name, value in problems.headers_of(error)}
-    return Response(
-        problems.encoded(found), status_code=found.status, headers=headers, media_type=problems.MEDIA_TYPE
-    )
+    request_id = getattr(request.state, "request_id", None)
+    status, headers, body = problems.rendered(error, request_id, request.url.path)
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})

@@ -194,8 +194,11 @@ class Pause(Body, frozen=True, kw_only=True):
     type: Name | None = None
 
 
+Limit = Annotated[int, Meta(ge=1, le=500)]
+
+
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    limit: Limit = 50
     cursor: str | None = None
 
 

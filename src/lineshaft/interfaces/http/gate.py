@@ -96,7 +96,7 @@ class Gate:
             self._check_length(headers)
             await self._app(scope, self._counted(receive), noting)
         except LineshaftError as error:
-            await send_problem(noting, error, request_id)
+            await send_problem(noting, error, scope)
         finally:
             _note(scope, status, time.perf_counter() - began)
 

@@ -68,7 +68,7 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
         found["security"] = [{"token": []}, {}]
         found["x-scope"] = operation.scope.value
     if operation.body is not None:
-        content: dict[str, Any] = {"schema": _schema_of(operation.body)}
+        content: dict[str, Any] = {"schema": _schema_of(operation.body_shape or operation.body)}
         if operation.example is not None:
             content["example"] = operation.example
         found["requestBody"] = {
@@ -124,6 +124,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
         codes.setdefault(problems.STATUSES[code].value, []).append(code)
     for status, names in codes.items():
         content = {problems.MEDIA_TYPE: {"schema": _schema_of(problems.Problem)}}
+        if problems.is_plain(operation.path):
+            content = {"application/json": {"schema": _schema_of(problems.Detail)}}
         found[str(status)] = {"description": " or ".join(names), "content": content}
     return found
 
@@ -133,10 +135,10 @@ def _phrase(status: int) -> str:
 
 
 def _types(operations: Sequence[Operation]) -> list[Any]:
-    kinds: list[Any] = [problems.Problem]
+    kinds: list[Any] = [problems.Problem, problems.Detail]
     for operation in operations:
         answers = [kind for kind in operation.answers.values() if not isinstance(kind, str)]
-        kinds += [kind for kind in (operation.body, *answers) if kind is not None]
+        kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]
     return kinds
 
 

@@ -75,6 +75,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     reasons: Sequence[Reason] | None = None
 
 
+class Detail(msgspec.Struct, frozen=True):
+    """An error as document 003's surface has it."""
+
+    detail: str
+
+
 def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
     code = error.code if error.code in STATUSES else "internal"
     faults: list[Fault] | None = None
@@ -104,8 +110,19 @@ def headers_of(error: LineshaftError) -> Headers:
     return []
 
 
-def encoded(found: Problem) -> bytes:
-    return msgspec.json.encode(found)
+def is_plain(path: str) -> bool:
+    """Whether errors at this path are document 003's."""
+    return path.startswith("/api/")
+
+
+def rendered(error: LineshaftError, request_id: str | None, path: str) -> tuple[int, Headers, bytes]:
+    found = problem(error, request_id)
+    headers = headers_of(error)
+    if is_plain(path):
+        json = (b"content-type", b"application/json")
+        return found.status, [json, *headers], msgspec.json.encode(Detail(found.detail))
+    media_type = (b"content-type", MEDIA_TYPE.encode())
+    return found.status, [media_type, *headers], msgspec.json.encode(found)
 
 
 def _title(code: str) -> str:

@@ -71,6 +71,8 @@ class Operation:
     example: Any
     body: Any = None
     query: Any = None
+    #: What a body looks like that its handler reads by itself.
+    body_shape: Any = None
 
     @property
     def name(self) -> str:
@@ -91,6 +93,8 @@ class Operation:
     @property
     def body_is_optional(self) -> bool:
         """Whether an empty body is one with all defaults."""
+        if self.body is msgspec.Raw:
+            return True
         return not any(found.required for found in msgspec.structs.fields(self.body))
 
     @property
@@ -111,6 +115,7 @@ class Routes:
         *,
         codes: Sequence[str] = (),
         example: Any = None,
+        body_shape: Any = None,
     ) -> Callable[[Handler], Handler]:
         """`answer` is the type of a 200, or types by status."""
 
@@ -127,6 +132,7 @@ class Routes:
                     example=example,
                     body=hints.get("body"),
                     query=hints.get("query"),
+                    body_shape=body_shape,
                 )
             )
             return handler
@@ -167,11 +173,11 @@ class Endpoint:
         except ClientDisconnect:
             return
         except LineshaftError as error:
-            await send_problem(send, error, request_id)
+            await send_problem(send, error, scope)
             return
         except Exception:  # noqa: BLE001 - logged with its traceback; the client learns only where to look
             _log.exception("A call failed in a way nobody foresaw", operation=self._operation.name)
-            await send_problem(send, LineshaftError(_UNFORESEEN), request_id)
+            await send_problem(send, LineshaftError(_UNFORESEEN), scope)
             return
         if isinstance(answer, Response):
             with contextlib.suppress(ClientDisconnect):
@@ -246,10 +252,10 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: problems.Hea
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_problem(send: Send, error: LineshaftError, request_id: str) -> None:
-    found = problems.problem(error, request_id or None)
-    headers = [(b"content-type", problems.MEDIA_TYPE.encode()), *problems.headers_of(error)]
-    await send_bytes(send, found.status, problems.encoded(found), headers)
+async def send_problem(send: Send, error: LineshaftError, scope: AsgiScope) -> None:
+    request_id = scope.get("state", {}).get("request_id")
+    status, headers, body = problems.rendered(error, request_id, scope["path"])
+    await send_bytes(send, status, body, headers)
 
 
 def routes(operations: Sequence[Operation], service: Service) -> list[Route]:

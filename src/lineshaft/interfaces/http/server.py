@@ -80,6 +80,10 @@ class Server:
                 timeout_graceful_shutdown=GRACE_SEC,
                 # Agents that ask again right after a long wait find the connection open.
                 timeout_keep_alive=75,
+                # Nobody has anything to say to us there. What we say is written down once for all, not packed
+                # anew for each.
+                ws_max_size=64 << 10,
+                ws_per_message_deflate=False,
             )
         )
         self._uvicorn.on_stop = service.stop

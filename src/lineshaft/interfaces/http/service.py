@@ -8,7 +8,9 @@ from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.interfaces.http.alarm import Alarm
 from lineshaft.interfaces.http.auth import NEIGHBOUR, Authenticator, Principal
+from lineshaft.interfaces.http.officeplane_tasks import Officeplane
 from lineshaft.interfaces.http.streams import Tail
+from lineshaft.interfaces.http.updates import Updates
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
 from lineshaft.store.events import Events
@@ -45,6 +47,8 @@ class Service:
         self.metrics = MetricsReader(self.engine.database, self.engine.insights, self.engine.fleet)
         self.interventions = Interventions(self.engine.database)
         self.tail = Tail(self.events)
+        self.officeplane = Officeplane(first_is_extra=settings.max_retries_are == "extra")
+        self.updates = Updates(self.tail, self.events, self.engine.insights, self.officeplane)
         self.wakeups = Wakeups(dsn)
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
         #: Set when the server stops: whoever waits or streams ends then.
@@ -59,6 +63,7 @@ class Service:
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
             opening.push_async_callback(self.tail.close)
+            opening.push_async_callback(self.updates.close)
             ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")
             opening.push_async_callback(_end, ringing)
             self._resources = opening.pop_all()

@@ -105,7 +105,7 @@ async def _events(
                 yield b"id: %s\nevent: %s\ndata: %s\n\n" % (event.cursor.encode(), event.kind.encode(), item)
             if stopping.is_set():
                 return
-            if page.caught_up and not await _any(news, stopping):
+            if page.caught_up and not await any_of(news, stopping):
                 # A client that comes back with this goes on here, though nothing was for it.
                 yield _place(page.next_cursor)
             try:
@@ -121,7 +121,7 @@ def _place(cursor: str) -> bytes:
     return b": still here\nid: %s\n\n" % cursor.encode()
 
 
-async def _any(*signals: asyncio.Event) -> bool:
+async def any_of(*signals: asyncio.Event) -> bool:
     """Whether one of them was set before it was time to say something."""
     waiting = [asyncio.ensure_future(signal.wait()) for signal in signals]
     try:
