@@ -340,9 +340,12 @@ class _Context:
 
     async def _held(self, call: Callable[[], Awaitable[T]]) -> T:
         """A write that only the holder of the claim may make."""
+        # To its end, also when the handler is cancelled meanwhile: what is written half is neither.
+        writing = asyncio.ensure_future(steps.insist(call, lambda: self._gone))
+        # Nobody may be there any more to hear that it failed.
+        writing.add_done_callback(lambda written: written.cancelled() or written.exception())
         try:
-            # To its end, also when the handler is cancelled meanwhile: what is written half is neither.
-            return await asyncio.shield(steps.insist(call, lambda: self._gone))
+            return await asyncio.shield(writing)
         except StaleClaimError as error:
             self.end(str(error), gone=True)
             self._paused = ClaimOver(str(error))

@@ -214,6 +214,8 @@ class Worker:
                 await self._wait(asyncio.sleep(max(soon, 0.0)))
                 await self.backend.upkeep()
                 return False
+            # Once more: what was put off when it looked first may have become READY before it looked second.
+            await self._claim()
             if self._crew.all_idle(self, before):
                 return True
         self._crew.found_nothing(self._interest)

@@ -202,11 +202,10 @@ LEFT JOIN LATERAL (
 ) AS member ON true
 
 -- name: book_cost
--- What an attempt has cost so far, just before its claim is given up.
+-- What an attempt has cost so far, with something that it will not do again.
 UPDATE lineshaft.task_live
 SET attempt_cost_usd = greatest(attempt_cost_usd, coalesce(%(cost)s::numeric, 0))
 WHERE id = %(id)s::text AND epoch = %(epoch)s::integer AND status = 'RUNNING'
-RETURNING id
 
 -- name: read_step
 SELECT data, epoch FROM lineshaft.step WHERE task_id = %(id)s::text AND name = %(name)s::text

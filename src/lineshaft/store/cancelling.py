@@ -13,9 +13,10 @@ from psycopg.rows import class_row
 
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
-from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.outcomes import HELD, ClaimRef
 from lineshaft.store.review import Review
 from lineshaft.store.reviving import Reviving
 
@@ -76,11 +77,35 @@ class Cancelling:
         self, connection: Connection, roots: Sequence[str], reason: str, *, cascade: bool
     ) -> list[str]:
         """Whatever of these has not ended; gives who was cancelled."""
+        return await self._cancel(connection, roots, reason, cascade=cascade)
+
+    async def cancel_claimed(
+        self, connection: Connection, claim: ClaimRef, spent: Spent, reason: str, *, cascade: bool
+    ) -> list[str]:
+        """As `cancel`, by whoever holds the task and has spent so much on it; nobody, if it is not held."""
+        return await self._cancel(connection, [claim.id], reason, cascade=cascade, held=(claim, spent))
+
+    async def _cancel(
+        self,
+        connection: Connection,
+        roots: Sequence[str],
+        reason: str,
+        *,
+        cascade: bool,
+        held: tuple[ClaimRef, Spent] | None = None,
+    ) -> list[str]:
         doomed = await self._lock_doomed(connection, roots, cascade=cascade)
+        spent: dict[str, Spent] = {}
+        if held is not None:
+            claim, used = held
+            task = doomed.live.get(claim.id)
+            if task is None or task.epoch != claim.epoch or task.status not in HELD:
+                return []
+            spent[task.id] = used.no_less_than_known(task)
         if not doomed.live:
             return []
         changes = Changes(self._database.now)
-        self._end_doomed(changes, doomed, reason)
+        self._end_doomed(changes, doomed, reason, spent)
         await self._bury(connection, changes, doomed)
         return sorted(doomed.live)
 
@@ -97,7 +122,7 @@ class Cancelling:
         changes = Changes(self._database.now)
         for name, letter in doomed.letters.items():
             changes.give_up(name, letter.dag_id)
-        self._end_doomed(changes, doomed, reason)
+        self._end_doomed(changes, doomed, reason, {})
         await self._bury(connection, changes, doomed)
         return sorted([*doomed.letters, *doomed.live])
 
@@ -147,11 +172,12 @@ class Cancelling:
             await cursor.execute(self._letters["lock_letters"], {**self._database.now, "ids": list(ids)})
             return {letter.id: letter for letter in await cursor.fetchall()}
 
-    def _end_doomed(self, changes: Changes, doomed: _Doomed, reason: str) -> None:
+    def _end_doomed(self, changes: Changes, doomed: _Doomed, reason: str, spent: Mapping[str, Spent]) -> None:
         for name, task in doomed.live.items():
             why = doomed.reason(name, reason)
-            changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason=why)
-            changes.attempt(task, "cancelled", spent=UNREPORTED)
+            used = spent.get(name, UNREPORTED)
+            changes.end(task, Status.CANCELLED, spent=used, reason=why)
+            changes.attempt(task, "cancelled", spent=used)
             changes.event(task, ["task.cancelled"], {"reason": why})
 
     async def _bury(self, connection: Connection, changes: Changes, doomed: _Doomed) -> None:

@@ -8,7 +8,7 @@ snapshots newer than the locks.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -85,6 +85,10 @@ class Spent:
 
     def cost(self, task: LockedTask) -> Decimal:
         return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
+
+    def no_less_than_known(self, task: LockedTask) -> "Spent":
+        """For a claim that is given up: what its steps and heartbeats said was spent stays spent."""
+        return replace(self, cost_usd=max(self.cost_usd or NOTHING, task.attempt_cost_usd))
 
 
 UNREPORTED = Spent()

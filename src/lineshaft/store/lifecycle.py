@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from psycopg.rows import class_row
 
-from lineshaft.errors import InvalidTransitionError, StaleClaimError, SupersededError
+from lineshaft.errors import StaleClaimError, SupersededError
 from lineshaft.model import breaker, budget, graph, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
@@ -22,12 +22,21 @@ from lineshaft.model.storable import check_json
 from lineshaft.model.tasks import policy
 from lineshaft.sql import catalog
 from lineshaft.store.breakers import Breakers, FailedAttempt
-from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.guards import Guards, RateLimited
 from lineshaft.store.lanes import Lanes, array_literal
-from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure, Moved, record_failure, refusal
+from lineshaft.store.outcomes import (
+    HELD,
+    Beat,
+    ClaimRef,
+    Completion,
+    Failure,
+    Moved,
+    record_failure,
+    refusal,
+)
 from lineshaft.store.round_trip import Rows, transaction
 
 
@@ -319,7 +328,7 @@ class Lifecycle:
             rest = []
             for item in failures:
                 task = locked.get(item.claim.id)
-                if task is not None and task.epoch == item.claim.epoch and task.status in _HELD:
+                if task is not None and task.epoch == item.claim.epoch and task.status in HELD:
                     # Once, also if the call names it twice.
                     held.append((task, item))
                     del locked[task.id]
@@ -343,7 +352,7 @@ class Lifecycle:
             [
                 (task, _system_failure(task, retry.SystemReason.AGENT_RESTARTED))
                 for task in locked.values()
-                if task.agent_id == agent_id and task.status in _HELD
+                if task.agent_id == agent_id and task.status in HELD
             ],
         )
 
@@ -354,7 +363,7 @@ class Lifecycle:
         reason_of: Callable[[LockedTask], retry.SystemReason],
     ) -> list[str]:
         """Tasks whose lease has run out fail; gives the reasons."""
-        held = [t for t in (await self.lock_with_dependents(connection, ids)).values() if t.status in _HELD]
+        held = [t for t in (await self.lock_with_dependents(connection, ids)).values() if t.status in HELD]
         reasons = [reason_of(task) for task in held]
         await self._fail_locked(
             connection,
@@ -475,8 +484,14 @@ class Lifecycle:
             found |= dict.fromkeys(ids)
         return list(found)
 
-    async def release(self, claims: Sequence[ClaimRef], *, delay_sec: float | None = None) -> list[Moved]:
-        """Hand back without using an attempt; with a delay it comes back later."""
+    async def release(
+        self,
+        claims: Sequence[ClaimRef],
+        *,
+        delay_sec: float | None = None,
+        spent: Mapping[str, Spent] | None = None,
+    ) -> list[Moved]:
+        """Hand back without using an attempt; with a delay it comes back later. `spent`: by task."""
 
         async def work(connection: Connection) -> list[Moved]:
             locked = await self.lock(connection, [claim.id for claim in claims])
@@ -489,8 +504,9 @@ class Lifecycle:
                     continue
                 # Once, also if the call names it twice.
                 del locked[task.id]
-                changes.requeue(task, target, delay_sec=delay_sec or None, spent=UNREPORTED)
-                changes.attempt(task, "released", spent=UNREPORTED)
+                used = (spent or {}).get(task.id, UNREPORTED).no_less_than_known(task)
+                changes.requeue(task, target, delay_sec=delay_sec or None, spent=used)
+                changes.attempt(task, "released", spent=used)
                 kinds = ["task.released"] if delay_sec else ["task.released", "task.ready"]
                 changes.event(task, kinds, {"delay_sec": delay_sec} if delay_sec else None)
                 moved.add(task.id)
@@ -510,8 +526,9 @@ class Lifecycle:
         task = (await self.lock(connection, [claim.id])).get(claim.id)
         if task is None or task.epoch != claim.epoch or task.status != Status.RUNNING:
             (refused,) = await self._answer(connection, [claim], set(), None, verb)
-            raise refused.error or InvalidTransitionError(
-                f"Can't {verb} task {claim.id}: it is {refused.status}."
+            raise refused.error or StaleClaimError(
+                f"Can't {verb} task {claim.id} with the claim of epoch {claim.epoch}: it is {refused.status} "
+                "now. The claim ended; stop working on this task."
             )
         return task
 
@@ -583,7 +600,6 @@ class Lifecycle:
 #: Status and category.
 _TOO_DEAR = (Status.DEAD_LETTERED, retry.FailureCategory.BUDGET_EXCEEDED)
 _STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})
-_HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:

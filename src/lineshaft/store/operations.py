@@ -21,7 +21,7 @@ from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask, check_fields
 from lineshaft.sql import catalog
 from lineshaft.store.cancelling import Cancelling
-from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import DagDraft, Draft
 from lineshaft.store.lanes import Lanes
@@ -148,11 +148,16 @@ class Operations:
         return parent, [results[head.id] for head in heads]
 
     async def pause_for(
-        self, connection: Connection, changes: Changes, parent: LockedTask, children: Sequence[Submitted]
+        self,
+        connection: Connection,
+        changes: Changes,
+        parent: LockedTask,
+        children: Sequence[Submitted],
+        spent: Spent = UNREPORTED,
     ) -> None:
         """Out of the agent's hands until all of these have ended; writes the changes."""
         open_children = await self._wait_for(connection, parent.id, children)
-        self._pause(changes, parent, open_children)
+        self._pause(changes, parent, open_children, spent.no_less_than_known(parent))
         await changes.write(connection)
         ids = [child.id for child in children]
         await self._rekey_paths(connection, ids)
@@ -186,15 +191,15 @@ class Operations:
         )
         return len(names) - len(ended)
 
-    def _pause(self, changes: Changes, parent: LockedTask, open_children: int) -> None:
+    def _pause(self, changes: Changes, parent: LockedTask, open_children: int, spent: Spent) -> None:
         waits = open_children > 0
         changes.requeue(
             parent,
             Status.PENDING if waits else Status.READY,
-            spent=UNREPORTED,
+            spent=spent,
             blocked=open_children,
         )
-        changes.attempt(parent, "waiting", spent=UNREPORTED)
+        changes.attempt(parent, "waiting", spent=spent)
         changes.event(parent, ["task.waiting"] if waits else ["task.waiting", "task.ready"])
 
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Status:

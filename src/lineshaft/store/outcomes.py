@@ -17,6 +17,8 @@ from lineshaft.model.storable import check_json, mended
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 
 MAX_ERROR = 10_000
+#: In somebody's hands, or on its way out of them.
+HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 
 
 def check_report_size(report: bytes | None) -> None:
@@ -109,7 +111,7 @@ def refusal(
     if epoch == claim.epoch and (status == target or (target is None and status in _AFTER_FAILURE)):
         # The same call again: its first answer was lost on the way.
         return Moved(claim.id, Status(status))
-    if epoch != claim.epoch or status not in _HELD:
+    if epoch != claim.epoch or status not in HELD:
         return Moved(
             claim.id,
             None,
@@ -121,7 +123,6 @@ def refusal(
     return Moved(claim.id, None, InvalidTransitionError(f"Can't {verb} task {claim.id}: it is {status}."))
 
 
-_HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 _AFTER_FAILURE = frozenset({Status.RETRYING, Status.DEAD_LETTERED, Status.READY})
 
 

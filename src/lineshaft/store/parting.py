@@ -1,18 +1,18 @@
 """How a claim ends other than by success or failure: handed back, cancelled, or paused for children.
 
-What the attempt has cost is booked first, so that nothing spent is forgotten.
+What the attempt has used is booked with it, so that nothing spent is forgotten.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from lineshaft.errors import InvalidInputError, NotFoundError, StaleClaimError
+from lineshaft.errors import InvalidInputError, StaleClaimError
 from lineshaft.model.states import Status
+from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, Spent
@@ -70,8 +70,11 @@ class Parting:
             by_delay[item.delay_sec].append(item)
         moved: dict[str, Moved] = {}
         for delay, alike in by_delay.items():
-            await self._book(alike)
-            answers = await self._lifecycle.release([item.claim for item in alike], delay_sec=delay)
+            answers = await self._lifecycle.release(
+                [item.claim for item in alike],
+                delay_sec=delay,
+                spent={item.claim.id: item.spent for item in alike},
+            )
             moved |= {answer.id: answer for answer in answers}
         return [moved[item.claim.id] for item in items]
 
@@ -79,36 +82,25 @@ class Parting:
         self, claim: ClaimRef, reason: str, *, spent: Spent, cascade: bool = True
     ) -> None:
         """Cancel a task that one holds and, with `cascade`, what depends on it. Again changes nothing."""
-        if claim.id not in await self._book([HandBack(claim, spent=spent)]):
-            await self._refuse_stale(claim)
-        await self._operations.cancel(claim.id, reason, cascade=cascade)
 
-    async def _refuse_stale(self, claim: ClaimRef) -> None:
-        """Not RUNNING under this claim: it may be the same call again, or not started yet; else refuse."""
-        async with self._database.connection() as connection:
-            live = await connection.execute(self._moves["read_live"], {"ids": [claim.id]})
-            ends = await connection.execute(self._moves["read_ends"], {"ids": [claim.id]})
-            found = await live.fetchone()
-            end = await ends.fetchone()
-        answer = refusal(
+        async def work(connection: Connection) -> None:
+            cancelled = await self._operations.cancelling.cancel_claimed(
+                connection, claim, spent, mended(reason), cascade=cascade
+            )
+            if claim.id not in cancelled:
+                await self._refuse_stale(connection, claim)
+
+        await self._database.run(work)
+
+    async def _refuse_stale(self, connection: Connection, claim: ClaimRef) -> None:
+        """Not held under this claim: it may be the same call again; else refuse."""
+        live = await connection.execute(self._moves["read_live"], {"ids": [claim.id]})
+        ends = await connection.execute(self._moves["read_ends"], {"ids": [claim.id]})
+        found = await live.fetchone()
+        end = await ends.fetchone()
+        refusal(
             claim, found and (found[1], found[2]), end and (end[1], end[2]), Status.CANCELLED, "cancel"
-        )
-        if isinstance(answer.error, StaleClaimError | NotFoundError):
-            raise answer.error
-
-    async def _book(self, items: Sequence[HandBack]) -> set[str]:
-        async def work(connection: Connection) -> set[str]:
-            cursors = [
-                await self._book_one(connection, item.claim, item.spent.cost_usd)
-                for item in sorted(items, key=lambda item: item.claim.id)
-            ]
-            return {row[0] for cursor in cursors for row in await cursor.fetchall()}
-
-        return await self._database.run(work)
-
-    async def _book_one(self, connection: Connection, claim: ClaimRef, cost: Decimal | None) -> Any:
-        values = {"id": claim.id, "epoch": claim.epoch, "cost": cost}
-        return await connection.execute(self._sql["book_cost"], values)
+        ).unwrap()
 
     async def spawn(
         self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent = UNREPORTED
@@ -133,10 +125,6 @@ class Parting:
             # While the parent is locked: of two calls at once the second finds what the first made.
             known = await self._read_step(connection, step)
             names = [] if known is None else known[0]
-            await self._book_one(connection, claim, spent.cost_usd)
-            parent = replace(
-                parent, attempt_cost_usd=max(parent.attempt_cost_usd, spent.cost_usd or Decimal(0))
-            )
             changes = Changes(self._database.now)
             if known is None:
                 parent, children = await self._operations.create_children(connection, changes, parent, tasks)
@@ -151,8 +139,10 @@ class Parting:
             ends = await self._ends(connection, names)
             paused = wait and any(name not in ends for name in names)
             if paused:
-                await self._operations.pause_for(connection, changes, parent, children)
+                await self._operations.pause_for(connection, changes, parent, children, spent)
             else:
+                booked = {"id": claim.id, "epoch": claim.epoch, "cost": spent.cost_usd}
+                await connection.execute(self._sql["book_cost"], booked)
                 await changes.write(connection)
             return Spawned([ends.get(name) or Child(name) for name in names], paused)
 
