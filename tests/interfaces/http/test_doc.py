@@ -52,6 +52,15 @@ async def test_the_first_calls(client: Client) -> None:
     assert (await client.get("/v1/stats")).json["by_status"] == {"PENDING": 1, "READY": 3}
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
+async def test_the_calls_of_003(client: Client) -> None:
+    out = await run("bash", "-e", "-c", block("sh", 1), URL=f"http://127.0.0.1:{client.port}")
+
+    assert "detail" not in out
+    assert '"maxRetries":3' in out
+    assert out.endswith("[]"), "nothing runs yet"
+
+
 def test_every_code_and_metric_is_described() -> None:
     described = set(re.findall(r"`([a-z_]+)`", PAGE))
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import shutil
 from datetime import datetime
 from typing import Any
 
@@ -64,6 +65,7 @@ async def curl(command: str, port: int) -> Any:
     return json.loads(said)
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the calls are curl's")
 async def test_the_five_calls_as_they_are_written(served: Served) -> None:
     """R-248. On the default port, which another server may have: only the number is changed."""
     port = served.client.port
