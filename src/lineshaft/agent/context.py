@@ -63,6 +63,8 @@ class _Context:
         "_running",
         "_seen",
         "_spec",
+        "_state",
+        "_state_saved",
         "_steps",
         "_task",
     )
@@ -84,6 +86,8 @@ class _Context:
         self._progress: bytes | None = None
         self._artifacts: list[Any] | None = None
         self._spec: dict[str, Any] | None = None
+        self._state: dict[str, Any] | None = None
+        self._state_saved = b"{}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type} {self.id} attempt {self.attempt}>"
@@ -177,6 +181,19 @@ class _Context:
         return None if data is None else msgspec.json.decode(data)
 
     @property
+    def state(self) -> dict[str, Any]:
+        """Where it stands, in words of its own: saved by itself as the checkpoint when it is put off.
+
+        That is: by a rate limit, a snooze, a wait for children, or because the agent stops. It begins as the
+        last checkpoint, if that is a dict. What a crash must not lose belongs in a step or a checkpoint.
+        """
+        if self._state is None:
+            last = self.last_checkpoint
+            self._state = last if isinstance(last, dict) else {}
+            self._state_saved = encoded(self._state, "state")
+        return self._state
+
+    @property
     def steps(self) -> dict[str, Any]:
         """Results of the steps that are done, by name."""
         return {
@@ -265,6 +282,17 @@ class _Context:
         """Set once the claim is over by the handler's own doing."""
         return self._paused
 
+    def unsaved_state(self) -> bytes | None:
+        """What is to be saved as its checkpoint, now that it is put off; None: nothing, or nothing new."""
+        if self._state is None:
+            return None
+        try:
+            state = encoded(self._state, "state")
+        except (ValueError, RuntimeError) as error:  # or a thread, which can't be stopped, is changing it
+            self.log.warning("It is put off without a checkpoint: %s", error)
+            return None
+        return None if state == self._state_saved else state
+
     def end(self, why: str, *, gone: bool) -> None:
         """The claim is gone, or soon will be given up. From any thread."""
         self._gone = self._gone or gone
@@ -328,6 +356,8 @@ class _Context:
             children = [ended.get(name) or Child(name) for name in msgspec.json.decode(known)]
             if not wait or all(child.ended for child in children):
                 return children
+        if wait and (state := self.unsaved_state()) is not None:
+            await self._held(lambda: self._agent.backend.save_checkpoint(self._claim, state))
         spawned = await self._held(
             lambda: self._agent.backend.spawn(self._claim, key, tasks, wait=wait, spent=self._account.spent)
         )

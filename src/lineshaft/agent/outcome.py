@@ -102,6 +102,13 @@ class Outcome:
     delay_sec: float | None = None
     reason: str = ""
 
+    @property
+    def is_put_off(self) -> bool:
+        """Neither done nor failed: it is carried on later, and that uses no attempt."""
+        if self.verdict is Verdict.FAIL:
+            return ratelimit.is_rate_limit(self.error, self.category)
+        return self.verdict in {Verdict.SNOOZE, Verdict.RELEASE}
+
 
 NOTHING = Outcome(Verdict.NOTHING)
 RELEASED = Outcome(Verdict.RELEASE)

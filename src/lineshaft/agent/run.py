@@ -69,6 +69,9 @@ class Run:
     def spent(self) -> Spent:
         return self.context.spent
 
+    def unsaved_state(self) -> bytes | None:
+        return self.context.unsaved_state()
+
     def stop(self, verdict: Outcome, why: str) -> None:
         """Ask the handler to end; unless it still comes to an end of its own, this is the outcome."""
         if self._verdict is None or self._verdict.verdict is not Verdict.NOTHING:

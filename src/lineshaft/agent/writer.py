@@ -1,6 +1,7 @@
 """Writes outcomes in batches: what is decided while one batch is on its way makes up the next."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -27,6 +28,10 @@ class Finished(Protocol):
 
     @property
     def spent(self) -> Spent: ...
+
+    def unsaved_state(self) -> bytes | None:
+        """What its handler wants to find again; None: nothing new."""
+        ...
 
 
 _Item = tuple[Any, Outcome]
@@ -137,7 +142,15 @@ class Writer:
             ]
         )
 
+    async def _save_states(self, items: Sequence[_Item]) -> None:
+        for run, outcome in items:
+            if outcome.is_put_off and (state := run.unsaved_state()) is not None:
+                # One that is stale will be told so when its outcome is refused.
+                with contextlib.suppress(StaleClaimError):
+                    await self._backend.save_checkpoint(run.claim, state)
+
     async def _fail(self, items: Sequence[_Item]) -> list[Moved]:
+        await self._save_states(items)
         return await self._backend.fail(
             [
                 Failure(run.claim, outcome.error, outcome.category, outcome.retry_after_sec, run.spent)
@@ -146,6 +159,7 @@ class Writer:
         )
 
     async def _hand_back(self, items: Sequence[_Item]) -> list[Moved]:
+        await self._save_states(items)
         return await self._backend.hand_back(
             [HandBack(run.claim, outcome.delay_sec or None, run.spent) for run, outcome in items]
         )
