@@ -71,6 +71,22 @@ async def test_a_dag_can_not_spend_more_than_its_ceiling(world: World) -> None:
     assert len(await world.claim(agent, 10)) == 1
 
 
+async def test_an_overdrawn_dag_gets_nothing(world: World) -> None:
+    """R-232, R-233: not even tasks without a maximum, which have overdrawn it; until it is topped up."""
+    agent = await world.agent()
+    dag = await world.dag(*(NewTask("code", key=f"{n}") for n in range(3)), ceiling=1)
+    await world.complete(await world.take(agent), spent="1.5")
+    other = await world.one(priority=60)
+
+    assert [task.id for task in await world.claim(agent, 10)] == [other]
+    assert world.live(dag.tasks["1"].id)["parked"] == "dag_budget"
+    assert [reason.code for reason in (await world.engine.insights.why(dag.tasks["1"].id)).reasons] == [
+        "dag_budget"
+    ]
+    await world.engine.budgets.add_to_ceiling(dag.id, Decimal("0.5"))
+    assert len(await world.claim(agent, 10)) == 2
+
+
 @pytest.mark.parametrize("limit", [1, 2, 10])
 async def test_money_for_a_later_task_is_not_held_up_by_an_earlier_one(world: World, limit: int) -> None:
     """R-232: each task is judged by its own cost, whatever the size of the batch."""

@@ -129,8 +129,11 @@ quota AS MATERIALIZED (
 locked AS MATERIALIZED (
     SELECT
         taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
-        -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks.
-        taken.lock_key IS NULL AND (taken.dag_id IS NULL OR quota.cost = 0) AND (SELECT money FROM me) IS NULL AS plain
+        -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks. A DAG that has spent more than its ceiling pays for
+        -- nothing, not even for what may cost nothing: that is what it has been overdrawn by.
+        taken.lock_key IS NULL AND (SELECT money FROM me) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
+            SELECT dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd FROM lineshaft.dag WHERE dag.id = taken.dag_id
+        ) IS NOT TRUE)) AS plain
     FROM quota
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
