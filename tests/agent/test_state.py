@@ -29,7 +29,7 @@ async def test_it_carries_on_where_it_was(bench: Workbench, put_off: Exception) 
     read: list[int] = []
 
     @agent.handles("t")
-    async def handler(ctx: TaskContext) -> int:
+    async def handler(ctx: TaskContext) -> object:
         while (page := ctx.state.get("page", 0)) < 3:
             read.append(page)
             ctx.state["page"] = page + 1

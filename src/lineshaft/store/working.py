@@ -10,6 +10,7 @@ from typing import Any
 from lineshaft.model.storable import check_json
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection, Database
+from lineshaft.store.heartbeats import Answers, HeldTask, Presence, beat_on
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.outcomes import ClaimRef
 
@@ -66,6 +67,13 @@ class Working:
         self._daily_budget = daily_budget
         self._sql = catalog.load("working")
 
+    async def beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> Answers:
+        """The heartbeat of a process that has no connection of its own for it."""
+        for task in tasks:
+            check_json(progress=task.progress)
+        async with self._database.connection() as connection:
+            return await beat_on(connection, self._database.now, agents, tasks)
+
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
     ) -> tuple[bytes, Purses]:
@@ -84,7 +92,7 @@ class Working:
                 raise AssertionError("a claim that is held can record its steps")
             return bytes(row[0] or b"null"), Purses(*row[1:])
 
-        return await self._database.run(work)
+        return await self._database.run_alone(work)
 
     async def past_attempts(self, ids: Sequence[str]) -> dict[str, list[PastAttempt]]:
         found: defaultdict[str, list[PastAttempt]] = defaultdict(list)
