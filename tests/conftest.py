@@ -3,6 +3,10 @@
 Where versions may differ (statements, plans, races, the way of a task) a test runs once for every major
 version found: the system's, and the one that Lineshaft brings. Elsewhere the newest is enough; `--postgres
 all` runs all on all.
+
+A test of a client or an agent that asks for `where` runs over the database and over HTTP. Where nothing of it
+depends on that (`alike_over_http`), the database is enough by default; where it is about the database itself
+(`database_only`), always. `--transport database`, `http` or `all` chooses.
 """
 
 import fcntl
@@ -22,6 +26,7 @@ from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
 from lineshaft.sql import migrate
 from lineshaft.store.engine import Engine
 from tests.factory import Factory
+from tests.http_server import ServerThread
 
 TEMPLATE = "lineshaft_template"
 #: Tests need no data after a power cut; everything else is as in production.
@@ -45,6 +50,11 @@ def one_of_each_major() -> list[Binaries]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--transport",
+        choices=["database", "http", "all"],
+        help="run tests of clients and agents over this only; 'all': every one over both",
+    )
+    parser.addoption(
         "--postgres",
         metavar="MAJOR",
         help="run on this version of PostgreSQL only; 'all': every test on each",
@@ -60,6 +70,39 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         elif wanted not in {None, "all"}:
             found = [binaries for binaries in found if str(binaries.major) == wanted]
         metafunc.parametrize("postgres", found, ids=lambda b: f"pg{b.major}", indirect=True, scope="session")
+
+
+    if "transport" in metafunc.fixturenames:
+        transports = _transports(metafunc.definition, metafunc.config.getoption("transport"))
+        metafunc.parametrize("transport", transports)
+
+
+def _transports(test: pytest.Item, wanted: str | None) -> list[str]:
+    if test.get_closest_marker("database_only"):
+        return ["database"] if wanted != "http" else []
+    if wanted in {"database", "http"}:
+        return [wanted]
+    if wanted is None and test.get_closest_marker("alike_over_http"):
+        return ["database"]
+    return ["database", "http"]
+
+
+@pytest.fixture(scope="session")
+def server_thread() -> Iterator[ServerThread]:
+    thread = ServerThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def where(transport: str, dsn: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """What a client of the test's database is given: its DSN, or the URL of a server."""
+    if transport == "database":
+        yield dsn
+        return
+    thread: ServerThread = request.getfixturevalue("server_thread")
+    with thread.serving(dsn) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

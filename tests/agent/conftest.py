@@ -3,12 +3,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lineshaft import Lineshaft
+from tests.client.finishing import engine_beside
 from tests.store.invariants import check_invariants
 
 
 @pytest.fixture
-async def shaft(dsn: str) -> AsyncIterator[Lineshaft]:
+async def shaft(where: str, dsn: str) -> AsyncIterator[Lineshaft]:
     """The queue, and afterwards the proof that whatever agents did left everything consistent."""
-    async with Lineshaft(dsn, max_connections=6) as opened:
+    async with Lineshaft(where, max_connections=6) as opened, engine_beside(opened, dsn):
         yield opened
     check_invariants(dsn)

@@ -6,19 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
-from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.model.states import Status
-from lineshaft.store.engine import Engine
 from lineshaft.store.views import AttemptView
+from tests.client.finishing import engine_of as engine_of
 
 #: Everything a test waits for comes within this, however busy the machine is.
 PATIENCE = 60.0
 AT_ONCE = RetrySpec(strategy="immediate")
-
-
-def engine_of(shaft: Lineshaft) -> Engine:
-    assert isinstance(shaft.backend, DatabaseBackend)
-    return shaft.backend.engine
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The client over a database: submit, read, wait, operate, follow events."""
+"""The client, over a database and over HTTP: submit, read, wait, operate, follow events."""
 
 import asyncio
 from pathlib import Path
@@ -182,11 +182,6 @@ async def test_the_embedded_database_comes_by_itself(tmp_path: Path) -> None:
     async with Lineshaft(settings=Settings(home=tmp_path / "home")) as shaft:
         submitted = await shaft.submit(NewTask("sum"))
         assert (await shaft.get(submitted)).status is Status.READY
-
-
-async def test_a_url_is_refused_until_there_is_a_server() -> None:
-    with pytest.raises(InvalidInputError, match="URL can't be used yet"):
-        Lineshaft("http://127.0.0.1:8001")
 
 
 async def test_before_it_is_open_it_says_so(dsn: str) -> None:

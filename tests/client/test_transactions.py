@@ -14,6 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from lineshaft import Lineshaft, NewTask, SyncLineshaft
 from lineshaft.errors import InvalidInputError, NotFoundError
 
+pytestmark = pytest.mark.database_only("a transaction of the caller's is one of its database")
+
 #: Below and above where rows are copied in.
 SIZES = [1, 120]
 

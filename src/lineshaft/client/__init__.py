@@ -1,6 +1,6 @@
 """The queue for programs: `Lineshaft`, and `SyncLineshaft` for those without an event loop.
 
-`backend` is what differs between a database and, later, a server; everything else is written against it.
+`backend` is what differs between a database and a server; everything else is written against it.
 """
 
 from lineshaft.client.blocking import SyncLineshaft

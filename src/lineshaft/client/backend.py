@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lineshaft.client.views import Approval, Dag, Event, Report, Task
+from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
+from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.deadletters import BulkReview
 from lineshaft.store.fleet import AgentView, NewAgent
 from lineshaft.store.heartbeats import Answers, HeldTask, Presence
+from lineshaft.store.letters import LetterFilter, LetterGroup
 from lineshaft.store.listing import TaskFilter
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
 from lineshaft.store.parting import Child, HandBack, Spawned
@@ -90,6 +93,7 @@ class Backend(Protocol):
         *,
         budget_ceiling_usd: Decimal | float | None,
         created_by: str | None,
+        idempotency_key: str | None,
         connection: Any,
     ) -> SubmittedDag: ...
 
@@ -121,7 +125,13 @@ class Backend(Protocol):
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None: ...
 
+    async def cancel_dag(self, dag_id: str, reason: str) -> None: ...
+
     async def retry(self, task_id: str, *, delay_sec: float) -> None: ...
+
+    async def pause(self, type_: str | None) -> None: ...
+
+    async def resume(self, type_: str | None) -> None: ...
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]: ...
 
@@ -130,6 +140,20 @@ class Backend(Protocol):
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
     ) -> Page[Report]: ...
+
+    async def dead_letters(
+        self, filters: LetterFilter, *, limit: int, cursor: str | None
+    ) -> Page[DeadLetter]: ...
+
+    async def dead_letter(self, task_id: str) -> DeadLetter: ...
+
+    async def dead_letter_groups(
+        self, *, types: Sequence[str], categories: Sequence[str], limit: int
+    ) -> list[LetterGroup]: ...
+
+    async def resolve(self, task_id: str, decision: Resolving) -> None: ...
+
+    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview: ...
 
     # Working.
 

@@ -100,9 +100,15 @@ class SyncLineshaft:
     """
 
     def __init__(
-        self, dsn: str | None = None, *, settings: Settings | None = None, max_connections: int = 10
+        self,
+        where: str | None = None,
+        *,
+        token: str | None = None,
+        settings: Settings | None = None,
+        max_connections: int = 10,
     ) -> None:
-        self.shaft = Lineshaft(dsn, settings=settings, max_connections=max_connections)
+        """As `Lineshaft`: the DSN of a database, or the URL of a server and its token."""
+        self.shaft = Lineshaft(where, token=token, settings=settings, max_connections=max_connections)
         self._loop: LoopThread | None = None
 
     @classmethod
@@ -158,9 +164,17 @@ class SyncLineshaft:
     why = _blocking(Lineshaft.why)
     wait = _blocking(Lineshaft.wait)
     cancel = _blocking(Lineshaft.cancel)
+    cancel_dag = _blocking(Lineshaft.cancel_dag)
     retry = _blocking(Lineshaft.retry)
+    pause = _blocking(Lineshaft.pause)
+    resume = _blocking(Lineshaft.resume)
     approvals = _blocking(Lineshaft.approvals)
     approve = _blocking(Lineshaft.approve)
     refuse = _blocking(Lineshaft.refuse)
     reports = _blocking(Lineshaft.reports)
+    dead_letters = _blocking(Lineshaft.dead_letters)
+    dead_letter = _blocking(Lineshaft.dead_letter)
+    dead_letter_groups = _blocking(Lineshaft.dead_letter_groups)
+    resolve = _blocking(Lineshaft.resolve)
+    resolve_all = _blocking(Lineshaft.resolve_all)
     events = _iterating(Lineshaft.events)

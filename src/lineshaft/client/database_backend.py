@@ -1,61 +1,56 @@
 """The backend for whoever reaches the database itself."""
 
 import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-import msgspec
-
 from lineshaft.checks.registry import Checks
-from lineshaft.client.backend import NO_HISTORY, Assignment, EventPage, History, Idler, Pulse
+from lineshaft.client.assignments import assignments
+from lineshaft.client.backend import Assignment, EventPage, Idler, Pulse
 from lineshaft.client.views import (
     Approval,
     Dag,
+    DeadLetter,
     Report,
     Task,
     approval_of,
     dag_of,
+    dead_letter_of,
     event_of,
     report_of,
     task_of,
 )
 from lineshaft.clock import Clock
-from lineshaft.duties.loop import Counts
-from lineshaft.duties.promoter import Promoter
-from lineshaft.duties.reaper import Reaper
-from lineshaft.duties.validator import Validator
+from lineshaft.duties.on_demand import OnDemand
 from lineshaft.errors import DatabaseError
+from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.sql import migrate
 from lineshaft.store import guests
 from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
-from lineshaft.store.claims import Claim, ClaimedTask, Resumed
+from lineshaft.store.deadletters import BulkReview
 from lineshaft.store.engine import Engine
 from lineshaft.store.events import Events
 from lineshaft.store.fleet import AgentView, NewAgent
 from lineshaft.store.heartbeats import Heartbeats
 from lineshaft.store.lane_directory import Interest, LaneDirectory
+from lineshaft.store.letters import LetterFilter, LetterGroup
 from lineshaft.store.listing import TaskFilter
 from lineshaft.store.location import database
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import Child, HandBack, Spawned
+from lineshaft.store.parting import HandBack, Spawned
 from lineshaft.store.reading import Page
 from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submitted, SubmittedDag
 from lineshaft.store.wakeups import Wakeups
 from lineshaft.store.why import Why
-from lineshaft.store.working import PastAttempt, Purses
+from lineshaft.store.working import Purses
 
-_log = logging.getLogger("lineshaft.client")
-
-#: So soon again, at the most, does upkeep come: a retry may be due in no time.
-_SHORTEST_PAUSE_SEC = 0.05
+_NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
 
 
 class DatabaseBackend:
@@ -69,17 +64,14 @@ class DatabaseBackend:
     ) -> None:
         self._settings = settings
         self._checks = checks
-        #: Gates that take their time, run beside the rest of the upkeep.
-        self._validating: asyncio.Task[Counts] | None = None
         self._clock = clock
         self._max_connections = max_connections
         self._resources = AsyncExitStack()
         self._engine: Engine | None = None
+        self._on_demand: OnDemand | None = None
         self._wakeups: Wakeups | None = None
         self._directory: LaneDirectory | None = None
         self._subscribing = asyncio.Lock()
-        #: When it was last looked whether a slow-down is over, or a breaker may be probed.
-        self._looked_at: datetime | None = None
 
     async def open(self) -> None:
         async with AsyncExitStack() as opening:
@@ -97,20 +89,18 @@ class DatabaseBackend:
                     checks=self._checks or Checks.from_settings(self._settings),
                 )
             )
+            self._on_demand = OnDemand(self._engine, self._wake_all)
+            opening.push_async_callback(self._on_demand.close)
             self._resources = opening.pop_all()
 
     async def close(self) -> None:
-        if self._validating is not None:
-            self._validating.cancel()
-            await asyncio.wait({self._validating})
-            self._validating = None
         await self._resources.aclose()
-        self._engine = self._wakeups = self._directory = None
+        self._engine = self._wakeups = self._directory = self._on_demand = None
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise DatabaseError("This Lineshaft is not open. Use 'async with Lineshaft() as shaft'.")
+            raise DatabaseError(_NOT_OPEN)
         return self._engine
 
     # Submitting.
@@ -126,6 +116,7 @@ class DatabaseBackend:
         *,
         budget_ceiling_usd: Decimal | float | None,
         created_by: str | None,
+        idempotency_key: str | None,
         connection: Any,
     ) -> SubmittedDag:
         async with guests.adapted(connection) as adapted:
@@ -134,6 +125,7 @@ class DatabaseBackend:
                 tasks,
                 budget_ceiling_usd=budget_ceiling_usd,
                 created_by=created_by,
+                idempotency_key=idempotency_key,
                 connection=adapted,
             )
 
@@ -171,8 +163,17 @@ class DatabaseBackend:
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
         await self.engine.operations.cancel(task_id, reason, cascade=cascade)
 
+    async def cancel_dag(self, dag_id: str, reason: str) -> None:
+        await self.engine.operations.cancel_dag(dag_id, reason)
+
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)
+
+    async def pause(self, type_: str | None) -> None:
+        await self.engine.operations.pause(type_)
+
+    async def resume(self, type_: str | None) -> None:
+        await self.engine.operations.resume(type_)
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         page = await self.engine.approvals.waiting(limit=limit, cursor=cursor)
@@ -186,6 +187,26 @@ class DatabaseBackend:
     ) -> Page[Report]:
         page = await self.engine.reports.search(query, type_=type_, dag_id=dag_id, limit=limit, cursor=cursor)
         return Page([report_of(found) for found in page.items], page.next_cursor)
+
+    async def dead_letters(
+        self, filters: LetterFilter, *, limit: int, cursor: str | None
+    ) -> Page[DeadLetter]:
+        page = await self.engine.dead_letters.letters(filters, limit=limit, cursor=cursor)
+        return Page([dead_letter_of(found) for found in page.items], page.next_cursor)
+
+    async def dead_letter(self, task_id: str) -> DeadLetter:
+        return dead_letter_of(await self.engine.dead_letters.letter(task_id))
+
+    async def dead_letter_groups(
+        self, *, types: Sequence[str], categories: Sequence[str], limit: int
+    ) -> list[LetterGroup]:
+        return await self.engine.dead_letters.groups(types=types, categories=categories, limit=limit)
+
+    async def resolve(self, task_id: str, decision: Resolving) -> None:
+        await self.engine.dead_letters.resolve(task_id, decision)
+
+    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview:
+        return await self.engine.dead_letters.resolve_all(filters, decision)
 
     # Working.
 
@@ -204,10 +225,8 @@ class DatabaseBackend:
         claim = await self.engine.claims.claim(
             agent_id, incarnation, limit=limit, types=list(types), start=True
         )
-        if not claim.resumed and not claim.inputs:
-            return [Assignment(task, NO_HISTORY, {}) for task in claim.tasks]
         past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
-        return [_assignment(task, claim, past) for task in claim.tasks]
+        return assignments(claim, past)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         return await self.engine.lifecycle.complete(completions)
@@ -266,25 +285,13 @@ class DatabaseBackend:
 
     async def upkeep(self) -> float | None:
         """Retries become due and agents die also where no server runs its duties."""
-        await Reaper(self.engine.upkeep).run_once()
-        await Promoter(self.engine.upkeep).run_once()
-        self._validate()
-        openings = await self.engine.working.openings(self._looked_at)
-        self._looked_at = openings.now
-        if openings.opened and self._wakeups is not None:
-            # Nobody is told when a slow-down is over, or a breaker may be probed.
-            self._wakeups.wake_all()
-        coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
-        return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
+        if self._on_demand is None:
+            raise DatabaseError(_NOT_OPEN)
+        return await self._on_demand.run()
 
-    def _validate(self) -> None:
-        if self._validating is not None:
-            if not self._validating.done():
-                return
-            if not self._validating.cancelled() and (error := self._validating.exception()) is not None:
-                _log.warning("Gates could not be run: %s", error)
-        validator = Validator(self.engine.gates, self.engine.approvals)
-        self._validating = asyncio.create_task(validator.run_once(), name="lineshaft validator")
+    def _wake_all(self) -> None:
+        if self._wakeups is not None:
+            self._wakeups.wake_all()
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         return await self.engine.working.retry_within(types, within_sec)
@@ -309,37 +316,3 @@ def _prepare(dsn: str, *, embedded: bool) -> None:
         f"The database is not ready: migration {first.version:04d} {first.name} is {first.state}. "
         "Run 'lineshaft migrate up' (and 'lineshaft migrate verify' if that doesn't help)."
     )
-
-
-def _assignment(task: ClaimedTask, claim: Claim, past: dict[str, list[PastAttempt]]) -> Assignment:
-    resumed = claim.resumed.get(task.id)
-    history = NO_HISTORY if resumed is None else _history(resumed, past.get(task.id, []))
-    return Assignment(task, history, _inputs(task.spec, claim.inputs) if claim.inputs else {})
-
-
-_STEPS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def _history(resumed: Resumed, past: list[PastAttempt]) -> History:
-    children = msgspec.json.decode(resumed.children) if resumed.children else {}
-    return History(
-        checkpoint=resumed.checkpoint,
-        steps={name: bytes(data) for name, data in _STEPS.decode(resumed.steps).items()}
-        if resumed.steps
-        else {},
-        children={name: Child(name, child["status"], child["output"]) for name, child in children.items()},
-        attempts=past,
-    )
-
-
-def _inputs(spec: bytes, outputs: dict[str, bytes | None]) -> dict[str, Any]:
-    """What `context_refs` refer to: outputs of tasks, by value; artifacts, by their name."""
-    inputs: dict[str, Any] = {}
-    for ref in msgspec.json.decode(spec).get("context_refs", ()):
-        kind, _, rest = ref.partition(":")
-        if kind == "artifact":
-            inputs[ref] = rest
-        else:
-            output = outputs.get(rest.removesuffix(":output"))
-            inputs[ref] = None if output is None else msgspec.json.decode(output)
-    return inputs

@@ -1,9 +1,10 @@
-"""`Lineshaft`: the queue, for programs. The same methods over a database or, later, over HTTP."""
+"""`Lineshaft`: the queue, for programs. The same methods over a database or over HTTP."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Self, overload
@@ -11,12 +12,16 @@ from typing import Any, Self, overload
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import Backend
 from lineshaft.client.database_backend import DatabaseBackend
-from lineshaft.client.views import Approval, Dag, Event, Report, Task
+from lineshaft.client.http_backend import HttpBackend
+from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
 from lineshaft.client.waiting import EndWatch
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask, encoded_json
 from lineshaft.settings import Settings
 from lineshaft.store.approvals import Decision
+from lineshaft.store.deadletters import BulkReview
+from lineshaft.store.letters import LetterFilter, LetterGroup
 from lineshaft.store.listing import TaskFilter, TaskOrder
 from lineshaft.store.reading import DEFAULT_LIMIT, Page
 from lineshaft.store.submission import Submitted, SubmittedDag
@@ -35,21 +40,26 @@ class Lineshaft:
             task = await shaft.submit(NewTask("research", spec={"prompt": "competitors"}))
             print((await shaft.wait(task)).result)
 
-    Without a DSN it is the database that LINESHAFT_DATABASE_URL names, else an embedded one, which starts by
-    itself. `max_connections` is how many connections it opens at the most.
+    `where` is the DSN of a database, or the URL of a server. Without it, it is the server that LINESHAFT_URL
+    names, else the database of LINESHAFT_DATABASE_URL, else an embedded one, which starts by itself.
+    `max_connections` is how many connections it opens at the most.
     """
 
     def __init__(
         self,
-        dsn: str | None = None,
+        where: str | None = None,
         *,
+        token: str | None = None,
         settings: Settings | None = None,
         max_connections: int = 10,
         checks: Checks | None = None,
         backend: Backend | None = None,
     ) -> None:
-        """`checks`: gates of your own; without it those that the settings tell."""
-        self.backend = backend or _choose(dsn, settings, max_connections, checks)
+        """`token`: for a server; without it that of LINESHAFT_TOKEN.
+
+        `checks`: gates of your own; without it those that the settings tell. A server has its own.
+        """
+        self.backend = backend or _choose(where, token, settings, max_connections, checks)
         self._watch = EndWatch(self.backend)
 
     async def open(self) -> Self:
@@ -90,14 +100,19 @@ class Lineshaft:
         *,
         budget_ceiling_usd: Decimal | float | None = None,
         created_by: str | None = None,
+        idempotency_key: str | None = None,
         connection: Any = None,
     ) -> SubmittedDag:
-        """Submit tasks that depend on each other by `key`, all or none."""
+        """Submit tasks that depend on each other by `key`, all or none.
+
+        With an `idempotency_key` that is in force it is the DAG that exists, and nothing is created.
+        """
         return await self.backend.submit_dag(
             title,
             tasks,
             budget_ceiling_usd=budget_ceiling_usd,
             created_by=created_by,
+            idempotency_key=idempotency_key,
             connection=connection,
         )
 
@@ -222,6 +237,91 @@ class Lineshaft:
         """Decision reports with these words, newest first; without words, all."""
         return await self.backend.reports(query, type_=type, dag_id=dag_id, limit=limit, cursor=cursor)
 
+    async def dead_letters(
+        self,
+        *,
+        reviewed: bool | None = None,
+        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
+        category: str | Sequence[str] = (),
+        error_contains: str | None = None,
+        poison_pill: bool | None = None,
+        dag_id: str | Sequence[str] = (),
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> Page[DeadLetter]:
+        """What failed for good, newest first."""
+        wanted = LetterFilter(
+            reviewed=reviewed,
+            type=_listed(type),
+            category=_listed(category),
+            error_contains=error_contains,
+            poison_pill=poison_pill,
+            dag_id=_listed(dag_id),
+        )
+        return await self.backend.dead_letters(wanted, limit=limit, cursor=cursor)
+
+    async def dead_letter(self, task: str | Submitted) -> DeadLetter:
+        """The last time that a task failed for good, with its whole history and what was decided since."""
+        return await self.backend.dead_letter(_id(task))
+
+    async def dead_letter_groups(
+        self,
+        *,
+        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
+        category: str | Sequence[str] = (),
+        limit: int = DEFAULT_LIMIT,
+    ) -> Sequence[LetterGroup]:
+        """What nobody has looked at, by like error; the largest group first."""
+        return await self.backend.dead_letter_groups(
+            types=_listed(type), categories=_listed(category), limit=limit
+        )
+
+    async def resolve(
+        self,
+        task: str | Submitted,
+        resolution: str,
+        *,
+        reviewer: str,
+        note: str | None = None,
+        not_before: datetime | None = None,
+        spec: Mapping[str, Any] | None = None,
+    ) -> Task:
+        """Decide about a dead letter: retry, modify_and_retry (with `spec`), cancel, delete or escalate.
+
+        A retry may wait until `not_before`. Of two who decide at once one wins, and the other is told.
+        """
+        decision = _decision(resolution, reviewer, note, not_before, spec)
+        await self.backend.resolve(_id(task), decision)
+        return await self.backend.task(_id(task))
+
+    async def resolve_all(
+        self,
+        resolution: str,
+        *,
+        reviewer: str,
+        note: str | None = None,
+        not_before: datetime | None = None,
+        spec: Mapping[str, Any] | None = None,
+        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
+        category: str | Sequence[str] = (),
+        error_contains: str | None = None,
+        poison_pill: bool | None = None,
+        tasks: Sequence[str | Submitted] = (),
+    ) -> BulkReview:
+        """Decide about every open dead letter that these filters find, up to 1,000 at once.
+
+        One that can't be resolved keeps none of the others from it; `more` says that there are more.
+        """
+        wanted = LetterFilter(
+            type=_listed(type),
+            category=_listed(category),
+            error_contains=error_contains,
+            poison_pill=poison_pill,
+            task_ids=[_id(task) for task in tasks],
+        )
+        decision = _decision(resolution, reviewer, note, not_before, spec)
+        return await self.backend.resolve_all(wanted, decision)
+
     # Operating.
 
     async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
@@ -229,25 +329,60 @@ class Lineshaft:
         await self.backend.cancel(_id(task), reason, cascade=cascade)
         return await self.backend.task(_id(task))
 
+    async def cancel_dag(self, dag: str | SubmittedDag, reason: str = "cancelled") -> Dag:
+        """Cancel whatever of a DAG has not ended, and what depends on it elsewhere."""
+        await self.backend.cancel_dag(_id(dag), reason)
+        return await self.backend.dag(_id(dag))
+
     async def retry(self, task: str | Submitted, *, delay_sec: float = 0.0) -> Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
         await self.backend.retry(_id(task), delay_sec=delay_sec)
         return await self.backend.task(_id(task))
 
+    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - as the filter of `list`
+        """Claim nothing of a type, or nothing at all, until it is resumed; what runs goes on."""
+        await self.backend.pause(type)
+
+    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - as above
+        """End a pause. One that was not there changes nothing."""
+        await self.backend.resume(type)
+
 
 def _choose(
-    dsn: str | None, settings: Settings | None, max_connections: int, checks: Checks | None
+    where: str | None,
+    token: str | None,
+    settings: Settings | None,
+    max_connections: int,
+    checks: Checks | None,
 ) -> Backend:
     known = settings or Settings.load()
-    if dsn is None and settings is None and known.url is not None:
-        dsn = known.url
-    if dsn is not None and dsn.startswith(("http://", "https://")):
-        raise InvalidInputError(
-            errors=[("dsn", "a server's URL can't be used yet; give the DSN of its database")]
-        )
-    if dsn is not None:
-        known = replace(known, database_url=dsn)
+    if where is None and settings is None:
+        where = known.url
+    if where is not None and where.startswith(("http://", "https://")):
+        if checks is not None:
+            fault = "can't be given with the URL of a server: gates run there, as its settings say"
+            raise InvalidInputError(errors=[("checks", fault)])
+        return HttpBackend(where, token or known.token, max_connections=max_connections)
+    if token is not None:
+        fault = "is for a server: give its URL (http://… or https://…) with it"
+        raise InvalidInputError(errors=[("token", fault)])
+    if where is not None:
+        known = replace(known, database_url=where)
     return DatabaseBackend(known, max_connections=max_connections, checks=checks)
+
+
+def _decision(
+    resolution: str,
+    reviewer: str,
+    note: str | None,
+    not_before: datetime | None,
+    spec: Mapping[str, Any] | None,
+) -> Resolving:
+    return Resolving(resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec)
+
+
+def _listed(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _id(what: str | Submitted | SubmittedDag) -> str:

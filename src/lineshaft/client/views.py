@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from lineshaft.model.retry import RetryPolicy
+from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
-from lineshaft.store import approvals, reports, views
+from lineshaft.store import approvals, letters, reports, views
 from lineshaft.store.events import Event as StoredEvent
 
 
@@ -138,8 +139,54 @@ class Report(Struct, frozen=True):
     decision_report: Any
 
 
+class Review(Struct, frozen=True, kw_only=True):
+    """One decision about a dead letter."""
+
+    at: datetime
+    resolution: Resolution
+    #: None: a retry by hand, past the desk.
+    reviewer: str | None
+    note: str | None
+    not_before: datetime | None
+    #: The spec as it was, and the places that were changed; only with `modify_and_retry`.
+    spec_before: Any
+    spec_change: Any
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """A task that failed for good, with its whole history and what was decided since."""
+
+    task_id: str
+    dag_id: str
+    type: str
+    title: str
+    spec: dict[str, Any]
+    #: How often it had been revived when it came here.
+    revival: int
+    failure_history: list[views.FailureView]
+    total_cost_usd: Decimal
+    dead_lettered_at: datetime
+    category: str
+    error: str
+    #: What alike errors have in common.
+    pattern: str
+    poison_pill: bool
+    reviewed: bool
+    #: The last decision; all of them are in `reviews`.
+    resolution: Resolution | None
+    reviewer: str | None
+    note: str | None
+    reviewed_at: datetime | None
+    hidden: bool
+    reviews: list[Review]
+    #: Where the task stands now.
+    status: Status
+
+
 _COPIED = frozenset(Task.__struct_fields__) - {"spec", "tier", "claim", "progress", "output"}
 _DAG_FIELDS = Dag.__struct_fields__
+_LETTER_COPIED = frozenset(DeadLetter.__struct_fields__) - {"spec", "reviews"}
+_REVIEW_COPIED = frozenset(Review.__struct_fields__) - {"spec_before", "spec_change"}
 
 
 def decoded(json: bytes | None) -> Any:
@@ -190,6 +237,21 @@ def report_of(found: reports.Report) -> Report:
         found.model,
         found.ended_at,
         decoded(found.decision_report),
+    )
+
+
+def dead_letter_of(view: letters.DeadLetterView) -> DeadLetter:
+    return DeadLetter(
+        **{name: getattr(view, name) for name in _LETTER_COPIED},
+        spec=decoded(view.spec),
+        reviews=[
+            Review(
+                **{name: getattr(review, name) for name in _REVIEW_COPIED},
+                spec_before=decoded(review.spec_before),
+                spec_change=decoded(review.spec_change),
+            )
+            for review in view.reviews
+        ],
     )
 
 

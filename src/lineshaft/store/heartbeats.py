@@ -58,7 +58,6 @@ class Heartbeats:
         self._dsn = dsn
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
-        self._sql = catalog.load("working")["beat"]
         self._connection: AsyncConnection[Any] | None = None
 
     async def beat(
@@ -85,30 +84,7 @@ class Heartbeats:
             self._connection = opened
             configure(opened, prepare=self._prepare)
             await opened.execute(PLAN_BY_INDEX)
-        cursor = await self._connection.execute(
-            self._sql,
-            {
-                "now": self._clock.now(),
-                "lock_ttl": LOCK_TTL_SEC,
-                "agents": [agent.agent_id for agent in agents],
-                "incarnations": [agent.incarnation for agent in agents],
-                "ids": array_literal([task.id for task in tasks]),
-                "epochs": array_literal([task.epoch for task in tasks]),
-                "holders": [task.agent_id for task in tasks],
-                "intervals": [float(task.interval_sec) for task in tasks],
-                "progress": [None if task.progress is None else task.progress.decode() for task in tasks],
-                "costs": [task.cost_usd for task in tasks],
-            },
-        )
-        answers = Answers({}, {})
-        for task_id, agent_id, answer, slowdown_until in await cursor.fetchall():
-            if task_id is None:
-                answers.agents[agent_id] = answer
-                if slowdown_until is not None:
-                    answers.slowdowns[agent_id] = slowdown_until
-            else:
-                answers.tasks[task_id] = answer
-        return answers
+        return await beat_on(self._connection, {"now": self._clock.now()}, agents, tasks)
 
     async def _give_up(self, call: "asyncio.Future[Answers]") -> None:
         """Whatever is wrong with the connection, the next heartbeat gets a new one."""
@@ -128,3 +104,35 @@ class Heartbeats:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+async def beat_on(
+    connection: AsyncConnection[Any],
+    now: dict[str, Any],
+    agents: Sequence[Presence],
+    tasks: Sequence[HeldTask],
+) -> Answers:
+    cursor = await connection.execute(
+        catalog.load("working")["beat"],
+        {
+            **now,
+            "lock_ttl": LOCK_TTL_SEC,
+            "agents": [agent.agent_id for agent in agents],
+            "incarnations": [agent.incarnation for agent in agents],
+            "ids": array_literal([task.id for task in tasks]),
+            "epochs": array_literal([task.epoch for task in tasks]),
+            "holders": [task.agent_id for task in tasks],
+            "intervals": [float(task.interval_sec) for task in tasks],
+            "progress": [None if task.progress is None else task.progress.decode() for task in tasks],
+            "costs": [task.cost_usd for task in tasks],
+        },
+    )
+    answers = Answers({}, {})
+    for task_id, agent_id, answer, slowdown_until in await cursor.fetchall():
+        if task_id is None:
+            answers.agents[agent_id] = answer
+            if slowdown_until is not None:
+                answers.slowdowns[agent_id] = slowdown_until
+        else:
+            answers.tasks[task_id] = answer
+    return answers

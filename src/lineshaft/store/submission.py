@@ -87,15 +87,7 @@ class Submission:
 
         With a `connection` it becomes part of that connection's transaction, and of its commit or rollback.
         """
-        _check_number(len(tasks))
-        drafts: list[Draft] = []
-        resolver = Resolver(self.gate_faults)
-        heads = []
-        for number, task in enumerate(tasks):
-            place = f"tasks[{number}]" if len(tasks) > 1 else ""
-            heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
-        _check_number(len(drafts))
-        link(drafts, {})
+        heads, drafts = draft_each(tasks, self.gate_faults)
         # A standalone task's DAG is virtual, but one with children is a real one.
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
@@ -119,30 +111,21 @@ class Submission:
 
         With an `idempotency_key` that is in force the DAG it stands for is given, and nothing is created.
         """
-        if not tasks:
-            raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-        _check_number(len(tasks))
-        if not title.strip():
-            raise InvalidInputError(errors=[("title", "must not be empty")])
-        dag_id = new_id("dag")
-        drafts: list[Draft] = []
-        heads = draft_by_key(tasks, dag_id, drafts, self.gate_faults)
-        dag = DagDraft(
-            id=dag_id,
-            title=title,
+        dag, heads, drafts = draft_dag(
+            title,
+            tasks,
+            budget_ceiling_usd=budget_ceiling_usd,
             created_by=created_by,
-            ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
-            key=idempotency_key,
+            idempotency_key=idempotency_key,
+            gate_faults=self.gate_faults,
         )
-        if idempotency_key is not None:
-            check_fields(idempotency_key=idempotency_key)
 
         async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, int]]:
             existing = await self._take_dag_key(connection, dag, heads)
             if existing is not None:
                 return existing, {}
             results, lanes = await self._write_in(connection, drafts, [dag])
-            return SubmittedDag(dag_id, {key: results[head.id] for key, head in heads.items()}), lanes
+            return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
 
         return await self._run(write, len(drafts), connection)
 
@@ -396,6 +379,50 @@ def _columns(new: list[Draft]) -> dict[str, list[Any]]:
         "blocked": [draft.blocked for draft in new],
         "downstream": [draft.downstream for draft in new],
     }
+
+
+def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
+    """Standalone tasks, checked; and all drafts, with their children."""
+    _check_number(len(tasks))
+    drafts: list[Draft] = []
+    resolver = Resolver(gate_faults)
+    heads = []
+    for number, task in enumerate(tasks):
+        place = f"tasks[{number}]" if len(tasks) > 1 else ""
+        heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
+    _check_number(len(drafts))
+    link(drafts, {})
+    return heads, drafts
+
+
+def draft_dag(
+    title: str,
+    tasks: Sequence[NewTask],
+    *,
+    budget_ceiling_usd: Decimal | float | None,
+    created_by: str | None,
+    idempotency_key: str | None,
+    gate_faults: GateFaults | None,
+) -> tuple[DagDraft, dict[str, Draft], list[Draft]]:
+    """A DAG, its tasks by key, checked; and all drafts, with their children."""
+    if not tasks:
+        raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
+    _check_number(len(tasks))
+    if not title.strip():
+        raise InvalidInputError(errors=[("title", "must not be empty")])
+    dag_id = new_id("dag")
+    drafts: list[Draft] = []
+    heads = draft_by_key(tasks, dag_id, drafts, gate_faults)
+    dag = DagDraft(
+        id=dag_id,
+        title=title,
+        created_by=created_by,
+        ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
+        key=idempotency_key,
+    )
+    if idempotency_key is not None:
+        check_fields(idempotency_key=idempotency_key)
+    return dag, heads, drafts
 
 
 def draft_by_key(

@@ -12,6 +12,7 @@ from lineshaft import __version__
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.interfaces.http import (
     agents,
+    crews,
     dags,
     events,
     guards,
@@ -31,7 +32,7 @@ from lineshaft.interfaces.http.routing import Operation, routes
 from lineshaft.interfaces.http.service import Service
 
 #: What is called most often is found first.
-AREAS = (agents, working, tasks, dags, events, reviews, guards, stats, metrics, health, officeplane)
+AREAS = (crews, agents, working, tasks, dags, events, reviews, guards, stats, metrics, health, officeplane)
 OPERATIONS: Sequence[Operation] = [operation for area in AREAS for operation in area.routes.operations]
 
 

@@ -76,6 +76,14 @@ class Nothing(Body, frozen=True, kw_only=True):
     pass
 
 
+class Retry(Body, frozen=True, kw_only=True):
+    delay_sec: Seconds = 0.0
+
+
+class AskEnded(Body, frozen=True, kw_only=True):
+    ids: Annotated[list[str], Meta(max_length=10_000)]
+
+
 class Register(Body, frozen=True, kw_only=True):
     id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     type: Name | None = None
@@ -292,6 +300,18 @@ class LetterQuery(Page, frozen=True, kw_only=True):
     error_contains: str | None = None
     poison_pill: bool | None = None
     dag_id: tuple[str, ...] = ()
+
+
+class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    limit: Limit = 50
+
+
+class ReportQuery(Page, frozen=True, kw_only=True):
+    q: str = ""
+    type: str | None = None
+    dag_id: str | None = None
 
 
 class ResolveFilter(Body, frozen=True, kw_only=True):

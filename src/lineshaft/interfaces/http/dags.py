@@ -29,15 +29,16 @@ async def submit_dag(call: Call, body: bodies.NewDag) -> Answer:
         idempotency_key=bodies.key_of(call.headers.get("idempotency-key"), body.idempotency_key),
     )
     tasks = {key: task.id for key, task in submitted.tasks.items()}
+    items = {key: views.submitted_item(task) for key, task in submitted.tasks.items()}
     if submitted.duplicate:
         dag = await call.service.engine.insights.dag(submitted.id)
-        return Answer(views.SubmittedDag(views.dag(dag), tasks, duplicate=True))
+        return Answer(views.SubmittedDag(views.dag(dag), tasks, items, duplicate=True))
     dag_id = submitted.id
     if all(task.duplicate for task in submitted.tasks.values()):
         # Each task stands for one that exists already, so no DAG was made: it is that of the first.
         dag_id = (await call.service.engine.insights.task(next(iter(tasks.values())))).dag_id
     dag = await call.service.engine.insights.dag(dag_id)
-    return Answer(views.SubmittedDag(views.dag(dag), tasks), 201)
+    return Answer(views.SubmittedDag(views.dag(dag), tasks, items), 201)
 
 
 @routes.get("/v1/dags", Scope.READ, views.DagPage)

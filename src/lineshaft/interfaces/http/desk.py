@@ -33,7 +33,7 @@ async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receiv
             # An agent that was taken for offline gets no work; now it may.
             claim = await _claim(service, agent_id, asked)
         return Found(claim, present.slowdown_until)
-    async with _departure(receive) as departure, _waiter(service, present, asked) as waiter:
+    async with departure_of(receive) as departure, _waiter(service, present, asked) as waiter:
         departure.add_done_callback(lambda _: waiter.close())
         claim = await _wait(service, agent_id, asked, waiter, departure)
         if departure.done():
@@ -81,7 +81,7 @@ async def _waiter(service: Service, present: Present, asked: bodies.Claim) -> As
 
 
 @contextlib.asynccontextmanager
-async def _departure(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
+async def departure_of(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
     """Done when the client has left. Its request was read to the end, so nothing else can come."""
 
     async def watch() -> None:

@@ -31,7 +31,8 @@ async def list_events(call: Call, query: bodies.EventQuery) -> Answer | Response
     page = await reading.after(query.place)
     if not page.items and reading.dag_id is not None:
         page = await (await reading.resolved(call.service.engine.insights)).after(query.place)
-    return Answer(views.EventPage([views.event(event) for event in page.items], page.next_cursor))
+    items = [views.event(event) for event in page.items]
+    return Answer(views.EventPage(items, page.next_cursor, page.caught_up))
 
 
 @routes.get("/v1/tasks/{id}/events", Scope.READ, views.EventPage, codes=("not_found", "cursor_expired"))
@@ -43,4 +44,4 @@ async def list_task_events(call: Call, query: bodies.Page) -> Answer:
         # Every task has a first event: unless it was dropped, there is no such task.
         await call.service.engine.insights.task(task_id)
     more = None if page.caught_up else page.next_cursor
-    return Answer(views.EventPage([views.event(event) for event in page.items], more))
+    return Answer(views.EventPage([views.event(event) for event in page.items], more, page.caught_up))

@@ -7,6 +7,7 @@ from http import HTTPStatus
 import msgspec
 
 from lineshaft.errors import (
+    AlreadyReviewedError,
     CycleError,
     InvalidInputError,
     LineshaftError,
@@ -73,6 +74,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     cycle: Sequence[str] | None = None
     #: Of not_claimable: as `why` has them.
     reasons: Sequence[Reason] | None = None
+    #: Of invalid_transition, where somebody has decided already: what, and who; no one: a retry by hand.
+    resolution: str | None = None
+    reviewer: str | None = None
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -99,6 +103,8 @@ def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
         reasons=[Reason(*reason) for reason in error.reasons]
         if isinstance(error, NotClaimableError)
         else None,
+        resolution=error.resolution if isinstance(error, AlreadyReviewedError) else None,
+        reviewer=error.reviewer if isinstance(error, AlreadyReviewedError) else None,
     )
 
 

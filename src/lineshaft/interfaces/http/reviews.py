@@ -28,6 +28,15 @@ async def list_dead_letters(call: Call, query: bodies.LetterQuery) -> Answer:
 @routes.get("/v1/dead-letters/{id}", Scope.READ, views.DeadLetter, codes=("not_found",))
 async def get_dead_letter(call: Call) -> Answer:
     """The last time that a task failed for good, with its whole history and what was decided since."""
+@routes.get("/v1/dead-letters/groups", Scope.READ, views.DeadLetterGroups)
+async def list_dead_letter_groups(call: Call, query: bodies.GroupQuery) -> Answer:
+    """What nobody has looked at, by like error; the largest group first."""
+    groups = await call.service.engine.dead_letters.groups(
+        types=query.type, categories=query.category, limit=query.limit
+    )
+    return Answer(views.DeadLetterGroups(groups))
+
+
     return Answer(views.dead_letter(await call.service.engine.dead_letters.letter(call.path["id"])))
 
 
@@ -66,6 +75,15 @@ async def resolve_dead_letters(call: Call, body: bodies.ResolveMany) -> Answer:
 @routes.get("/v1/approvals", Scope.READ, views.ApprovalPage)
 async def list_approvals(call: Call, query: bodies.Page) -> Answer:
     """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
+@routes.get("/v1/reports", Scope.READ, views.ReportPage)
+async def search_reports(call: Call, query: bodies.ReportQuery) -> Answer:
+    """Decision reports with all of these words, newest first; a phrase stands in quotes."""
+    page = await call.service.engine.reports.search(
+        query.q, type_=query.type, dag_id=query.dag_id, limit=query.limit, cursor=query.cursor
+    )
+    return Answer(views.ReportPage([views.report(found) for found in page.items], page.next_cursor))
+
+
     page = await call.service.engine.approvals.waiting(limit=query.limit, cursor=query.cursor)
     return Answer(views.ApprovalPage([views.approval(found) for found in page.items], page.next_cursor))
 

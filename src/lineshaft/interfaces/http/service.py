@@ -6,11 +6,13 @@ from typing import Self
 
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
+from lineshaft.duties.on_demand import OnDemand
 from lineshaft.interfaces.http.alarm import Alarm
 from lineshaft.interfaces.http.auth import NEIGHBOUR, Authenticator, Principal
 from lineshaft.interfaces.http.officeplane_tasks import Officeplane
 from lineshaft.interfaces.http.streams import Tail
 from lineshaft.interfaces.http.updates import Updates
+from lineshaft.interfaces.http.waiting_room import WaitingRoom
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
 from lineshaft.store.events import Events
@@ -51,6 +53,8 @@ class Service:
         self.updates = Updates(self.tail, self.events, self.engine.insights, self.officeplane)
         self.wakeups = Wakeups(dsn)
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
+        self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
+        self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
         #: Set when the server stops: whoever waits or streams ends then.
         self.stopping = asyncio.Event()
         self._alarm = Alarm(self.engine.working, self.wakeups)
@@ -62,6 +66,8 @@ class Service:
             await opening.enter_async_context(self.engine)
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
+            opening.callback(self.waiting_room.close)
+            opening.push_async_callback(self.on_demand.close)
             opening.push_async_callback(self.tail.close)
             opening.push_async_callback(self.updates.close)
             ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")

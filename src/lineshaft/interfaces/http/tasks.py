@@ -166,10 +166,16 @@ async def cancel_task(call: Call, body: bodies.Cancel) -> Answer:
     codes=("not_found", "invalid_transition", "already_exists"),
     example={},
 )
-async def retry_task(call: Call, body: bodies.Nothing) -> Answer:  # noqa: ARG001 - it has no fields, but must be checked
+async def retry_task(call: Call, body: bodies.Retry) -> Answer:
     """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
-    await call.service.engine.operations.retry(call.path["id"])
+    await call.service.engine.operations.retry(call.path["id"], delay_sec=body.delay_sec)
     return await _task(call)
+
+
+@routes.post("/v1/ended", Scope.READ, views.Ended, example={"ids": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]})
+async def which_ended(call: Call, body: bodies.AskEnded) -> Answer:
+    """Which of these tasks and DAGs have ended, for whoever waits for many."""
+    return Answer(views.Ended(await call.service.engine.working.finished(body.ids)))
 
 
 async def _cancel_held(call: Call, body: bodies.Cancel, token: str) -> None:

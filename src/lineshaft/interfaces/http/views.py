@@ -14,8 +14,9 @@ from lineshaft.store import views
 from lineshaft.store.approvals import Approval as StoredApproval
 from lineshaft.store.events import Event as StoredEvent
 from lineshaft.store.fleet import AgentView
-from lineshaft.store.letters import DeadLetterView
+from lineshaft.store.letters import DeadLetterView, LetterGroup
 from lineshaft.store.reading import Page
+from lineshaft.store.reports import Report as StoredReport
 from lineshaft.store.submission import Submitted
 
 
@@ -154,10 +155,12 @@ class SubmittedItems(Struct, frozen=True):
     items: list[SubmittedItem]
 
 
+def submitted_item(item: Submitted) -> SubmittedItem:
+    return SubmittedItem(item.id, item.duplicate, item.mismatch or UNSET)
+
+
 def submitted_items(submitted: Sequence[Submitted]) -> SubmittedItems:
-    return SubmittedItems(
-        [SubmittedItem(item.id, item.duplicate, item.mismatch or UNSET) for item in submitted]
-    )
+    return SubmittedItems([submitted_item(item) for item in submitted])
 
 
 class Dag(Struct, frozen=True, kw_only=True):
@@ -194,6 +197,8 @@ class SubmittedDag(Struct, frozen=True):
     dag: Dag
     #: By the keys of the call.
     tasks: Mapping[str, str]
+    #: The same, with whether each stands for a task that was there already.
+    submitted: Mapping[str, SubmittedItem]
     duplicate: bool | UnsetType = UNSET
 
 
@@ -259,6 +264,8 @@ def event(stored: StoredEvent) -> Event:
 class EventPage(Struct, frozen=True):
     items: list[Event]
     next_cursor: str | None
+    #: These are all that have happened so far.
+    caught_up: bool
 
 
 class Agent(Struct, frozen=True, kw_only=True):
@@ -475,6 +482,47 @@ def dead_letter(view: DeadLetterView) -> DeadLetter:
     ]
     copied = {name: getattr(view, name) for name in _LETTER_COPIED}
     return DeadLetter(**copied, spec=Raw(view.spec), reviews=reviews)
+
+
+class DeadLetterGroups(Struct, frozen=True):
+    items: list[LetterGroup]
+    next_cursor: str | None = None
+
+
+class Report(Struct, frozen=True):
+    """Why an agent did what it did."""
+
+    task_id: str
+    type: str
+    title: str
+    dag_id: str
+    agent_id: str | None
+    model: str | None
+    ended_at: datetime
+    decision_report: Raw
+
+
+class ReportPage(Struct, frozen=True):
+    items: list[Report]
+    next_cursor: str | None
+
+
+def report(found: StoredReport) -> Report:
+    return Report(
+        found.id,
+        found.type,
+        found.title,
+        found.dag_id,
+        found.agent_id,
+        found.model,
+        found.ended_at,
+        Raw(found.decision_report),
+    )
+
+
+class Ended(Struct, frozen=True):
+    #: By id: `open`, or ended as a `task` or as a `dag`, or `unknown`.
+    ids: dict[str, str]
 
 
 class Refusal(Struct, frozen=True):

@@ -1,0 +1,382 @@
+"""The backend for whoever reaches a server: every method is a call of its HTTP API.
+
+What the database backend raises is raised here too, in the same words: what can be seen without the server
+(a spec that is no JSON) is refused before anything is sent, by the same functions, and the server's refusals
+become the same exceptions.
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from decimal import Decimal
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+from weakref import WeakSet
+
+import msgspec
+from msgspec import Raw
+
+from lineshaft.client import answers, asked, wire
+from lineshaft.client.assignments import assignments
+from lineshaft.client.backend import Assignment, EventPage, Idler, Pulse
+from lineshaft.client.http_connection import Address, Pool
+from lineshaft.client.http_work import POLL_SEC, HttpIdler, HttpPulse, checked
+from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
+from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.model.reviews import Decision as Resolving
+from lineshaft.model.storable import mended
+from lineshaft.model.tasks import NewTask, check_fields
+from lineshaft.store.approvals import Decision
+from lineshaft.store.changes import Spent
+from lineshaft.store.deadletters import BulkReview
+from lineshaft.store.fleet import AgentView, NewAgent
+from lineshaft.store.letters import LetterFilter, LetterGroup
+from lineshaft.store.listing import TaskFilter
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.store.parting import HandBack, Spawned
+from lineshaft.store.reading import Page, check_limit
+from lineshaft.store.submission import Submitted, SubmittedDag
+from lineshaft.store.why import Why
+from lineshaft.store.working import Purses
+
+T = TypeVar("T")
+
+#: A call that takes longer is given up. Agents with long heartbeats are more patient.
+_ANSWER_SEC = 30.0
+_UPKEEP_SEC = 30.0
+
+
+class HttpBackend:
+    def __init__(self, url: str, token: str | None = None, *, max_connections: int = 10) -> None:
+        headers = {"Accept": "application/json", "User-Agent": "lineshaft"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {_checked_token(token)}"
+        self._pool = Pool(Address.of(url), headers, size=max_connections)
+        self._answer_sec = _ANSWER_SEC
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idlers: WeakSet[HttpIdler] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<HttpBackend {self._pool.address}>"
+
+    async def open(self) -> None:
+        """Sees that a server is there, that the token counts, and that the database answers."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self.finished([])
+        except BaseException:
+            self._loop = None
+            raise
+
+    async def close(self) -> None:
+        self._loop = None
+        self._pool.forget_idle()
+
+    # Calls.
+
+    async def _call(
+        self, method: str, path: str, kind: type[T], body: bytes | None = None, *, again: bool = True
+    ) -> T:
+        if self._loop is None:
+            raise LineshaftError("This Lineshaft is not open. Use 'async with Lineshaft(URL) as shaft'.")
+        answer = await self._pool.request(method, path, body, within_sec=self._answer_sec, again=again)
+        found = checked(answer, self._pool)
+        return msgspec.json.decode(found or b"null", type=kind)
+
+    async def _get(self, path: str, kind: type[T], /, **query: Any) -> T:
+        given = {name: _in_query(value) for name, value in query.items() if value not in (None, (), [])}
+        return await self._call("GET", path + ("?" + urlencode(given, doseq=True) if given else ""), kind)
+
+    async def _post(self, path: str, kind: type[T], body: Any, *, again: bool = True) -> T:
+        return await self._call("POST", path, kind, wire.encode(body), again=again)
+
+    # Submitting.
+
+    async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
+        _refuse_connection(connection)
+        if not tasks:
+            return []
+        body = {"tasks": asked.tasks(tasks)}
+        return (await self._post("/v1/tasks/batch", answers.Items, body, again=False)).items
+
+    async def submit_dag(
+        self,
+        title: str,
+        tasks: Sequence[NewTask],
+        *,
+        budget_ceiling_usd: Decimal | float | None,
+        created_by: str | None,
+        idempotency_key: str | None,
+        connection: Any,
+    ) -> SubmittedDag:
+        _refuse_connection(connection)
+        body = asked.dag(
+            title,
+            tasks,
+            budget_ceiling_usd=budget_ceiling_usd,
+            created_by=created_by,
+            idempotency_key=idempotency_key,
+        )
+        # With a key of its own it is created once, however often it is sent.
+        again = idempotency_key is not None
+        return (await self._post("/v1/dags", answers.NewDag, body, again=again)).value
+
+    # Reading and operating.
+
+    async def task(self, task_id: str) -> Task:
+        return await self._get(f"/v1/tasks/{_part(task_id)}", Task)
+
+    async def tasks(self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None) -> Page[Task]:
+        check_limit(limit)
+        return await self._get(
+            "/v1/tasks",
+            Page[Task],
+            order=str(order),
+            limit=limit,
+            cursor=cursor,
+            **asked.task_filter(filters),
+        )
+
+    async def dag(self, dag_id: str) -> Dag:
+        return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
+
+    async def why(self, task_id: str) -> Why:
+        return (await self._get(f"/v1/tasks/{_part(task_id)}/why", answers.Explanation)).value(task_id)
+
+    async def events(
+        self,
+        after: str | None,
+        *,
+        limit: int,
+        task_id: str | None,
+        dag_id: str | None,
+        kinds: Collection[str] | None,
+    ) -> EventPage:
+        found = await self._get(
+            "/v1/events",
+            answers.Events,
+            after=after,
+            limit=limit,
+            task_id=task_id,
+            dag_id=dag_id,
+            kind=sorted(kinds or ()),
+        )
+        return EventPage(found.items, found.next_cursor, found.caught_up)
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
+        return (await self._post("/v1/ended", answers.Ended, {"ids": list(ids)})).ids
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
+        body = {"reason": mended(reason), "cascade": cascade}
+        await self._post(f"/v1/tasks/{_part(task_id)}/cancel", object, body)
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> None:
+        await self._post(f"/v1/dags/{_part(dag_id)}/cancel", object, {"reason": mended(reason)})
+
+    async def retry(self, task_id: str, *, delay_sec: float) -> None:
+        body = {"delay_sec": delay_sec} if delay_sec else {}
+        await self._post(f"/v1/tasks/{_part(task_id)}/retry", object, body, again=False)
+
+    async def pause(self, type_: str | None) -> None:
+        if type_ is not None:
+            check_fields(type=type_)
+        await self._post("/v1/pause", object, {"type": type_})
+
+    async def resume(self, type_: str | None) -> None:
+        await self._post("/v1/resume", object, {"type": type_})
+
+    async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
+        check_limit(limit)
+        return await self._get("/v1/approvals", Page[Approval], limit=limit, cursor=cursor)
+
+    async def decide(self, task_id: str, decision: Decision) -> None:
+        body = {
+            "approve": decision.approve,
+            "reviewer": decision.reviewer,
+            "note": decision.note,
+            "data": Raw(decision.data or b"null"),
+            "decision_report": Raw(decision.report or b"null"),
+        }
+        await self._post(f"/v1/approvals/{_part(task_id)}", object, body, again=False)
+
+    async def reports(
+        self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
+    ) -> Page[Report]:
+        check_limit(limit)
+        return await self._get(
+            "/v1/reports",
+            Page[Report],
+            q=query or None,
+            type=type_,
+            dag_id=dag_id,
+            limit=limit,
+            cursor=cursor,
+        )
+
+    async def dead_letters(
+        self, filters: LetterFilter, *, limit: int, cursor: str | None
+    ) -> Page[DeadLetter]:
+        check_limit(limit)
+        return await self._get(
+            "/v1/dead-letters", Page[DeadLetter], limit=limit, cursor=cursor, **asked.letter_filter(filters)
+        )
+
+    async def dead_letter(self, task_id: str) -> DeadLetter:
+        return await self._get(f"/v1/dead-letters/{_part(task_id)}", DeadLetter)
+
+    async def dead_letter_groups(
+        self, *, types: Sequence[str], categories: Sequence[str], limit: int
+    ) -> list[LetterGroup]:
+        check_limit(limit)
+        found = await self._get(
+            "/v1/dead-letters/groups",
+            Page[LetterGroup],
+            type=list(types),
+            category=list(categories),
+            limit=limit,
+        )
+        return found.items
+
+    async def resolve(self, task_id: str, decision: Resolving) -> None:
+        decision.check()
+        await self._post(f"/v1/dead-letters/{_part(task_id)}/resolve", object, decision, again=False)
+
+    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview:
+        decision.check()
+        body = {**msgspec.structs.asdict(decision), "filter": asked.letter_filter(filters)}
+        return (await self._post("/v1/dead-letters/resolve", answers.Resolved, body, again=False)).value
+
+    # Working.
+
+    async def register(self, agent: NewAgent) -> AgentView:
+        return (await self._post("/v1/agents", answers.Agent, asked.agent(agent), again=False)).value
+
+    async def drain(self, agent_id: str, incarnation: int) -> None:
+        await self._post("/v1/crew/drain", object, wire.Member(agent_id=agent_id, incarnation=incarnation))
+
+    async def leave(self, agent_id: str, incarnation: int) -> None:
+        await self._post("/v1/crew/leave", object, wire.Member(agent_id=agent_id, incarnation=incarnation))
+
+    async def claim(
+        self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
+    ) -> list[Assignment]:
+        body = wire.ClaimWork(agent_id=agent_id, incarnation=incarnation, limit=limit, types=list(types))
+        work = await self._post("/v1/crew/claim", wire.Work, body, again=False)
+        return assignments(work.claim, work.past)
+
+    async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
+        items = [wire.Completed.of(completion) for completion in completions]
+        return await self._moved("/v1/crew/complete", wire.Completions(items=items))
+
+    async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
+        items = [wire.Failed.of(failure) for failure in failures]
+        return await self._moved("/v1/crew/fail", wire.Failures(items=items))
+
+    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+        handed = [wire.HandedBack.of(item) for item in items]
+        return await self._moved("/v1/crew/release", wire.HandBacks(items=handed))
+
+    async def _moved(self, path: str, body: wire.Body) -> list[Moved]:
+        return [item.value for item in (await self._post(path, answers.MovedItems, body)).items]
+
+    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
+        body = wire.CancelHeld(
+            id=claim.id, epoch=claim.epoch, reason=mended(reason), used=wire.Used.of(spent)
+        )
+        await self._post("/v1/crew/cancel", object, body)
+
+    async def record_step(
+        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
+    ) -> tuple[bytes, Purses]:
+        body = wire.StepDone(
+            id=claim.id,
+            epoch=claim.epoch,
+            name=name,
+            data=Raw(data),
+            cost_usd=cost_usd,
+            cost_so_far_usd=cost_so_far_usd,
+        )
+        kept = await self._post("/v1/crew/step", wire.StepKept, body)
+        return bytes(kept.data), kept.purses
+
+    async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
+        body = wire.Checkpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
+        await self._post("/v1/crew/checkpoint", object, body)
+
+    async def spawn(
+        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
+    ) -> Spawned:
+        body = {
+            "id": claim.id,
+            "epoch": claim.epoch,
+            "key": key,
+            "tasks": asked.children(tasks),
+            "wait": wait,
+            "used": wire.Used.of(spent),
+        }
+        answer = await self._post("/v1/crew/spawn", wire.Children, body)
+        return Spawned(answer.children, answer.paused)
+
+    # What keeps a process of agents going.
+
+    def pulse(self) -> Pulse:
+        return HttpPulse(self._pool, self._on_silence)
+
+    def _on_silence(self) -> None:
+        """A heartbeat was not answered: connections that are quiet may be dead."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_anew)
+
+    def _start_anew(self) -> None:
+        self._pool.forget_idle()
+        for idler in list(self._idlers):
+            idler.hang_up()
+
+    async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]:
+        idler = HttpIdler(self._pool, agent, lambda: self._answer_sec)
+        self._idlers.add(idler)
+        return idler
+
+    @property
+    def poll_interval_sec(self) -> float | None:
+        return POLL_SEC
+
+    def expect_answers_within(self, seconds: float) -> None:
+        self._answer_sec = min(self._answer_sec, seconds)
+
+    @property
+    def upkeep_interval_sec(self) -> float:
+        """Seldom: the server has duties of its own, and says when something is due."""
+        return _UPKEEP_SEC
+
+    async def upkeep(self) -> float | None:
+        return (await self._post("/v1/crew/upkeep", wire.Kept, {})).next_sec
+
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+        body = wire.Retries(types=list(types), within_sec=within_sec)
+        return (await self._post("/v1/crew/retries", wire.RetryDue, body)).due_sec
+
+
+def _refuse_connection(connection: Any) -> None:
+    if connection is not None:
+        fault = (
+            "can't be used over HTTP: a server's call can't be part of your transaction. Use "
+            "Lineshaft(DSN) with the database itself, or submit with an idempotency_key after your commit"
+        )
+        raise InvalidInputError(errors=[("connection", fault)])
+
+
+def _checked_token(token: str) -> str:
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        fault = "must be letters, digits and signs without spaces, as 'lineshaft token create' printed it"
+        raise InvalidInputError(errors=[("token", fault)])
+    return token
+
+
+def _in_query(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _part(name: str) -> str:
+    """As a part of a path."""
+    return quote(name, safe="")

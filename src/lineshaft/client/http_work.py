@@ -1,0 +1,108 @@
+"""What keeps a process of agents going over HTTP: heartbeats, and waiting for work."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from lineshaft.client import wire
+from lineshaft.client.http_connection import Answer, Connection, Pool
+from lineshaft.client.problems import exception_of
+from lineshaft.errors import UnavailableError
+from lineshaft.store.fleet import AgentView
+from lineshaft.store.heartbeats import Answers, HeldTask, Presence
+
+#: As an idle agent with the database itself does; the server wakes it sooner.
+POLL_SEC = 30.0
+_LONGEST_WAIT_SEC = 60.0
+_OK = range(200, 300)
+
+
+def checked(answer: Answer, pool: Pool) -> bytes:
+    """The body; raises what a refusal means."""
+    if answer.status not in _OK:
+        raise exception_of(answer.status, answer.body, str(pool.address))
+    return answer.body
+
+
+class HttpPulse:
+    """Heartbeats, on a connection that serves nothing else and is given up when it doesn't answer."""
+
+    def __init__(self, pool: Pool, on_silence: Callable[[], None]) -> None:
+        """`on_silence` is called, from the thread of the heartbeats, when one was not answered."""
+        self._pool = pool
+        self._on_silence = on_silence
+        self._connection = pool.connection()
+        self._decode = msgspec.json.Decoder(Answers).decode
+
+    async def beat(
+        self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
+    ) -> Answers:
+        body = wire.Beat(
+            agents=[wire.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
+            tasks=[
+                wire.HeldBeat(
+                    id=task.id,
+                    epoch=task.epoch,
+                    agent_id=task.agent_id,
+                    interval_sec=task.interval_sec,
+                    progress=wire.raw_of(task.progress),
+                    cost_usd=task.cost_usd,
+                )
+                for task in tasks
+            ],
+        )
+        try:
+            answer = await self._pool.request_on(
+                self._connection, "/v1/crew/heartbeat", wire.encode(body), within_sec=answer_within_sec
+            )
+            return self._decode(checked(answer, self._pool))
+        except UnavailableError:
+            self._on_silence()
+            raise
+
+    async def close(self) -> None:
+        self._connection.abort()
+
+
+class HttpIdler:
+    """One agent's way to wait. The server keeps its place in the line between two questions."""
+
+    def __init__(self, pool: Pool, agent: AgentView, answer_within_sec: Callable[[], float]) -> None:
+        self._pool = pool
+        self._agent = agent
+        self._answer_within_sec = answer_within_sec
+        self._connection: Connection = pool.connection()
+        self._decode = msgspec.json.Decoder(wire.Woken).decode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hang_up()
+
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer
+        seconds = _LONGEST_WAIT_SEC if timeout is None else min(timeout, _LONGEST_WAIT_SEC)
+        body = wire.Wait(
+            agent_id=self._agent.id,
+            incarnation=self._agent.incarnation,
+            types=list(self._agent.types or ()),
+            wait_sec=seconds,
+        )
+        answer = await self._pool.request_on(
+            self._connection,
+            "/v1/crew/wait",
+            wire.encode(body),
+            within_sec=seconds + self._answer_within_sec(),
+        )
+        return self._decode(checked(answer, self._pool)).work
+
+    def pass_on(self) -> None:
+        """Nothing to tell: the server sees which claims came back full, and who leaves."""
+
+    def hang_up(self) -> None:
+        """Whoever waits learns at once that nobody answers, and asks anew."""
+        self._connection.abort()
