@@ -44,7 +44,7 @@ COMPLETE = (
     NOW
     | IDS
     | SPENT
-    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100, "output_types": [None] * 100}
     | {"accepted": False}
 )
 BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}

@@ -1,21 +1,30 @@
 -- Agents. Used by store/fleet.py.
 
+-- name: lock_registration_key
+-- Of two registrations with one key the second waits, and finds what the first has made.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.registration ' || %(key)s::text, 0))
+
+-- name: registered_with
+SELECT id FROM lineshaft.agent WHERE registration_key = %(key)s::text
+
 -- name: register_agent
 -- A new incarnation supersedes the one before. The budget is a total over the id's life: registering again doesn't refill it.
 INSERT INTO lineshaft.agent AS known (
     id, type, capabilities, types, models_available, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
-    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status
+    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, registration_key
 )
 VALUES (
     %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(max_tasks)s::integer,
     %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
-    1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active'
+    1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active',
+    %(key)s::text
 )
 ON CONFLICT (id) DO UPDATE
 SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
     max_concurrent_tasks = excluded.max_concurrent_tasks, poll_interval_sec = excluded.poll_interval_sec,
     claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
-    incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active'
+    incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active',
+    registration_key = excluded.registration_key
 RETURNING incarnation
 
 -- name: held_by

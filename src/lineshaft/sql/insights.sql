@@ -29,7 +29,7 @@ SELECT
     task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.preset,
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.max_attempts, task.retry,
-    task.output_type, task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
+    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
     coalesce(live.status, ended.status)::text AS status,
     coalesce(live.priority, task.priority) AS priority,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline,
@@ -71,6 +71,7 @@ SELECT
     coalesce(live.tokens_output, ended.tokens_output) AS tokens_output,
     live.progress,
     -- What is being validated is with its attempt: whoever decides about it must see it.
+    coalesce(CASE WHEN live.status = 'VALIDATING' THEN handed_in.output ->> 'type' ELSE ended.output_type END, task.output_type) AS output_type,
     CASE WHEN live.status = 'VALIDATING' THEN handed_in.output -> 'data' ELSE ended.output END AS data,
     CASE WHEN live.status = 'VALIDATING' THEN nullif(handed_in.output -> 'artifacts', 'null') ELSE ended.artifacts END AS artifacts,
     CASE WHEN live.status = 'VALIDATING' THEN nullif(handed_in.output -> 'decision_report', 'null')

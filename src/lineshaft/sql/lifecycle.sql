@@ -31,8 +31,8 @@ input AS MATERIALIZED (
     SELECT *
     FROM unnest(
         %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
-        %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
-    ) AS input (id, epoch, output, artifacts, report, cost, tokens_in, tokens_out)
+        %(output_types)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, output_type, cost, tokens_in, tokens_out)
 ),
 gone AS (
     DELETE FROM lineshaft.task_live AS live
@@ -47,19 +47,19 @@ gone AS (
         OR live.agent_id IS NULL
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
-    RETURNING live.*, input.output, input.artifacts, input.report, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+    RETURNING live.*, input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
         input.tokens_in, input.tokens_out
 ),
 ended AS (
     INSERT INTO lineshaft.task_end (
         id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
-        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
     )
     SELECT
         gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
         gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
         gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
-        gone.output, gone.artifacts, gone.report
+        gone.output, gone.artifacts, gone.report, gone.output_type
     FROM gone CROSS JOIN clock
 ),
 settled AS (

@@ -30,6 +30,7 @@ CREATE TABLE lineshaft.agent (
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
     spent_on_day_usd numeric(14,6) NOT NULL DEFAULT 0,
     spend_day date,
+    registration_key text COLLATE "C",
     CONSTRAINT possible_agent CHECK (((max_concurrent_tasks > 0) AND (held >= 0) AND (spent_usd >= (0)::numeric) AND (reserved_usd >= (0)::numeric) AND ((budget_usd >= (0)::numeric) IS NOT FALSE))),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
@@ -357,6 +358,7 @@ CREATE TABLE lineshaft.task_end (
     output jsonb,
     artifacts jsonb,
     decision_report jsonb,
+    output_type text,
     CONSTRAINT as_its_end_says CHECK (
 CASE status
     WHEN 'COMPLETED'::lineshaft.task_status THEN true
@@ -445,6 +447,7 @@ CREATE TABLE lineshaft.token (
 );
 
 CREATE INDEX agent_by_spend_day ON lineshaft.agent USING btree (spend_day);
+CREATE UNIQUE INDEX agent_registration_key ON lineshaft.agent USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
 CREATE INDEX attempt_to_approve ON lineshaft.attempt USING btree (gate_since, task_id) WHERE ((outcome = 'validating'::text) AND (gate = 'human'::text));

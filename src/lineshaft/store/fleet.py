@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from psycopg.rows import class_row
 
-from lineshaft.errors import InvalidInputError, NotFoundError
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.sql import catalog
@@ -64,8 +64,11 @@ class Fleet:
         self._lifecycle = lifecycle
         self._sql = catalog.load("fleet")
 
-    async def register(self, agent: NewAgent) -> AgentView:
-        """Make a new incarnation; what an earlier one still held fails as `agent_restarted` at once."""
+    async def register(self, agent: NewAgent, *, key: str | None = None) -> AgentView:
+        """Make a new incarnation; what an earlier one still held fails as `agent_restarted` at once.
+
+        With the idempotency key of the incarnation in force it is that one, and nothing is changed.
+        """
         _check(agent)
         agent_id = agent.id or new_id("agent")
         values = {
@@ -80,18 +83,33 @@ class Fleet:
             "poll_interval": agent.poll_interval_sec,
             "claim_ttl": agent.claim_ttl_sec,
             "heartbeat_interval": agent.heartbeat_interval_sec,
+            "key": key,
         }
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: Connection) -> str:
+            existing = None if key is None else await self._registered_with(connection, key, agent.id)
+            if existing is not None:
+                return existing
             await self._fail_held(connection, agent_id)
             cursor = await connection.execute(self._sql["register_agent"], values)
             (incarnation,) = (await cursor.fetchall())[0]
             # What the old incarnation claimed just before it was superseded.
             await self._fail_held(connection, agent_id)
             await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
+            return agent_id
 
-        await self._database.run(work)
-        return await self.read(agent_id)
+        return await self.read(await self._database.run(work))
+
+    async def _registered_with(self, connection: Connection, key: str, wanted: str | None) -> str | None:
+        await connection.execute(self._sql["lock_registration_key"], {"key": key})
+        cursor = await connection.execute(self._sql["registered_with"], {"key": key})
+        row = await cursor.fetchone()
+        if row is not None and wanted not in {None, row[0]}:
+            raise AlreadyExistsError(
+                f"Asked to register agent {wanted!r} with the idempotency key {key!r}, but agent {row[0]!r} "
+                "was registered with it. Use a key of its own for each registration."
+            )
+        return None if row is None else str(row[0])
 
     async def _fail_held(self, connection: Connection, agent_id: str) -> None:
         cursor = await connection.execute(self._sql["held_by"], {"agent_id": agent_id})

@@ -468,7 +468,14 @@ class _VerdictRow:
 
 
 def _completion(claim: ClaimRef, parts: dict[str, msgspec.Raw]) -> Completion:
-    return Completion(claim, _part(parts, "data"), _part(parts, "artifacts"), _part(parts, "decision_report"))
+    named = _part(parts, "type")
+    return Completion(
+        claim,
+        _part(parts, "data"),
+        _part(parts, "artifacts"),
+        _part(parts, "decision_report"),
+        output_type=None if named is None else msgspec.json.decode(named, type=str),
+    )
 
 
 def _part(parts: dict[str, msgspec.Raw], name: str) -> bytes | None:

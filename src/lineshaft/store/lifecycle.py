@@ -278,6 +278,7 @@ class Lifecycle:
                 "data": _raw(i.output),
                 "artifacts": _raw(i.artifacts),
                 "decision_report": _raw(i.decision_report),
+                **({} if i.output_type is None else {"type": i.output_type}),
             }
             for i in items
         ]
@@ -630,6 +631,7 @@ def _completion_columns(items: Sequence[Completion]) -> dict[str, Any]:
         "outputs": array_literal([_text(item.output) for item in items]),
         "artifacts": array_literal([_text(item.artifacts) for item in items]),
         "reports": array_literal([_text(item.decision_report) for item in items]),
+        "output_types": array_literal([item.output_type for item in items]),
         "costs": array_literal([item.spent.cost_usd for item in items]),
         "tokens_in": array_literal([item.spent.tokens_input for item in items]),
         "tokens_out": array_literal([item.spent.tokens_output for item in items]),

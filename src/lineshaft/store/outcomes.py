@@ -13,7 +13,8 @@ from lineshaft.errors import (
 )
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.states import Status
-from lineshaft.model.storable import check_json, mended
+from lineshaft.model.storable import check_json, is_storable, mended
+from lineshaft.model.tasks import MAX_TEXT
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 
 MAX_ERROR = 10_000
@@ -45,11 +46,17 @@ class Completion:
     artifacts: bytes | None = None
     decision_report: bytes | None = None
     spent: Spent = UNREPORTED
+    #: What the output is, for whoever reads it; None: what the task asked for.
+    output_type: str | None = None
 
     def __post_init__(self) -> None:
         # Here, so that one bad output is refused alone and not with all others of its call.
         check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
         check_report_size(self.decision_report)
+        named = self.output_type
+        if named is not None and not (0 < len(named) <= MAX_TEXT and is_storable(named)):
+            fault = f"must be a text of 1 to {MAX_TEXT} characters without U+0000, got {named[:100]!r}"
+            raise InvalidInputError(errors=[("output.type", fault)])
 
 
 @dataclass(frozen=True, slots=True)

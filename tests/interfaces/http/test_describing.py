@@ -1,6 +1,7 @@
 """The OpenAPI document and the metrics: what programs read about the server."""
 
 import re
+from html import escape
 from typing import Any
 
 from lineshaft.interfaces.http.app import OPERATIONS
@@ -56,6 +57,26 @@ async def test_the_examples_of_the_document_work(client: Client) -> None:
         example = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
         reply = await client.post(path, example)
         assert reply.status == 201, (path, reply)
+
+
+async def test_the_page_for_people_needs_nothing_from_elsewhere(client: Client) -> None:
+    """Also without a network: no script, and a policy that would refuse one."""
+    reply = await client.get("/docs")
+    page = reply.body.decode()
+
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "<script" not in page
+    named = set(re.findall(r"""(?:src|href)\s*=\s*["']?([^"'>]*)""", page))
+    assert {name for name in named if not name.startswith("#")} == {"/openapi.json"}
+    assert not re.findall(r"@import|url\(|//", re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL))
+    document = (await client.get("/openapi.json")).json
+    for path, item in document["paths"].items():
+        for method, call in item.items():
+            assert f"<b>{method.upper()}</b><code>{path}</code>" in page
+            assert escape(call["summary"]) in page
+    linked = set(re.findall(r'href="#(\w+)"', page))
+    assert linked <= set(re.findall(r'<details id="(\w+)"', page))
 
 
 METRICS = {

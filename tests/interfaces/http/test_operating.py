@@ -5,11 +5,13 @@ from typing import Any
 from tests.interfaces.http.client import Client
 
 
-async def dead_letter(client: Client, type_: str = "code", **fields: Any) -> str:
+async def dead_letter(
+    client: Client, type_: str = "code", error: str = "no access to the vault", **fields: Any
+) -> str:
     """A task that failed for good."""
     await client.submit(type_, **fields)
     task_id, token = await client.hold(await client.register(types=[type_]))
-    body = {"claim_token": token, "error": "no access to the vault", "category": "auth_failure"}
+    body = {"claim_token": token, "error": error, "category": "auth_failure"}
     failed = await client.post(f"/v1/tasks/{task_id}/fail", body)
     assert failed.json["status"] == "DEAD_LETTERED"
     return task_id
@@ -262,3 +264,28 @@ async def test_a_task_that_is_a_persons(client: Client) -> None:
 
     assert (waiting["task"]["id"], waiting["kind"]) == (task["id"], "task")
     assert (done.json["status"], done.json["output"]["data"]) == ("COMPLETED", {"ok": True})
+
+
+async def test_dead_letters_by_pattern_decision_and_whether_they_were_deleted(client: Client) -> None:
+    """R-132, R-137."""
+    one, two, three = [await dead_letter(client, error=f"page {n} of {n} is broken") for n in (1, 22, 333)]
+    other = await dead_letter(client, error="no such file")
+    (pattern,) = {(await client.get(f"/v1/dead-letters/{name}")).json["pattern"] for name in (one, two)}
+
+    async def listed(**query: Any) -> list[str]:
+        return [item["task_id"] for item in (await client.get("/v1/dead-letters", **query)).json["items"]]
+
+    assert await listed(pattern=pattern) == [three, two, one]
+    deleted = {"filter": {"pattern": pattern, "task_ids": [one]}, "resolution": "delete", "reviewer": "ada"}
+    assert (await client.post("/v1/dead-letters/resolve", deleted)).json["resolved"] == [one]
+    escalated = {"resolution": "escalate", "reviewer": "ada"}
+    await client.post(f"/v1/dead-letters/{two}/resolve", escalated)
+    assert await listed() == [other, three, two]
+    assert await listed(hidden=True) == [other, three, two, one]
+    assert await listed(resolution="escalate") == [two]
+    assert await listed(resolution=["escalate", "delete"], hidden=True) == [two, one]
+    assert (await client.get("/v1/dead-letters", resolution="odd")).code == "invalid_input"
+    retried = {"filter": {"pattern": [pattern]}, "resolution": "retry", "reviewer": "ada", "note": "all"}
+    assert sorted((await client.post("/v1/dead-letters/resolve", retried)).json["resolved"]) == sorted(
+        [two, three]
+    )

@@ -101,8 +101,8 @@ SCOPES: dict[str, str | None] = {
 }
 #: Not only this machine.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nobody listens there
-#: FastAPI's own pages, which tell what there is and nothing about anybody.
-PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
+#: Pages that tell what there is and nothing about anybody.
+PAGES = {"/openapi.json", "/docs"}
 
 
 def path_of(operation: Operation) -> str:

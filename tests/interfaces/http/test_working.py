@@ -1,5 +1,6 @@
 """An agent's way through its tasks, over HTTP."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -409,3 +410,57 @@ async def test_data_that_no_database_can_hold_is_refused(client: Client) -> None
             assert (reply.status, reply.code) == (422, "invalid_input"), data
     assert (await client.task(task_id))["status"] == "RUNNING"
     assert (await client.get(f"/v1/tasks/{task_id}/steps")).json == {}
+
+
+async def test_a_registration_that_is_sent_again_supersedes_nothing(serve: Serve) -> None:
+    """The answer to the first one was lost on the way: also if nobody gave the agent a name."""
+    async with serve() as one, serve() as two:
+        client = one.client
+        await client.submit()
+        first = await client.post("/v1/agents", {"id": "a1"}, headers={"Idempotency-Key": "boot 1"})
+        await client.hold(first.json)
+        again = await two.client.post("/v1/agents", {"id": "a1"}, headers={"Idempotency-Key": "boot 1"})
+        assert (first.status, again.status) == (201, 201)
+        assert (again.json["incarnation"], again.json["current_tasks"]) == (1, 1)
+
+        next_boot = await client.post("/v1/agents", {"id": "a1"}, headers={"Idempotency-Key": "boot 2"})
+        assert (next_boot.status, next_boot.json["incarnation"]) == (200, 2)
+        taken = await client.post("/v1/agents", {"id": "a2"}, headers={"Idempotency-Key": "boot 2"})
+        assert (taken.status, taken.code) == (409, "already_exists")
+        assert "a1" in taken.json["detail"]
+        assert (await client.post("/v1/agents", {"id": "a1"})).json["incarnation"] == 3
+
+        asking = [
+            server.client.post("/v1/agents", {}, headers={"Idempotency-Key": "x"})
+            for server in (one, two, one, two)
+        ]
+        made = {reply.json["id"] for reply in await asyncio.gather(*asking)}
+        assert len(made) == 1, "made once, however many ask at the same time"
+
+
+async def test_what_an_output_is_said_to_be_is_kept(client: Client) -> None:
+    """R-020: in place of what the task asked for, if it asked for anything; through a gate too."""
+    agent = await client.register()
+    cases: list[tuple[dict[str, Any], str | None, str | None]] = [
+        ({}, None, None),
+        ({}, "markdown", "markdown"),
+        ({"type": "json"}, None, "json"),
+        ({"type": "json"}, "code", "code"),
+        ({"type": "json", "validation": "human"}, "artifact", "artifact"),
+    ]
+    for contract, said, kept in cases:
+        task = await client.submit(output=contract)
+        _, token = await client.hold(agent)
+        output = {"data": 1} | ({} if said is None else {"type": said})
+        body = {"claim_token": token, "output": output}
+        done = await client.post(f"/v1/tasks/{task['id']}/complete", body)
+        assert done.json["output"]["type"] == kept
+        if "validation" in contract:
+            assert done.json["status"] == "VALIDATING"
+            done = await client.post(f"/v1/approvals/{task['id']}", {"approve": True, "reviewer": "ada"})
+        assert (done.json["status"], done.json["output"]["type"]) == ("COMPLETED", kept)
+    await client.submit()
+    task_id, token = await client.hold(agent)
+    for wrong in ("", "x" * 1001, "a\0b"):
+        body = {"claim_token": token, "output": {"type": wrong}}
+        assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).code == "invalid_input"

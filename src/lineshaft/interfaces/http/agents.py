@@ -68,14 +68,22 @@ async def heartbeat(call: Call, body: bodies.Heartbeat) -> Answer:
     return Answer(views.Beaten(answers, present.status, **more))
 
 
-@routes.post("/v1/agents", Scope.AGENT, {201: views.Agent, 200: views.Agent}, example=examples.AGENT)
+@routes.post(
+    "/v1/agents",
+    Scope.AGENT,
+    {201: views.Agent, 200: views.Agent},
+    codes=("already_exists",),
+    example=examples.AGENT,
+)
 async def register_agent(call: Call, body: bodies.Register) -> Answer:
     """Register an agent; 200 if its id was registered before.
 
     Registering again supersedes the earlier incarnation: what that still held fails as `crash` at once. The
-    budget is a total over the id's life, set by the first registration.
+    budget is a total over the id's life, set by the first registration. Sent again with the same
+    Idempotency-Key, it answers as before and supersedes nothing.
     """
-    agent = await call.service.engine.fleet.register(body.agent())
+    key = bodies.key_of(call.headers.get("idempotency-key"), None)
+    agent = await call.service.engine.fleet.register(body.agent(), key=key)
     return Answer(views.agent(agent), 201 if agent.incarnation == 1 else 200)
 
 

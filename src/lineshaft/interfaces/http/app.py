@@ -14,6 +14,7 @@ from lineshaft.interfaces.http import (
     agents,
     crews,
     dags,
+    docs_page,
     events,
     guards,
     health,
@@ -41,12 +42,15 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Lineshaft",
         version=__version__,
+        # They would load scripts from elsewhere.
+        docs_url=None,
         redoc_url=None,
         exception_handlers={HTTPException: _explain, LineshaftError: _tell},
     )
     app.router.routes.extend(routes(OPERATIONS, service))
     app.router.routes.extend(sockets.routes(service))
     openapi.describe(app, OPERATIONS)
+    app.router.routes.append(docs_page.route(app.openapi))
     return app
 
 

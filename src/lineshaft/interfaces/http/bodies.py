@@ -161,8 +161,8 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 
 class Result(Body, frozen=True, kw_only=True):
-    #: What it is, for whoever reads it; the task's own contract says what it must be.
-    type: str | None = None
+    #: What it is, for whoever reads it; without it, what the task asked for.
+    type: Name | None = None
     data: Raw = field(default_factory=_null)
     artifacts: Raw = field(default_factory=_null)
     decision_report: Raw = field(default_factory=_null)
@@ -300,6 +300,12 @@ class LetterQuery(Page, frozen=True, kw_only=True):
     error_contains: str | None = None
     poison_pill: bool | None = None
     dag_id: tuple[str, ...] = ()
+    #: What was decided last.
+    resolution: tuple[str, ...] = ()
+    #: As a group has it.
+    pattern: tuple[str, ...] = ()
+    #: Also those that were deleted.
+    hidden: bool = False
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -322,6 +328,8 @@ class ResolveFilter(Body, frozen=True, kw_only=True):
     error_contains: str | None = None
     task_ids: list[str] | None = None
     poison_pill: bool | None = None
+    #: As a group has it.
+    pattern: str | list[str] | None = None
 
     def letters(self) -> LetterFilter:
         return LetterFilter(
@@ -330,6 +338,7 @@ class ResolveFilter(Body, frozen=True, kw_only=True):
             error_contains=self.error_contains,
             task_ids=self.task_ids or (),
             poison_pill=self.poison_pill,
+            pattern=_listed(self.pattern),
         )
 
 

@@ -20,14 +20,14 @@ async def list_dead_letters(call: Call, query: bodies.LetterQuery) -> Answer:
         error_contains=query.error_contains,
         poison_pill=query.poison_pill,
         dag_id=query.dag_id,
+        resolution=query.resolution,
+        pattern=query.pattern,
+        hidden=query.hidden,
     )
     page = await call.service.engine.dead_letters.letters(wanted, limit=query.limit, cursor=query.cursor)
     return Answer(views.DeadLetterPage([views.dead_letter(view) for view in page.items], page.next_cursor))
 
 
-@routes.get("/v1/dead-letters/{id}", Scope.READ, views.DeadLetter, codes=("not_found",))
-async def get_dead_letter(call: Call) -> Answer:
-    """The last time that a task failed for good, with its whole history and what was decided since."""
 @routes.get("/v1/dead-letters/groups", Scope.READ, views.DeadLetterGroups)
 async def list_dead_letter_groups(call: Call, query: bodies.GroupQuery) -> Answer:
     """What nobody has looked at, by like error; the largest group first."""
@@ -37,6 +37,9 @@ async def list_dead_letter_groups(call: Call, query: bodies.GroupQuery) -> Answe
     return Answer(views.DeadLetterGroups(groups))
 
 
+@routes.get("/v1/dead-letters/{id}", Scope.READ, views.DeadLetter, codes=("not_found",))
+async def get_dead_letter(call: Call) -> Answer:
+    """The last time that a task failed for good, with its whole history and what was decided since."""
     return Answer(views.dead_letter(await call.service.engine.dead_letters.letter(call.path["id"])))
 
 
@@ -72,9 +75,6 @@ async def resolve_dead_letters(call: Call, body: bodies.ResolveMany) -> Answer:
     return Answer(views.Resolved(done.resolved, refused, done.more))
 
 
-@routes.get("/v1/approvals", Scope.READ, views.ApprovalPage)
-async def list_approvals(call: Call, query: bodies.Page) -> Answer:
-    """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
 @routes.get("/v1/reports", Scope.READ, views.ReportPage)
 async def search_reports(call: Call, query: bodies.ReportQuery) -> Answer:
     """Decision reports with all of these words, newest first; a phrase stands in quotes."""
@@ -84,6 +84,9 @@ async def search_reports(call: Call, query: bodies.ReportQuery) -> Answer:
     return Answer(views.ReportPage([views.report(found) for found in page.items], page.next_cursor))
 
 
+@routes.get("/v1/approvals", Scope.READ, views.ApprovalPage)
+async def list_approvals(call: Call, query: bodies.Page) -> Answer:
+    """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
     page = await call.service.engine.approvals.waiting(limit=query.limit, cursor=query.cursor)
     return Answer(views.ApprovalPage([views.approval(found) for found in page.items], page.next_cursor))
 

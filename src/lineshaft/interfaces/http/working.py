@@ -33,6 +33,7 @@ async def complete_task(call: Call, body: bodies.Complete) -> Answer:
         artifacts=bodies.json_or_none("output.artifacts", body.output.artifacts),
         decision_report=bodies.json_or_none("output.decision_report", body.output.decision_report),
         spent=body.spent,
+        output_type=body.output.type,
     )
     (moved,) = await call.service.engine.lifecycle.complete([completion])
     moved.unwrap()

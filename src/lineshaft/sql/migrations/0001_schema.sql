@@ -33,7 +33,8 @@ CREATE SEQUENCE lineshaft.submission_no AS bigint CACHE 1;
 -- The generation that tasks get when they become READY. Read as its last_value: a row that is updated would collect dead
 -- versions just where every claim looks, which is what generations are there to avoid.
 CREATE SEQUENCE lineshaft.generation_no AS integer MINVALUE 1;
-SELECT nextval('lineshaft.generation_no');
+-- Always by setval: nextval writes the log ahead, so that after a crash, and on a standby that takes over, it is 32 numbers further.
+SELECT setval('lineshaft.generation_no', 1);
 
 -- A true fencing number: it grows with every grant of any lock and is never given twice.
 CREATE SEQUENCE lineshaft.lock_token AS bigint CACHE 1;
@@ -287,6 +288,8 @@ CREATE TABLE lineshaft.task_end (
     output jsonb,
     artifacts jsonb,
     decision_report jsonb,
+    -- What the output was said to be when it was handed in; NULL: what the task asked for.
+    output_type text,
     CONSTRAINT task_end_pkey PRIMARY KEY (id),
     CONSTRAINT as_its_end_says CHECK (
         CASE status
@@ -478,6 +481,8 @@ CREATE TABLE lineshaft.agent (
     -- anyway, and no two agents wait for each other.
     spent_on_day_usd numeric(14, 6) NOT NULL DEFAULT 0,
     spend_day date,
+    -- The idempotency key that its incarnation was registered with, if any.
+    registration_key text COLLATE "C",
     CONSTRAINT agent_pkey PRIMARY KEY (id),
     CONSTRAINT possible_agent CHECK (
         max_concurrent_tasks > 0 AND held >= 0 AND spent_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE
@@ -489,6 +494,7 @@ CREATE TABLE lineshaft.agent (
 COMMENT ON TABLE lineshaft.agent IS 'Who may claim work, and what each has left to spend.';
 -- The daily ceiling: who was active lately. The day changes once a day, so all other updates stay on their page.
 CREATE INDEX agent_by_spend_day ON lineshaft.agent (spend_day);
+CREATE UNIQUE INDEX agent_registration_key ON lineshaft.agent (registration_key) WHERE registration_key IS NOT NULL;
 
 -- What everything together had cost so far, now and then: the cost-velocity stop compares. No longer than its window.
 CREATE TABLE lineshaft.spend_sample (
