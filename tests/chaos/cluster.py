@@ -188,7 +188,7 @@ class Cluster:
         """Until it has everything that the primary has now."""
         deadline = time.monotonic() + _PATIENCE_SEC
         ((now,),) = await self.primary.execute("SELECT pg_current_wal_lsn()::text")
-        query = f"SELECT FROM pg_stat_replication WHERE {condition} AND flush_lsn >= '{now}'::pg_lsn"
+        query = f"SELECT 1 FROM pg_stat_replication WHERE {condition} AND flush_lsn >= '{now}'::pg_lsn"
         while not await self.primary.execute(query):
             if time.monotonic() > deadline:
                 raise TimeoutError("the standby doesn't catch up")

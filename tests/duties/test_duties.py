@@ -16,6 +16,7 @@ from lineshaft.duties.roll_call import RollCall
 from lineshaft.duties.supervisor import all_duties, supervise
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
+from lineshaft.sql import catalog
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
@@ -279,6 +280,20 @@ async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine
         assert await engine.upkeep.turn_generation(5)
 
         await closed(engine)
+
+
+async def test_a_turn_that_was_rolled_back_leaves_nothing_behind(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    """The number is raised all the same: what becomes READY after that must not be out of sight."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(catalog.load("upkeep")["open_generation"])
+    await engine.submission.submit([NewTask("unseen")])
+    view = await engine.fleet.register(NewAgent(id="a1"))
+
+    await Promoter(engine.upkeep).run_once()
+
+    assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
 
 async def test_a_task_in_a_closed_generation_is_swept_up(

@@ -146,7 +146,14 @@ FROM (
 ) AS counted
 
 -- name: open_generation
-INSERT INTO lineshaft.generation (no) VALUES (nextval('lineshaft.generation_no')) RETURNING no
+-- Not nextval, which jumps with a crash of the server; see the sequence.
+INSERT INTO lineshaft.generation (no) SELECT setval('lineshaft.generation_no', last_value + 1) FROM lineshaft.generation_no RETURNING no
+
+-- name: mend_generation
+-- A sequence is in no transaction: where the one that raised it was rolled back, tasks become READY in a generation that no claim
+-- would look into.
+INSERT INTO lineshaft.generation (no)
+SELECT last_value FROM lineshaft.generation_no WHERE last_value NOT IN (SELECT no FROM lineshaft.generation)
 
 -- name: move_stragglers
 -- What remains in older generations goes along, best first, so that they can be closed.

@@ -118,6 +118,7 @@ class Upkeep:
         async def work(connection: Connection) -> int:
             if not await self._ask(connection, "try_turn"):
                 return 0
+            await connection.execute(self._sql["mend_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": limit})
             await connection.execute(self._sql["close_generations"], {})
             await connection.execute(self._sql["sweep_generations"], {"limit": limit})
