@@ -2,7 +2,7 @@
 
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +15,23 @@ from tests.chaos.cluster import Cluster
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+def place() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lineshaft-chaos-") as directory:
         # The server's account must be able to reach its data.
         Path(directory).chmod(0o711)
-        made = Cluster(Path(directory))
-        await made.start(standby=True)
-        yield made
-        await made.stop()
+        yield Path(directory)
+
+
+@pytest.fixture
+async def cluster(place: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(place)
+    await made.start(standby=True)
+    yield made
+    await made.stop()
 
 
 async def test_what_becomes_ready_after_a_crash_can_be_claimed(cluster: Cluster) -> None:
-    """A sequence may jump with a crash, and does on a standby that takes over; claims must not look past it."""
+    """A sequence may jump with a crash, or on a standby that takes over; claims must not look past it."""
     migrate.up(cluster.primary.dsn)
 
     async def submit_and_claim() -> list[str]:
