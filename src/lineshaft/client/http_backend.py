@@ -300,7 +300,7 @@ class HttpBackend:
         return bytes(kept.data), kept.purses
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
-        body = wire.Checkpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
+        body = wire.CrewCheckpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
         await self._post("/v1/crew/checkpoint", object, body)
 
     async def spawn(

@@ -39,7 +39,7 @@ class HttpPulse:
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
     ) -> Answers:
-        body = wire.Beat(
+        body = wire.CrewBeat(
             agents=[wire.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
             tasks=[
                 wire.HeldBeat(

@@ -99,7 +99,7 @@ class HeldBeat(Held, frozen=True, kw_only=True):
     cost_usd: Decimal | None = None
 
 
-class Beat(Body, frozen=True, kw_only=True):
+class CrewBeat(Body, frozen=True, kw_only=True):
     """The heartbeat of a process: all its agents, and all they hold."""
 
     agents: Annotated[list[Member], Meta(max_length=MAX_ITEMS)]
@@ -340,7 +340,7 @@ class StepKept(Struct, frozen=True):
     purses: Purses
 
 
-class Checkpoint(Held, frozen=True, kw_only=True):
+class CrewCheckpoint(Held, frozen=True, kw_only=True):
     data: Raw
 
 

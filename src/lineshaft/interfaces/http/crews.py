@@ -98,7 +98,7 @@ async def wait_for_work(call: Call, body: wire.Wait) -> Answer:
         "tasks": [{**_EXAMPLE_CLAIM, "agent_id": "coder-1", "interval_sec": 30}],
     },
 )
-async def beat(call: Call, body: wire.Beat) -> Answer:
+async def beat(call: Call, body: wire.CrewBeat) -> Answer:
     """One heartbeat for all agents of a process and all they hold; one without an answer is superseded."""
     return Answer(await call.service.engine.working.beat(body.presences, body.held))
 
@@ -169,7 +169,7 @@ async def record_step(call: Call, body: wire.StepDone) -> Answer:
     codes=("not_found", "stale_claim", "invalid_transition"),
     example={**_EXAMPLE_CLAIM, "data": {"page": 7}},
 )
-async def keep_checkpoint(call: Call, body: wire.Checkpoint) -> Answer:
+async def keep_checkpoint(call: Call, body: wire.CrewCheckpoint) -> Answer:
     """Keep where a task stands."""
     await call.service.engine.lifecycle.save_checkpoint(body.claim, bytes(body.data))
     return Answer(status=204)
