@@ -9,10 +9,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from lineshaft import Agent, Lineshaft, TaskContext
+from lineshaft import Agent, Checks, HandedIn, Lineshaft, TaskContext
 
 #: In the order in which a task passes them.
-POINTS = ("claimed", "in a step", "between steps", "in another step", "completing")
+POINTS = ("claimed", "in a step", "between steps", "in another step", "completing", "validating")
 
 
 class Points:
@@ -22,13 +22,16 @@ class Points:
         self._wait_for = wait_for
 
     async def reach(self, point: str) -> None:
+        if point == self._wait_at and self._wait_for is None:
+            self._tell(point)
+            await asyncio.Event().wait()
+        # On purpose: nothing else in this process goes on, but its heartbeats.
+        self.stay(point)
+
+    def stay(self, point: str) -> None:
         self._tell(point)
-        if point == self._wait_at:
-            if self._wait_for is None:
-                await asyncio.Event().wait()
-            while self._wait_for is not None and not self._wait_for.exists():
-                # On purpose: nothing else in this process goes on, but its heartbeats.
-                time.sleep(0.01)  # noqa: ASYNC251
+        while point == self._wait_at and (self._wait_for is None or not self._wait_for.exists()):
+            time.sleep(0.01)
 
     def _tell(self, point: str) -> None:
         with self._log.open("a") as log:
@@ -57,9 +60,21 @@ def make_agent(agent_id: str, points: Points, *, interval: float, grace: float) 
     return agent
 
 
+def make_checks(points: Points) -> Checks:
+    """A gate that its agent runs itself: `look`."""
+    checks = Checks()
+
+    def look(_: object, __: HandedIn) -> bool:
+        points.stay("validating")
+        return True
+
+    checks.register("look", look)
+    return checks
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("dsn")
+    parser.add_argument("where")
     parser.add_argument("log", type=Path)
     parser.add_argument("--wait-at")
     parser.add_argument("--wait-for", type=Path)
@@ -68,7 +83,9 @@ async def main() -> None:
     args = parser.parse_args()
     points = Points(args.log, args.wait_at, args.wait_for)
     agent = make_agent("first", points, interval=args.interval, grace=args.grace)
-    async with Lineshaft(args.dsn, max_connections=3) as shaft:
+    # A server has checks of its own.
+    checks = None if args.dsn.startswith("http") else make_checks(points)
+    async with Lineshaft(args.dsn, max_connections=3, checks=checks) as shaft:
         await agent.run(shaft)
     print("ended", flush=True)  # noqa: T201
 

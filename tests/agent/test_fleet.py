@@ -18,6 +18,7 @@ from lineshaft.model.states import Status
 from lineshaft.settings import Settings
 from lineshaft.store.submission import SubmittedDag
 from tests.agent.staff import PATIENCE, at_work, engine_of
+from tests.client.finishing import engine_beside
 from tests.store.invariants import check_invariants
 
 #: How many tasks; FLEET_TASKS=5000 for the full size.
@@ -146,7 +147,7 @@ async def shaft(dsn: str, tmp_path: Path) -> AsyncIterator[Lineshaft]:
     breakers = tmp_path / "breakers.yaml"
     breakers.write_text(NO_BREAKERS)
     settings = Settings(database_url=dsn, circuit_breakers=breakers)
-    async with Lineshaft(settings=settings, max_connections=AGENTS) as opened:
+    async with Lineshaft(settings=settings, max_connections=AGENTS) as opened, engine_beside(opened, dsn):
         yield opened
     check_invariants(dsn)
 

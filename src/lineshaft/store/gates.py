@@ -68,6 +68,10 @@ class GatedOutput:
         return _GATES.decode(self.gates) if self.gates else ()
 
     @property
+    def data(self) -> bytes:
+        return bytes(_PARTS.decode(self.output)["data"])
+
+    @property
     def handed_in(self) -> HandedIn:
         return HandedIn(self.id, self.epoch, self.type, self.title, self.spec, self.output)
 
@@ -95,6 +99,8 @@ class Step:
     waits_for: str | None
     #: Of the failure, if it was refused.
     category: str = FailureCategory.INVALID_OUTPUT
+    #: What was handed in, to be told if the verdict comes too late.
+    data: bytes | None = None
 
     @property
     def refusal(self) -> Said | None:
@@ -174,7 +180,7 @@ class Gates:
                 break
             spoken.append(Said(number, gate.method, verdict))
             number += verdict.passed
-        return Step(output.claim, output.gate_no, tuple(spoken), number, waits_for)
+        return Step(output.claim, output.gate_no, tuple(spoken), number, waits_for, data=output.data)
 
     # In a validator's hands.
 
@@ -298,7 +304,8 @@ class Gates:
             message = f"Task {step.claim.id} has moved on meanwhile: look at it again before you decide."
             moved[step.claim.id] = Moved(step.claim.id, None, InvalidTransitionError(message))
         if stale and not strict:
-            answers = await self._lifecycle.answer_again(connection, [Completion(s.claim) for s in stale])
+            late = [Completion(step.claim, step.data) for step in stale]
+            answers = await self._lifecycle.answer_again(connection, late)
             moved |= {answer.id: answer for answer in answers}
         return [moved[step.claim.id] for step in steps]
 
