@@ -84,8 +84,8 @@ async def main() -> None:
     points = Points(args.log, args.wait_at, args.wait_for)
     agent = make_agent("first", points, interval=args.interval, grace=args.grace)
     # A server has checks of its own.
-    checks = None if args.dsn.startswith("http") else make_checks(points)
-    async with Lineshaft(args.dsn, max_connections=3, checks=checks) as shaft:
+    checks = None if args.where.startswith("http") else make_checks(points)
+    async with Lineshaft(args.where, max_connections=3, checks=checks) as shaft:
         await agent.run(shaft)
     print("ended", flush=True)  # noqa: T201
 
