@@ -54,6 +54,8 @@ WAITING: dict[str, Any] = {"since": None, "after": None, "limit": 100}
 
 CASES = [
     ("claims", "claim_tasks", CLAIM, ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"]),
+    ("shortcuts", "claim_plain", CLAIM, ["task_live_claimable", "task_pkey", "agent_pkey", "dag_pkey"]),
+    ("shortcuts", "complete_plain", COMPLETE, ["task_live_pkey", "agent_pkey"]),
     ("lifecycle", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
     ("lifecycle", "complete_tasks", COMPLETE, ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"]),
     ("lifecycle", "unblock_dependents", NOW | IDS, ["edge_dependents", "task_live_pkey", "task_end_pkey"]),

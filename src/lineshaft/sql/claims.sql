@@ -125,7 +125,8 @@ quota AS MATERIALIZED (
         GROUP BY id, generation
     ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
 ),
--- Contested rows are skipped, not waited for; the next ones of the lane take their place.
+-- Contested rows are skipped, not waited for; the next ones of the lane take their place. (NO KEY: somebody who only holds back a
+-- task's end, because a new one depends on it, is no rival.)
 locked AS MATERIALIZED (
     SELECT
         taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
@@ -141,7 +142,7 @@ locked AS MATERIALIZED (
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
         ORDER BY rank, submission_no
         LIMIT quota.n
-        FOR UPDATE SKIP LOCKED
+        FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     UNION ALL
     SELECT named.*, 0, eligible.cost, eligible.model, false
@@ -149,7 +150,7 @@ locked AS MATERIALIZED (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE id = %(task_id)s::text AND status = 'READY' AND lane_id IN (SELECT id FROM eligible)
-        FOR UPDATE SKIP LOCKED
+        FOR NO KEY UPDATE SKIP LOCKED
     ) AS named
     JOIN lineshaft.task_live AS live ON live.id = named.id
     JOIN eligible ON eligible.id = live.lane_id

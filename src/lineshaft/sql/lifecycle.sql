@@ -625,7 +625,8 @@ ended AS (
 )
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-    lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at
+    lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
+    awaited
 )
 SELECT
     task.id, dag.id,
@@ -643,7 +644,9 @@ SELECT
     (SELECT last_value FROM lineshaft.generation_no),
     task.lock_key, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
-    ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at
+    ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
+    -- Perhaps: what came to wait for it while it lay there didn't mark it.
+    true
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 CROSS JOIN clock

@@ -37,7 +37,8 @@ from lineshaft.store.outcomes import (
     record_failure,
     refusal,
 )
-from lineshaft.store.round_trip import Rows, transaction
+from lineshaft.store.round_trip import Rows, round_trip, transaction
+from lineshaft.store.shortcut import Shortcut
 
 
 class Gatekeeper(Protocol):
@@ -70,6 +71,8 @@ class Lifecycle:
         self._breakers = breakers or Breakers(database)
         self._guards = Guards(database)
         self._sql = catalog.load("lifecycle")
+        self._complete_plain = catalog.load("shortcuts")["complete_plain"]
+        self._shortcut = Shortcut()
 
     # In an agent's hands.
 
@@ -162,6 +165,20 @@ class Lifecycle:
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         """Record the output; a task with gates goes to VALIDATING, and on as its gates say."""
+        done: set[str] = set()
+        if completions and self._shortcut.is_open():
+            call = self._complete_plain, {**self._database.now, **_completion_columns(completions)}
+            (rows,) = await self._database.run_alone(lambda own: round_trip(own, call))
+            done = {row[0] for row in rows}
+            self._shortcut.tried(worked=bool(done))
+        rest = [item for item in completions if item.claim.id not in done]
+        answers = iter(await self._complete(rest) if rest else ())
+        return [
+            Moved(item.claim.id, Status.COMPLETED) if item.claim.id in done else next(answers)
+            for item in completions
+        ]
+
+    async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
         steps = ("lock_dependents", "complete_tasks", "unblock_dependents")
 

@@ -204,6 +204,8 @@ CREATE TABLE lineshaft.task_live (
     is_batch boolean NOT NULL DEFAULT false,
     -- Its output must pass a gate or carry a decision report: it can't complete straight from RUNNING.
     is_gated boolean NOT NULL DEFAULT false,
+    -- Something waits for this task, which has no DAG: its end must look for what. In a DAG that is looked for anyway.
+    awaited boolean NOT NULL DEFAULT false,
     -- It is known to all that nobody can afford it: told once, until it is claimed or there is money again.
     budget_told boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
@@ -368,7 +370,7 @@ CREATE TABLE lineshaft.dag (
     CONSTRAINT ended_when_over CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled')))
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE lineshaft.dag IS 'DAGs of more than one task, or with a budget.';
-CREATE INDEX dag_by_age ON lineshaft.dag (created_at, id);
+CREATE INDEX dag_by_age ON lineshaft.dag (created_at);
 
 
 -- Idempotency of whole DAGs. A key is free again once its DAG is cancelled; retention deletes it with the DAG.

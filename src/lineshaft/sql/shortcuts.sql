@@ -1,0 +1,204 @@
+-- The same as claim_tasks and complete_tasks, in short, for tasks that have nothing to do with anything else, as most of a big
+-- fleet's are: a third of the server's work at a time. Used by store/claims.py and store/lifecycle.py, which go the long way with
+-- whatever these leave alone.
+
+-- name: claim_plain
+-- Nothing to weigh: no lock to take, nobody's money to count, no model or type to leave alone. If one of the tasks whose turn it is needs
+-- more than that, nothing is claimed and `weigh` says so.
+WITH me AS MATERIALIZED (
+    SELECT
+        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec, coalesce(%(now)s::timestamptz, now()) AS now,
+        greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room
+    FROM lineshaft.agent
+    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND budget_usd IS NULL
+      AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
+      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
+      AND NOT EXISTS (SELECT FROM lineshaft.pause)
+    FOR NO KEY UPDATE
+),
+-- The next three as in claim_tasks.
+head AS MATERIALIZED (
+    SELECT
+        lane.id, coalesce(lane.max_cost_usd, 0) AS cost, generation.no AS generation,
+        lane.boost_per_minute * lineshaft.minutes(me.now) AS aged,
+        CASE
+            WHEN lane.models = '{}' THEN me.models_available[1]
+            WHEN me.models_available = '{}' THEN lane.models[1]
+            ELSE (
+                SELECT wanted.model FROM unnest(lane.models) WITH ORDINALITY AS wanted (model, preference)
+                WHERE wanted.model = ANY (me.models_available) ORDER BY wanted.preference LIMIT 1
+            )
+        END AS model,
+        round((first.rank - lane.boost_per_minute * lineshaft.minutes(me.now)) * 1e6) AS effective,
+        first.submission_no
+    FROM me
+    CROSS JOIN lineshaft.lane
+    CROSS JOIN lineshaft.generation
+    CROSS JOIN LATERAL (
+        SELECT rank, submission_no
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+        ORDER BY rank, submission_no
+        LIMIT 1
+        OFFSET 0
+    ) AS first
+    WHERE me.room > 0
+      AND (me.types IS NULL OR lane.type = ANY (me.types))
+      AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+      AND lane.required_capabilities <@ me.capabilities
+      AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
+),
+best_head AS MATERIALIZED (
+    SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
+    FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
+),
+quota AS MATERIALIZED (
+    SELECT id, generation, aged, cost, model, (SELECT room FROM me)::bigint AS n
+    FROM best_head WHERE heads = 1
+    UNION ALL
+    SELECT best_head.id, best_head.generation, best_head.aged, best_head.cost, best_head.model, share.n
+    FROM best_head
+    JOIN (
+        SELECT id, generation, count(*) AS n
+        FROM (
+            SELECT best_head.id, best_head.generation
+            FROM best_head
+            CROSS JOIN LATERAL (
+                SELECT rank, submission_no
+                FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+                  AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
+                ORDER BY rank, submission_no
+                LIMIT (SELECT room FROM me)
+                OFFSET 0
+            ) AS next
+            WHERE heads > 1
+            ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
+            LIMIT (SELECT room FROM me)
+        ) AS merged
+        GROUP BY id, generation
+    ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
+),
+locked AS MATERIALIZED (
+    SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model
+    FROM quota
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+        ORDER BY rank, submission_no
+        LIMIT quota.n
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS taken
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
+        epoch = live.epoch + 1,
+        agent_id = %(agent_id)s::text,
+        model = locked.chosen_model,
+        reserved_usd = locked.cost,
+        claimed_at = me.now,
+        heartbeat_at = me.now,
+        started_at = CASE WHEN %(start)s::boolean THEN me.now END,
+        first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN me.now ELSE live.first_started_at END,
+        limit_at = CASE WHEN %(start)s::boolean THEN me.now + live.limit_sec * interval '1 second' END,
+        lease_until = me.now + interval '1 second' * CASE
+            WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, me.heartbeat_interval_sec), live.limit_sec)
+            ELSE me.claim_ttl_sec
+        END
+    FROM locked, me
+    WHERE live.ctid = locked.place
+      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
+      -- The first claim of a DAG is told.
+      AND 'running' = ALL (ARRAY(
+        SELECT (SELECT dag.status FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0) FROM (SELECT DISTINCT dag_id FROM locked WHERE dag_id IS NOT NULL) AS of
+      ))
+    RETURNING live.id, live.epoch, live.dag_id, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
+        live.heartbeat_sec, live.limit_sec, live.submission_no, locked.resume, locked.effective
+),
+counted AS (
+    UPDATE lineshaft.agent
+    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now,
+        spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
+    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
+        (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM me) AS clock
+    WHERE id = %(agent_id)s::text AND claimed.n > 0
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
+    SELECT (SELECT now FROM me), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
+        moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
+    FROM moved
+)
+SELECT
+    moved.id, moved.epoch, moved.dag_id AS live_dag_id, NULL::text AS lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
+    coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
+    moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
+    task.require_decision_report,
+    -- The rest stands in the first row, which is there even when nothing was claimed; `weigh`: claim_tasks must decide.
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM me) END AS now,
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
+    moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
+    -- Whoever called sorts by this: it costs less there than sorting whole specs here.
+    moved.n::integer AS n
+FROM (VALUES (1)) AS always
+LEFT JOIN (
+    (SELECT *, row_number() OVER (ORDER BY effective, submission_no) AS n FROM moved) AS moved
+    JOIN lineshaft.task ON task.id = moved.id
+) ON true
+
+-- name: complete_plain
+-- RUNNING → COMPLETED where nothing else moves: no DAG, no lock, nobody waiting, no gate, no breaker with failures to forget. One
+-- statement is enough: whoever comes to depend on one of these tasks marks its row (lock_upstream), so that it is not overlooked.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live
+    USING unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
+        %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, cost, tokens_in, tokens_out)
+    WHERE live.id = input.id
+      AND live.epoch = input.epoch
+      AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
+      AND (
+        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+      )
+      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
+    RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
+        live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
+        input.output, input.artifacts, input.report, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+        input.tokens_in, input.tokens_out
+),
+ended AS (
+    INSERT INTO lineshaft.task_end (
+        id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report
+    )
+    SELECT
+        gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
+        gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+        gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+        gone.output, gone.artifacts, gone.report
+    FROM gone CROSS JOIN clock
+),
+settled AS (
+    UPDATE lineshaft.agent
+    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
+        spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
+        spend_day = greatest(spend_day, share.today)
+    FROM (
+        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        FROM gone GROUP BY agent_id ORDER BY agent_id
+    ) AS share
+    WHERE agent.id = share.agent_id
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, epoch)
+    SELECT clock.now, '{task.validating,task.completed}', gone.id, gone.agent_id, gone.epoch
+    FROM gone CROSS JOIN clock
+)
+SELECT id FROM gone

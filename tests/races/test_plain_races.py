@@ -1,0 +1,57 @@
+"""Tasks that have nothing to do with any other, until something comes to depend on them."""
+
+import asyncio
+
+import psycopg
+
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.outcomes import Completion
+from tests.races.racing import DONE, running, status, waiting
+from tests.store.acting import ref
+
+
+async def test_a_completion_finds_the_dependent_it_waited_for(
+    engines: tuple[Engine, Engine], dsn: str
+) -> None:
+    """The short way to complete doesn't look for dependents: whoever adds one must send it the long way."""
+    one, two = engines
+    (up,) = await one.submission.submit([NewTask("up")])
+    (task,) = await running(one)
+    with psycopg.connect(dsn, autocommit=True) as look:
+        async with await psycopg.AsyncConnection.connect(dsn) as caller:
+            (down,) = await two.submission.submit([NewTask("down", depends_on=[up.id])], connection=caller)
+            completing = asyncio.ensure_future(one.lifecycle.complete([Completion(ref(task), DONE)]))
+            await waiting(look, 1)
+            await caller.commit()
+        (moved,) = await completing
+        assert moved.status is Status.COMPLETED
+        assert status(look, down.id) == Status.READY
+
+
+async def test_a_claim_takes_what_a_submission_depends_on(engines: tuple[Engine, Engine], dsn: str) -> None:
+    """Only its end is held back; passed over it would wait for the next poll."""
+    one, two = engines
+    (up,) = await one.submission.submit([NewTask("up")])
+    await one.submission.submit([NewTask("down", depends_on=[up.id])])
+    async with await psycopg.AsyncConnection.connect(dsn) as caller:
+        await two.submission.submit([NewTask("another", depends_on=[up.id])], connection=caller)
+        assert [task.id for task in await running(one)] == [up.id]
+
+
+async def test_the_first_dependent_wakes_who_passed_its_upstream_over(
+    engines: tuple[Engine, Engine], dsn: str
+) -> None:
+    """Marking a READY task hides it for a moment: that it is there is told once more."""
+    one, two = engines
+    (up,) = await one.submission.submit([NewTask("up")])
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute("LISTEN lineshaft")
+        async with await psycopg.AsyncConnection.connect(dsn) as caller:
+            await two.submission.submit([NewTask("down", depends_on=[up.id])], connection=caller)
+            assert await running(one) == []
+            await caller.commit()
+        told = next(listener.notifies(timeout=60))
+        assert told.payload == "*"
+        assert [task.id for task in await running(one)] == [up.id]
