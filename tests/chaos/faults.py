@@ -93,8 +93,8 @@ def schedule(
 def _lasts(kind: Kind, dice: random.Random) -> float:
     match kind:
         case Kind.PAUSE | Kind.HOLD:
-            # Leases are 1.5 s: some pauses are shorter, most are longer.
-            return dice.uniform(1.0, 4.0)
+            # Leases are 3 s: some pauses are shorter, most are longer.
+            return dice.uniform(2.0, 6.0)
         case Kind.KILL | Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE:
             return dice.choice([0.0, 0.2, 1.0, 2.0])
         case Kind.CLOCK | Kind.DISK_FULL:

@@ -140,7 +140,7 @@ def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: fl
         agent_id,
         max_concurrent_tasks=4,
         budget_usd=budget_usd,
-        heartbeat_interval_sec=0.5,
+        heartbeat_interval_sec=1.0,
         poll_interval_sec=0.5,
         grace_sec=2,
     )
