@@ -17,7 +17,6 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.letters import LetterFilter
 from tests.store.test_dead_letters import dead, decision, ids
 from tests.store.world import World, cost, decoded
 
@@ -340,51 +339,6 @@ async def test_a_decision_that_makes_no_sense_is_refused(
 
     assert [name for name, _ in caught.value.errors] == [place]
     assert await ids(world, reviewed=False) == [task_id]
-
-
-async def test_many_at_once(world: World) -> None:
-    """R-132: each for itself; what can't be resolved is told and stays, the rest is done."""
-    good = [await dead(world, error="timeout") for _ in range(3)]
-    stuck = await dead(world, error="timeout", idempotency_key="k")
-    await world.one(idempotency_key="k")
-    other = await dead(world, "mail", error="no mailbox")
-    desk = world.engine.dead_letters
-
-    result = await desk.resolve_all(LetterFilter(error_contains="TIME"), decision("retry", note="back"))
-
-    assert sorted(result.resolved) == sorted(good)
-    assert {name: error.code for name, error in result.refused.items()} == {stuck: "already_exists"}
-    assert not result.more
-    assert await ids(world, reviewed=False) == [other, stuck]
-    assert {(await desk.letter(name)).note for name in good} == {"back"}
-    again = await desk.resolve_all(LetterFilter(task_ids=good), decision("retry"))
-    assert (again.resolved, again.refused) == ([], {})
-
-
-async def test_many_at_once_is_bounded(world: World) -> None:
-    for _ in range(3):
-        await dead(world)
-    desk = world.engine.dead_letters
-
-    first = await desk.resolve_all(LetterFilter(), decision("delete"), limit=2)
-    second = await desk.resolve_all(LetterFilter(), decision("delete"), limit=2)
-
-    assert (len(first.resolved), first.more) == (2, True)
-    assert (len(second.resolved), second.more) == (1, False)
-    with pytest.raises(InvalidInputError, match="limit"):
-        await desk.resolve_all(LetterFilter(), decision("delete"), limit=1_001)
-
-
-async def test_many_at_once_counts_what_came_along(world: World) -> None:
-    """A batch and its child lie on the desk together; one decision moves both, and neither is an error."""
-    agent = await world.agent()
-    await world.one("batch", children=[NewTask("one", max_attempts=1)])
-    await world.fail(await world.take(agent))
-    await world.engine.dead_letters.resolve((await ids(world))[0], decision("escalate"))
-
-    result = await world.engine.dead_letters.resolve_all(LetterFilter(), decision("cancel"))
-
-    assert (len(result.resolved), result.refused) == (2, {})
 
 
 async def test_the_diff_of_a_large_spec_is_in_the_table_not_in_the_event(world: World) -> None:

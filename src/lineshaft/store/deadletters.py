@@ -1,10 +1,11 @@
 """The review desk: what failed for good waits here for a person, with its whole history, until one decides.
 
-A decision is one transaction. It begins with a lock on the dead letter, so of two reviewers who decide at
-once one wins, and the other is told what was decided. Nothing that ever lay here is deleted by itself.
+A decision is one transaction; one about many is a few, of a bounded number each. It begins with a lock on the
+dead letters, so of two reviewers who decide at once one wins, and the other is told what was decided. Nothing
+that ever lay here is deleted by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +41,8 @@ from lineshaft.store.review import Review
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
+#: Dead letters that one transaction decides about: enough to be quick, few enough to let others in between.
+_AT_ONCE = 100
 #: What people are told when one is escalated (000).
 HUMAN_REVIEW_NEEDED = "HUMAN_REVIEW_NEEDED"
 
@@ -79,13 +82,15 @@ class DeadLetters:
 
     async def resolve(self, task_id: str, decision: Decision) -> DeadLetterView:
         decision.check()
-        await self._resolve(task_id, decision)
+        _, refused = await self._resolve([task_id], decision)
+        if refused:
+            raise refused[task_id]
         return await self.letter(task_id)
 
     async def resolve_all(
         self, filters: LetterFilter, decision: Decision, *, limit: int = MAX_BULK
     ) -> BulkReview:
-        """Decide about everything open that a filter finds, each in a transaction of its own.
+        """Decide about everything open that a filter finds, some at a time.
 
         One that can't be resolved keeps none of the others from it. What the database can't answer for is
         not in the result: the same call again finds what is left.
@@ -94,22 +99,40 @@ class DeadLetters:
         if not 1 <= limit <= MAX_BULK:
             raise InvalidInputError(errors=[("limit", f"must be from 1 to {MAX_BULK}, got {limit}")])
         found = await open_letters(self._database, filters, limit + 1)
-        resolved: dict[str, None] = {}
+        resolved: set[str] = set()
         refused: dict[str, LineshaftError] = {}
-        for task_id in found[:limit]:
-            if task_id in resolved:  # it went along with another
-                continue
-            try:
-                resolved |= dict.fromkeys([task_id, *await self._resolve(task_id, decision)])
-            except UnavailableError:
-                raise
-            except LineshaftError as error:
-                refused[task_id] = error
+        for start in range(0, min(limit, len(found)), _AT_ONCE):
+            chunk = found[start : min(start + _AT_ONCE, limit)]
+            # Some may have gone along with others before.
+            left = [task_id for task_id in chunk if task_id not in resolved]
+            moved, not_these = await self._resolve_each(left, decision)
+            resolved |= moved
+            refused |= not_these
         decided = [task_id for task_id in found[:limit] if task_id in resolved]
         return BulkReview(decided, refused, more=len(found) > limit)
 
-    async def _resolve(self, task_id: str, decision: Decision) -> list[str]:
-        """Gives all tasks that it moved."""
+    async def _resolve_each(self, ids: Sequence[str], decision: Decision) -> "_Resolved":
+        """All in one transaction; if one of them makes that fail, each in its own."""
+        if not ids:
+            return set(), {}
+        try:
+            return await self._resolve(ids, decision)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            if len(ids) == 1:
+                return set(), {ids[0]: error}
+        resolved: set[str] = set()
+        refused: dict[str, LineshaftError] = {}
+        for task_id in ids:
+            if task_id not in resolved:
+                moved, not_this = await self._resolve_each([task_id], decision)
+                resolved |= moved
+                refused |= not_this
+        return resolved, refused
+
+    async def _resolve(self, ids: Sequence[str], decision: Decision) -> "_Resolved":
+        """In one transaction; gives all tasks that it moved, and why it didn't those that were not open."""
         resolution = decision.check()
         review = Review(
             resolution=resolution,
@@ -118,32 +141,52 @@ class DeadLetters:
             not_before=decision.not_before,
         )
 
-        async def work(connection: Connection) -> list[str]:
-            cancelling, reviving = self._operations.cancelling, self._operations.reviving
-            letter = (await cancelling.lock_letters(connection, [task_id])).get(task_id)
-            if letter is None or (letter.reviewed and resolution is Resolution.ESCALATE):
-                raise await self._refusal(connection, task_id, resolution)
-            match resolution:
-                case Resolution.ESCALATE:
-                    await self._escalate(connection, letter, review)
-                    return []
-                case Resolution.CANCEL | Resolution.DELETE:
-                    return await cancelling.cancel_letters(connection, [task_id], review)
-                case Resolution.RETRY | Resolution.MODIFY_AND_RETRY:
-                    decided = review
-                    if decision.spec is not None:
-                        decided = await self._change_spec(connection, letter, decision.spec, review)
-                    return (await reviving.revive(connection, task_id, _delay(letter, decision), decided)).ids
+        async def work(connection: Connection) -> _Resolved:
+            letters = await self._operations.cancelling.lock_letters(connection, ids)
+            if resolution is Resolution.ESCALATE:
+                letters = {name: letter for name, letter in letters.items() if not letter.reviewed}
+            refused = {
+                name: await self._refusal(connection, name, resolution) for name in ids if name not in letters
+            }
+            # In the order that was asked for.
+            asked = [letters[name] for name in ids if name in letters]
+            return set(await self._decide(connection, asked, decision, review)) if asked else set(), refused
 
         return await self._database.run(work)
 
-    async def _escalate(self, connection: Connection, letter: LockedLetter, review: Review) -> None:
-        causes = await self._operations.reviving.record_review(connection, [letter.id], review)
-        message = f"{review.reviewer} wants somebody else to decide about task {letter.id}"
-        told = review.told(letter.id) | causes[letter.id] | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
-        await self._operations.reviving.log(
-            connection, ["task.resolved", "alert"], [(letter.id, letter.dag_id, letter.epoch, told)]
-        )
+    async def _decide(
+        self, connection: Connection, letters: Sequence[LockedLetter], decision: Decision, review: Review
+    ) -> Iterable[str]:
+        """Gives all tasks that it moved."""
+        cancelling, reviving = self._operations.cancelling, self._operations.reviving
+        match review.resolution:
+            case Resolution.ESCALATE:
+                return await self._escalate(connection, letters, review)
+            case Resolution.CANCEL | Resolution.DELETE:
+                return await cancelling.cancel_letters(connection, [letter.id for letter in letters], review)
+            case Resolution.RETRY:
+                delays = {letter.id: _delay(letter, decision) for letter in letters}
+                return await reviving.revive(connection, delays, review)
+            case Resolution.MODIFY_AND_RETRY:
+                moved: list[str] = []
+                for letter in letters:
+                    # What was changed is another thing for each.
+                    changed = await self._change_spec(connection, letter, decision.spec, review)
+                    delay = _delay(letter, decision)
+                    moved += await reviving.revive(connection, {letter.id: delay}, changed)
+                return moved
+
+    async def _escalate(
+        self, connection: Connection, letters: Sequence[LockedLetter], review: Review
+    ) -> list[str]:
+        ids = [letter.id for letter in letters]
+        causes = await self._operations.reviving.record_review(connection, ids, review)
+        told = [
+            (letter.id, letter.dag_id, letter.epoch, _alert(letter, review) | causes[letter.id])
+            for letter in letters
+        ]
+        await self._operations.reviving.log(connection, ["task.resolved", "alert"], told)
+        return ids
 
     async def _change_spec(
         self, connection: Connection, letter: LockedLetter, spec: Any, review: Review
@@ -177,6 +220,15 @@ class DeadLetters:
             resolution=decided,
             reviewer=reviewer,
         )
+
+
+#: Tasks that were moved; and why others were not.
+_Resolved = tuple[set[str], dict[str, LineshaftError]]
+
+
+def _alert(letter: LockedLetter, review: Review) -> dict[str, Any]:
+    message = f"{review.reviewer} wants somebody else to decide about task {letter.id}"
+    return review.told(letter.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
 
 
 def _delay(letter: LockedLetter, decision: Decision) -> float:

@@ -105,7 +105,7 @@ class Operations:
                 await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, None)])
                 await connection.execute(self._inserts["wake"], {"lanes": str(row[2])})
                 return Status.READY
-            return (await self.reviving.revive(connection, task_id, delay_sec, BY_HAND)).status
+            return (await self.reviving.revive(connection, {task_id: delay_sec}, BY_HAND))[task_id]
 
         return await self._database.run(work)
 

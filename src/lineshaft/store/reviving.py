@@ -46,14 +46,6 @@ class _Revivable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Revived:
-    #: Of the task that was asked for.
-    status: Status
-    #: With those that came along.
-    ids: list[str]
-
-
 class Reviving:
     def __init__(self, database: Database, lanes: Lanes, lifecycle: Lifecycle) -> None:
         self._database = database
@@ -64,26 +56,14 @@ class Reviving:
         self._inserts = catalog.load("submission")
         self._letters = catalog.load("deadletters")
 
-    async def revive(self, connection: Connection, task_id: str, delay_sec: float, review: Review) -> Revived:
-        """A DEAD_LETTERED or CANCELLED task begins anew; a batch with those of its children that failed."""
-        tasks = {task.id: task for task in await self._revivable(connection, [task_id])}
-        if task_id not in tasks:
-            cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
-            found = await cursor.fetchone()
-            raise _not_revivable(task_id, found and found[2])
-        if tasks[task_id].status == Status.COMPLETED:
-            raise _not_revivable(task_id, Status.COMPLETED)
-        # A batch is retried by retrying those of its children that failed or were cancelled with it.
-        frontier = [task for task in tasks.values() if task.is_batch]
-        while frontier:
-            cursor = await connection.execute(
-                self._moves["children"], {"ids": [task.id for task in frontier]}
-            )
-            names = [row[0] for row in await cursor.fetchall()]
-            found_below = await self._revivable(connection, names)
-            below = [task for task in found_below if task.status != Status.COMPLETED]
-            tasks |= {task.id: task for task in below}
-            frontier = [task for task in below if task.is_batch]
+    async def revive(
+        self, connection: Connection, delays: Mapping[str, float], review: Review
+    ) -> dict[str, Status]:
+        """DEAD_LETTERED or CANCELLED tasks begin anew, each after so many seconds.
+
+        A batch is revived with those of its children that failed. Gives where all of them stand now.
+        """
+        tasks, roots = await self._with_children(connection, list(delays))
         revived = list(tasks.values())
         await self._retake_keys(connection, revived)
         lanes = await self._lanes.find(connection, [task.lane for task in revived])
@@ -96,18 +76,18 @@ class Reviving:
                 "ids": [task.id for task in revived],
                 "lane_ids": [lanes[task.lane] for task in revived],
                 # A batch has no work that could wait, but its children have.
-                "delays": [0.0 if task.is_batch else float(delay_sec) for task in revived],
+                "delays": [0.0 if task.is_batch else float(delays[roots[task.id]]) for task in revived],
                 "lock_owners": [owners.get(task.id) for task in revived],
             },
         )
         rows = await cursor.fetchall()
-        own_first = [task_id, *(name for name in tasks if name != task_id)]
+        own_first = [*delays, *(name for name in tasks if name not in delays)]
         causes = await self.record_review(connection, own_first, review)
         await self._recount_dags(connection, revived)
         await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
         ready = [row for row in rows if row[2] == Status.READY]
         told = [
-            (row[0], row[1], row[4], review.told(row[0], root=task_id) | causes.get(row[0], {}))
+            (row[0], row[1], row[4], review.told(row[0], root=roots[row[0]]) | causes.get(row[0], {}))
             for row in rows
         ]
         await self.log(connection, ["task.resolved"], told)
@@ -117,8 +97,34 @@ class Reviving:
             await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
         if done := [row[0] for row in rows if row[5]]:
             await self._lifecycle.finish_batches(connection, done)
-        status = next(Status.COMPLETED if row[5] else Status(row[2]) for row in rows if row[0] == task_id)
-        return Revived(status, list(tasks))
+        return {row[0]: Status.COMPLETED if row[5] else Status(row[2]) for row in rows}
+
+    async def _with_children(
+        self, connection: Connection, ids: Sequence[str]
+    ) -> tuple[dict[str, _Revivable], dict[str, str]]:
+        """These tasks with what comes along with each, locked; and for each the one that it comes with."""
+        tasks = {task.id: task for task in await self._revivable(connection, ids)}
+        for task_id in ids:
+            if task_id not in tasks:
+                cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
+                found = await cursor.fetchone()
+                raise _not_revivable(task_id, found and found[2])
+            if tasks[task_id].status == Status.COMPLETED:
+                raise _not_revivable(task_id, Status.COMPLETED)
+        roots = {name: name for name in tasks}
+        # A batch is retried by retrying those of its children that failed or were cancelled with it.
+        frontier = [task for task in tasks.values() if task.is_batch]
+        while frontier:
+            cursor = await connection.execute(
+                self._moves["children"], {"ids": [task.id for task in frontier]}
+            )
+            parents: dict[str, str] = {row[0]: row[1] for row in await cursor.fetchall()}
+            found_below = await self._revivable(connection, [name for name in parents if name not in tasks])
+            below = [task for task in found_below if task.status != Status.COMPLETED]
+            tasks |= {task.id: task for task in below}
+            roots |= {task.id: roots[parents[task.id]] for task in below}
+            frontier = [task for task in below if task.is_batch]
+        return tasks, roots
 
     async def record_review(
         self, connection: Connection, ids: Sequence[str], review: Review
@@ -151,9 +157,14 @@ class Reviving:
             return await cursor.fetchall()
 
     async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
-        keyed = sorted((t.idempotency_key, t) for t in tasks if t.idempotency_key is not None)
-        if not keyed:
+        by_key: dict[str, _Revivable] = {}
+        for task in tasks:
+            # Of two that had it one after the other only one can have it again.
+            if task.idempotency_key is not None and by_key.setdefault(task.idempotency_key, task) is not task:
+                raise _key_in_use(task.id, task.idempotency_key)
+        if not by_key:
             return
+        keyed = sorted(by_key.items(), key=lambda item: item[0])
         cursor = await connection.execute(
             self._sql["retake_keys"],
             {
@@ -166,10 +177,7 @@ class Reviving:
         taken = {row[0] for row in await cursor.fetchall()}
         for key, task in keyed:
             if key not in taken:
-                raise AlreadyExistsError(
-                    f"Can't retry task {task.id}: its idempotency key {key!r} is in use by a newer task. "
-                    "Cancel that one first; nothing was changed."
-                )
+                raise _key_in_use(task.id, key)
 
     async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
         changes = Changes(self._database.now)
@@ -195,6 +203,13 @@ class Reviving:
                     "data": [msgspec.json.encode(told).decode() for told in data],
                 },
             )
+
+
+def _key_in_use(task_id: str, key: str) -> LineshaftError:
+    return AlreadyExistsError(
+        f"Can't retry task {task_id}: its idempotency key {key!r} is in use by a newer task. Cancel that one "
+        "first; nothing was changed."
+    )
 
 
 def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
