@@ -59,6 +59,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MAJOR",
         help="run on this version of PostgreSQL only; 'all': every test on each",
     )
+    parser.addoption(
+        "--histories",
+        metavar="N",
+        type=int,
+        help="so many random histories for each stateful test, instead of a few that are always the same",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -70,7 +76,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         elif wanted not in {None, "all"}:
             found = [binaries for binaries in found if str(binaries.major) == wanted]
         metafunc.parametrize("postgres", found, ids=lambda b: f"pg{b.major}", indirect=True, scope="session")
-
 
     if "transport" in metafunc.fixturenames:
         transports = _transports(metafunc.definition, metafunc.config.getoption("transport"))

@@ -5,8 +5,14 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.store.engine import Engine
+from tests.store.histories import Histories
 from tests.store.invariants import check_invariants
 from tests.store.world import World
+
+
+@pytest.fixture
+def histories(request: pytest.FixtureRequest) -> Histories:
+    return Histories(request.config.getoption("histories"))
 
 
 @pytest.fixture

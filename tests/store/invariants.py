@@ -28,6 +28,10 @@ RULES: dict[str, LiteralString] = {
         JOIN lineshaft.edge ON edge.task_id = live.id AND NOT edge.satisfied
         WHERE live.status NOT IN ('PENDING')
     """,
+    "who is waited for without a DAG is marked": """
+        SELECT live.id FROM lineshaft.task_live AS live JOIN lineshaft.edge ON edge.depends_on = live.id
+        WHERE NOT edge.satisfied AND live.dag_id IS NULL AND NOT live.awaited
+    """,
     "no edge stays open behind an end that satisfies it": """
         SELECT edge.* FROM lineshaft.edge JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
         WHERE NOT edge.satisfied AND (ended.status = 'COMPLETED' OR edge.kind = 'ended')
@@ -154,6 +158,36 @@ RULES: dict[str, LiteralString] = {
         SELECT attempt.task_id, attempt.outcome FROM lineshaft.attempt
         LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
         WHERE (attempt.outcome = 'validating') <> coalesce(live.status = 'VALIDATING', false)
+    """,
+    "an output is with its agent, or it waits for a gate and nobody holds anything for it": """
+        SELECT live.id, live.agent_id, attempt.gate FROM lineshaft.task_live AS live
+        JOIN lineshaft.attempt ON attempt.task_id = live.id AND attempt.epoch = live.epoch
+        WHERE live.status = 'VALIDATING' AND (
+            (live.agent_id IS NULL) <> (attempt.gate IS NOT NULL)
+            OR (live.agent_id IS NULL AND (live.lease_until IS NOT NULL OR live.reserved_usd <> 0))
+        )
+    """,
+    "a validator may take what waits for one; a person is not hurried": """
+        SELECT task_id, gate, gate_due_at FROM lineshaft.attempt
+        WHERE outcome = 'validating' AND gate IS NOT NULL AND (gate = 'human') <> (gate_due_at IS NULL)
+    """,
+    "a breaker's probe is in an agent's hands": """
+        SELECT breaker.key, breaker.state, breaker.probe_task_id FROM lineshaft.breaker
+        LEFT JOIN lineshaft.task_live AS live ON live.id = breaker.probe_task_id
+        WHERE breaker.probe_task_id IS NOT NULL AND (breaker.state <> 'half_open' OR live.agent_id IS NULL)
+    """,
+    "nobody waits for money that is there": """
+        SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        JOIN lineshaft.dag ON dag.id = live.dag_id
+        WHERE live.parked = 'dag_budget'
+          AND coalesce(lane.max_cost_usd, 0)
+            <= coalesce(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, 'infinity')
+          -- Others that came back first may use it up.
+          AND NOT EXISTS (
+            SELECT FROM lineshaft.task_live AS other
+            WHERE other.dag_id = live.dag_id AND other.status = 'READY' AND other.parked IS NULL
+          )
     """,
 }
 
