@@ -36,6 +36,9 @@ Connection = AsyncConnection[Any]
 _OUT_OF_RANGE = "22003"
 
 _CONNECT_SEC = 10
+#: No statement takes nearly as long. A connection that was cut off without a word looks like a slow one, and
+#: without a limit whoever waits on it does so until the system gives up, for a quarter of an hour or more.
+PATIENCE_SEC = 60.0
 #: A transaction that lost against another is tried this often before the error is shown.
 _TRIES = 10
 
@@ -79,7 +82,7 @@ class Database:
         """`prepare=False` is for a pooler in transaction mode that doesn't know prepared statements."""
         self.dsn = dsn
         #: A connection that was given out for longer than this is taken for dead, and cut. None: never.
-        self.answer_within_sec: float | None = None
+        self.answer_within_sec: float | None = PATIENCE_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
         self._pool = AsyncConnectionPool(

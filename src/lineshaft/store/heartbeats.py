@@ -95,6 +95,9 @@ class Heartbeats:
             # It hangs while connecting, where a cancellation is heeded at once.
             call.cancel()
         await asyncio.wait({call})
+        if not call.cancelled():
+            # Looked at, or asyncio complains that nobody did.
+            call.exception()
         connection = connection or self._connection
         self._connection = None
         if connection is not None:
