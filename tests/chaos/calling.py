@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-_TIMEOUT_SEC = 5
+#: What has not been answered by then is taken for lost, here and on connections to the database.
+ANSWER_SEC = 10
 _SERVER_ERROR = 500
 
 
@@ -27,7 +28,7 @@ def _fetch(method: str, url: str, body: bytes | None) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310 - our own servers
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SEC) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=ANSWER_SEC) as answer:  # noqa: S310
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from lineshaft import Lineshaft
 from lineshaft.settings import Settings
-from tests.chaos.calling import call
+from tests.chaos.calling import ANSWER_SEC, call
 from tests.chaos.history import Recorder, read_file
 
 _PAUSE_SEC = 0.1
@@ -59,6 +59,7 @@ async def _feed(dsn: str, urls: list[str]) -> AsyncIterator[Feed]:
         return
     settings = Settings.load(os.environ | {"LINESHAFT_DATABASE_URL": dsn})
     async with Lineshaft(settings=settings, max_connections=1) as shaft:
+        shaft.backend.expect_answers_within(ANSWER_SEC)
         yield OverDatabase(shaft)
 
 

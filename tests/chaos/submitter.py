@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lineshaft import Lineshaft
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.settings import Settings
-from tests.chaos.calling import AwayError, call
+from tests.chaos.calling import ANSWER_SEC, AwayError, call
 from tests.chaos.history import Recorder, read_file
 from tests.chaos.workload import Cancel, Operation, Revive, Submit, Workload
 
@@ -188,6 +188,7 @@ async def main() -> None:
     while not stopped.is_set():
         try:
             async with Lineshaft(settings=settings, max_connections=2) as shaft:
+                shaft.backend.expect_answers_within(ANSWER_SEC)
                 await work(OverDatabase(shaft))
         except Exception as error:  # noqa: BLE001 - it could not be opened, or not be closed
             record("interrupted", error=f"{type(error).__name__}: {error}"[:300])

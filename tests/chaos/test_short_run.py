@@ -1,0 +1,19 @@
+"""A short run of the real thing; `make chaos` makes longer ones, with more faults."""
+
+import pytest
+
+from tests.chaos.faults import QUICK
+from tests.chaos.report import table
+from tests.chaos.run import Plan, Run
+
+
+@pytest.mark.timeout(400)
+async def test_nothing_is_lost_while_everything_breaks() -> None:
+    """design.md §10: kill -9 of anything, restarts and crashes of the database, a cut network, pauses."""
+    plan = Plan(seed=7, seconds=20, agents=3, faults_every_sec=1.6)
+
+    report = await Run(plan).run()
+
+    assert report.held, table(report)
+    assert set(report.faults) == {kind.value for kind in QUICK}, table(report)
+    assert report.tasks["COMPLETED"] > 20, table(report)
