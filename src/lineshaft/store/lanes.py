@@ -67,6 +67,11 @@ def array_literal(values: Sequence[object]) -> str:
     return "{" + ",".join([_element(value) for value in values]) + "}"
 
 
+def column_literal(values: Sequence[object]) -> str | None:
+    """For an array that is one of several in an `unnest`, which fills up the shorter ones with NULLs."""
+    return None if values.count(None) == len(values) else array_literal(values)
+
+
 def _element(value: object) -> str:
     if value is None:
         return "NULL"

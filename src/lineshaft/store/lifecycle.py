@@ -26,7 +26,7 @@ from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.guards import Guards, RateLimited
-from lineshaft.store.lanes import Lanes, array_literal
+from lineshaft.store.lanes import Lanes, array_literal, column_literal
 from lineshaft.store.outcomes import (
     HELD,
     Beat,

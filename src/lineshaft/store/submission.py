@@ -43,7 +43,7 @@ from lineshaft.store.drafts import (
     task_columns,
     with_refs,
 )
-from lineshaft.store.lanes import Lanes
+from lineshaft.store.lanes import Lanes, column_literal
 from lineshaft.store.round_trip import round_trip
 
 T = TypeVar("T")
@@ -366,19 +366,19 @@ class Submission:
             )
 
 
-def _columns(new: list[Draft]) -> dict[str, list[Any]]:
+def _columns(new: list[Draft]) -> dict[str, str | None]:
     """The parameters of insert_tasks."""
-    asked = {
-        name: [column.value] * len(new) if isinstance(column, Same) else list(column)
+    columns = {
+        name: [column.value] * len(new) if isinstance(column, Same) else column
         for name, column in task_columns(new).items()
-    }
-    return asked | {
+    } | {
         "live_dag_id": [draft.live_dag_id for draft in new],
         "lock_owner": [draft.lock_owner for draft in new],
         "lane_id": [draft.lane_id for draft in new],
         "blocked": [draft.blocked for draft in new],
         "downstream": [draft.downstream for draft in new],
     }
+    return {name: column_literal(values) for name, values in columns.items()}
 
 
 def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
