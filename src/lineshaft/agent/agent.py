@@ -19,7 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: A connection may be silent for this long, however short heartbeats are: a busy server is no dead one.
 _LEAST_PATIENCE_SEC = 10.0
+#: To write what is still to be written, before it ends; and then to say that it is gone.
 _LAST_WRITES_SEC = 10.0
+_LAST_WORD_SEC = 1.0
 
 
 class Agent:
@@ -189,10 +191,11 @@ class _Run:
                 await asyncio.wait({working})
                 superseded = working.exception() is not None
                 worker.hand_back()
+                last = self._loop.time() + _LAST_WRITES_SEC
                 await worker.close(_LAST_WRITES_SEC)
                 crew.leave_drain(worker)
                 if not superseded:
-                    await self._leave(view.id, view.incarnation)
+                    await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)
             working.result()
 
     async def _finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
@@ -208,10 +211,21 @@ class _Run:
             await asyncio.wait({finishing, at_once})
 
     async def _drain_and_finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
+        # Beside each other: a database that is away must not make the grace longer.
+        telling = asyncio.create_task(self._tell_that_it_drains(agent_id, incarnation))
+        try:
+            await worker.finish(self._agent.grace_sec)
+            await asyncio.wait({telling}, timeout=_LAST_WORD_SEC)
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+
+    async def _tell_that_it_drains(self, agent_id: str, incarnation: int) -> None:
         with contextlib.suppress(UnavailableError):  # it takes nothing more anyway
             await self._backend.drain(agent_id, incarnation)
-        await worker.finish(self._agent.grace_sec)
 
-    async def _leave(self, agent_id: str, incarnation: int) -> None:
-        with contextlib.suppress(UnavailableError):  # the roll call finds out
-            await self._backend.leave(agent_id, incarnation)
+    async def _leave(self, agent_id: str, incarnation: int, *, until: float) -> None:
+        # If it can't, the roll call finds out.
+        with contextlib.suppress(UnavailableError, TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._backend.leave(agent_id, incarnation)
