@@ -103,7 +103,8 @@ def good() -> Evidence:
 
 
 def _task(name: str, status: str, epoch: int, **facts: Any) -> TaskFact:
-    return TaskFact(**{"id": name, "dag_id": "dag", "status": status, "epoch": epoch} | facts)
+    known: dict[str, Any] = {"id": name, "dag_id": "dag", "status": status, "epoch": epoch}
+    return TaskFact(**known | facts)
 
 
 def _record(t: float, who: str, what: str, **facts: Any) -> dict[str, Any]:
