@@ -158,8 +158,8 @@ gone AS (
     DELETE FROM lineshaft.task_live AS live
     USING unnest(
         %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
-        %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
-    ) AS input (id, epoch, output, artifacts, report, cost, tokens_in, tokens_out)
+        %(output_types)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, output_type, cost, tokens_in, tokens_out)
     WHERE live.id = input.id
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
@@ -170,19 +170,19 @@ gone AS (
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
         live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
-        input.output, input.artifacts, input.report, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+        input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
         input.tokens_in, input.tokens_out
 ),
 ended AS (
     INSERT INTO lineshaft.task_end (
         id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
-        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
     )
     SELECT
         gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
         gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
         gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
-        gone.output, gone.artifacts, gone.report
+        gone.output, gone.artifacts, gone.report, gone.output_type
     FROM gone CROSS JOIN clock
 ),
 settled AS (

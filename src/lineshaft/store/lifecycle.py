@@ -645,13 +645,13 @@ def _claim_columns(claims: Sequence[ClaimRef]) -> dict[str, Any]:
 def _completion_columns(items: Sequence[Completion]) -> dict[str, Any]:
     return {
         **_claim_columns([item.claim for item in items]),
-        "outputs": array_literal([_text(item.output) for item in items]),
-        "artifacts": array_literal([_text(item.artifacts) for item in items]),
-        "reports": array_literal([_text(item.decision_report) for item in items]),
-        "output_types": array_literal([item.output_type for item in items]),
-        "costs": array_literal([item.spent.cost_usd for item in items]),
-        "tokens_in": array_literal([item.spent.tokens_input for item in items]),
-        "tokens_out": array_literal([item.spent.tokens_output for item in items]),
+        "outputs": column_literal([_text(item.output) for item in items]),
+        "artifacts": column_literal([_text(item.artifacts) for item in items]),
+        "reports": column_literal([_text(item.decision_report) for item in items]),
+        "output_types": column_literal([item.output_type for item in items]),
+        "costs": column_literal([item.spent.cost_usd for item in items]),
+        "tokens_in": column_literal([item.spent.tokens_input for item in items]),
+        "tokens_out": column_literal([item.spent.tokens_output for item in items]),
     }
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import psycopg
