@@ -1,4 +1,4 @@
-"""A proxy between clients and the database that can lose what passes: a network for tests."""
+"""A proxy between clients and the database, or a server, that can lose what passes: a network for tests."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -140,3 +141,12 @@ async def proxied(dsn: str) -> AsyncIterator[tuple[str, Proxy]]:
             "", host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"], password=password
         )
         yield through, proxy
+
+
+@asynccontextmanager
+async def proxied_url(url: str) -> AsyncIterator[tuple[str, Proxy]]:
+    """A URL that leads through the proxy."""
+    parts = urlsplit(url)
+    proxy = Proxy(lambda: asyncio.open_connection(parts.hostname, parts.port))
+    async with listening(proxy) as port:
+        yield f"{parts.scheme}://127.0.0.1:{port}", proxy

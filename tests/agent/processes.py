@@ -36,10 +36,10 @@ class AgentProcess:
 
 
 @asynccontextmanager
-async def agent_process(dsn: str, log: Path, *options: str) -> AsyncIterator[AgentProcess]:
+async def agent_process(where: str, log: Path, *options: str) -> AsyncIterator[AgentProcess]:
     started = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.agent.program", dsn, str(log), *options),
+        *("-m", "tests.agent.program", where, str(log), *options),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )

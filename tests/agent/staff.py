@@ -7,12 +7,17 @@ from typing import Any
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
 from lineshaft.model.states import Status
+from lineshaft.store.engine import Engine
 from lineshaft.store.views import AttemptView
-from tests.client.finishing import engine_of as engine_of
+from tests.client import finishing
 
 #: Everything a test waits for comes within this, however busy the machine is.
 PATIENCE = 60.0
 AT_ONCE = RetrySpec(strategy="immediate")
+
+
+def engine_of(shaft: Lineshaft) -> Engine:
+    return finishing.engine_of(shaft)
 
 
 @asynccontextmanager

@@ -27,11 +27,11 @@ async def submit(shaft: Lineshaft) -> str:
 
 
 @pytest.mark.parametrize("point", list(RECORDED_BEFORE))
-async def test_killed(shaft: Lineshaft, dsn: str, tmp_path: Path, point: str) -> None:
+async def test_killed(shaft: Lineshaft, where: str, tmp_path: Path, point: str) -> None:
     """SIGKILL in each phase; the next agent carries on from the last finished step."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
-    async with agent_process(dsn, log, "--wait-at", point) as process:
+    async with agent_process(where, log, "--wait-at", point) as process:
         await process.reaches(point)
         assert list(await engine_of(shaft).insights.steps(task_id)) == RECORDED_BEFORE[point]
         await process.kill()
@@ -50,13 +50,13 @@ async def test_killed(shaft: Lineshaft, dsn: str, tmp_path: Path, point: str) ->
 
 
 async def test_killed_while_the_outcome_is_being_written(
-    shaft: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection
+    shaft: Lineshaft, where: str, dsn: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
     """Whether it was written or not, it is recorded once."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
     go = tmp_path / "go"
-    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+    async with agent_process(where, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
         await process.reaches("completing")
         with connection.transaction():
             connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [task_id])
@@ -80,12 +80,12 @@ async def test_killed_while_the_outcome_is_being_written(
 
 
 async def test_stopped_past_its_lease_a_zombie_writes_nothing(
-    shaft: Lineshaft, dsn: str, tmp_path: Path
+    shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
     """R-100: SIGSTOP, another does the work, SIGCONT: what the zombie hands in is refused but seen."""
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(shaft)
-    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+    async with agent_process(where, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
         await process.reaches("completing")
         process.send(signal.SIGSTOP)
 
@@ -105,11 +105,11 @@ async def test_stopped_past_its_lease_a_zombie_writes_nothing(
 
 @pytest.mark.parametrize("point", ["in a step", "between steps"])
 async def test_stopped_past_its_lease_a_zombie_goes_no_further(
-    shaft: Lineshaft, dsn: str, tmp_path: Path, point: str
+    shaft: Lineshaft, where: str, tmp_path: Path, point: str
 ) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(shaft)
-    async with agent_process(dsn, log, "--wait-at", point, "--wait-for", str(go)) as process:
+    async with agent_process(where, log, "--wait-at", point, "--wait-for", str(go)) as process:
         await process.reaches(point)
         process.send(signal.SIGSTOP)
 
@@ -130,12 +130,12 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
 
 
 async def test_an_agent_that_comes_back_gets_its_task_again(
-    shaft: Lineshaft, dsn: str, tmp_path: Path
+    shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
     """The same id registers anew: what it held fails at once, without waiting for the lease."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
-    async with agent_process(dsn, log, "--wait-at", "between steps", "--interval", "60") as process:
+    async with agent_process(where, log, "--wait-at", "between steps", "--interval", "60") as process:
         await process.reaches("between steps")
         await process.kill()
 

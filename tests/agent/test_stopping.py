@@ -14,12 +14,12 @@ from tests.agent.staff import PATIENCE, attempts, engine_of, kinds, soon, until
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_it_finish(
-    shaft: Lineshaft, dsn: str, tmp_path: Path, number: signal.Signals
+    shaft: Lineshaft, where: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     go = tmp_path / "go"
     running, waiting = await shaft.submit_many([NewTask("work"), NewTask("work")])
     options = ("--wait-at", "between steps", "--wait-for", str(go))
-    async with agent_process(dsn, tmp_path / "log", *options) as process:
+    async with agent_process(where, tmp_path / "log", *options) as process:
         await process.reaches("between steps")
         process.send(number)
         go.touch()
@@ -31,10 +31,10 @@ async def test_a_signal_lets_it_finish(
     assert (await engine_of(shaft).fleet.read("first")).status == "offline"
 
 
-async def test_after_the_grace_tasks_are_handed_back(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+async def test_after_the_grace_tasks_are_handed_back(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     submitted = await shaft.submit(NewTask("work"))
     options = ("--wait-at", "between steps", "--grace", "0.2", "--interval", "60")
-    async with agent_process(dsn, tmp_path / "log", *options) as process:
+    async with agent_process(where, tmp_path / "log", *options) as process:
         await process.reaches("between steps")
         process.send(signal.SIGTERM)
         assert await process.ends() == 0
@@ -45,10 +45,10 @@ async def test_after_the_grace_tasks_are_handed_back(shaft: Lineshaft, dsn: str,
     assert float(task.cost_usd) == 1.0
 
 
-async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     submitted = await shaft.submit(NewTask("work"))
     options = ("--wait-at", "between steps", "--grace", "1000", "--interval", "60")
-    async with agent_process(dsn, tmp_path / "log", *options) as process:
+    async with agent_process(where, tmp_path / "log", *options) as process:
         await process.reaches("between steps")
         process.send(signal.SIGTERM)
         # The first one was heard once the agent says that it takes nothing more.

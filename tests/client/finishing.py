@@ -11,7 +11,6 @@ from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure
 
-
 _engines: "WeakKeyDictionary[Lineshaft, Engine]" = WeakKeyDictionary()
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lineshaft.agent.outcome import Outcome, Verdict, describe
 from lineshaft.client.backend import Backend
-from lineshaft.errors import InvalidInputError, StaleClaimError, UnavailableError
+from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.store.changes import Spent
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
@@ -126,7 +126,8 @@ class Writer:
 
     async def _give_up(self, item: _Item, error: Exception) -> None:
         run, outcome = item
-        if isinstance(error, InvalidInputError) and outcome.verdict is Verdict.COMPLETE:
+        unfit = isinstance(error, InvalidInputError | PayloadTooLargeError)
+        if unfit and outcome.verdict is Verdict.COMPLETE:
             refused = Outcome(Verdict.FAIL, error=describe(error), category=FailureCategory.INVALID_OUTPUT)
             await self._send([(run, refused)], self._fail)
             return

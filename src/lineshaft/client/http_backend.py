@@ -21,6 +21,7 @@ from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import Assignment, EventPage, Idler, Pulse
 from lineshaft.client.http_connection import Address, Pool
 from lineshaft.client.http_work import POLL_SEC, HttpIdler, HttpPulse, checked
+from lineshaft.client.problems import strange
 from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.reviews import Decision as Resolving
@@ -65,12 +66,12 @@ class HttpBackend:
         try:
             await self.finished([])
         except BaseException:
-            self._loop = None
+            await self.close()
             raise
 
     async def close(self) -> None:
         self._loop = None
-        self._pool.forget_idle()
+        await self._pool.close()
 
     # Calls.
 
@@ -81,7 +82,10 @@ class HttpBackend:
             raise LineshaftError("This Lineshaft is not open. Use 'async with Lineshaft(URL) as shaft'.")
         answer = await self._pool.request(method, path, body, within_sec=self._answer_sec, again=again)
         found = checked(answer, self._pool)
-        return msgspec.json.decode(found or b"null", type=kind)
+        try:
+            return msgspec.json.decode(found or b"null", type=kind)
+        except msgspec.MsgspecError:
+            raise strange(answer.status, str(self._pool.address)) from None
 
     async def _get(self, path: str, kind: type[T], /, **query: Any) -> T:
         given = {name: _in_query(value) for name, value in query.items() if value not in (None, (), [])}

@@ -124,6 +124,7 @@ class Connection:
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = self._address
         context = ssl.create_default_context() if address.is_secure else None
+        self._protocol, self._idle_since = h11.Connection(h11.CLIENT), None
         self._streams = await asyncio.open_connection(address.host, address.port, ssl=context, limit=_CHUNK)
         return self._streams
 
@@ -183,10 +184,11 @@ class Pool:
             async with asyncio.timeout(within_sec), self._free:
                 while True:
                     connection = self._take()
+                    was_used = connection.was_used
                     try:
                         answer = await connection.request(method, target, body)
                     except _LostError as lost:
-                        if connection.was_used and (again or not lost.sent):
+                        if was_used and (again or not lost.sent):
                             continue
                         raise self._unavailable(lost, again=again) from None
                     if connection.is_usable:
@@ -226,6 +228,11 @@ class Pool:
         """The next requests get new connections: those that are there may lead nowhere."""
         while self._idle:
             self._idle.pop().abort()
+
+    async def close(self) -> None:
+        self.forget_idle()
+        # Sockets are closed with the next turn of the loop, which may be its last.
+        await asyncio.sleep(0)
 
     def _unavailable(self, lost: _LostError, *, again: bool) -> UnavailableError:
         doubt = (

@@ -1,5 +1,6 @@
 """What keeps a process of agents going over HTTP: heartbeats, and waiting for work."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -64,6 +65,8 @@ class HttpPulse:
 
     async def close(self) -> None:
         self._connection.abort()
+        # The socket is closed with the next turn of the loop, which may be its last.
+        await asyncio.sleep(0)
 
 
 class HttpIdler:

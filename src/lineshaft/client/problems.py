@@ -70,8 +70,13 @@ def exception_of(status: int, body: bytes, place: str) -> LineshaftError:
     try:
         return _decode(body).exception
     except msgspec.MsgspecError:
-        kind = UnavailableError if status >= _SERVER_FAULT else LineshaftError
-        return kind(
-            f"{place} answered {status}, and not as a Lineshaft server does: something else is there, or in "
-            "between. Check the URL (LINESHAFT_URL)."
-        )
+        return strange(status, place)
+
+
+def strange(status: int, place: str) -> LineshaftError:
+    """An answer that makes no sense."""
+    kind = UnavailableError if status >= _SERVER_FAULT else LineshaftError
+    return kind(
+        f"{place} answered {status}, and not as a Lineshaft server of this version does: something else is "
+        "there, or in between. Check the URL (LINESHAFT_URL)."
+    )

@@ -13,11 +13,12 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from lineshaft.model.budget import money
+from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import Claim, ClaimedTask, Resumed
 from lineshaft.store.heartbeats import HeldTask, Presence
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure
+from lineshaft.store.outcomes import MAX_ERROR, ClaimRef, Completion, Failure
 from lineshaft.store.parting import Child, HandBack
 from lineshaft.store.working import PastAttempt, Purses
 
@@ -238,6 +239,7 @@ class Completed(Held, frozen=True, kw_only=True):
     output: Json = UNSET
     artifacts: Json = UNSET
     decision_report: Json = UNSET
+    output_type: Name | None = None
     used: Used = _NOTHING
 
     @classmethod
@@ -248,6 +250,7 @@ class Completed(Held, frozen=True, kw_only=True):
             output=raw_of(given.output),
             artifacts=raw_of(given.artifacts),
             decision_report=raw_of(given.decision_report),
+            output_type=given.output_type,
             used=Used.of(given.spent),
         )
 
@@ -259,6 +262,7 @@ class Completed(Held, frozen=True, kw_only=True):
             json_of(self.artifacts),
             json_of(self.decision_report),
             self.used.spent,
+            self.output_type,
         )
 
 
@@ -277,8 +281,9 @@ class Failed(Held, frozen=True, kw_only=True):
         return cls(
             id=given.claim.id,
             epoch=given.claim.epoch,
-            error=given.error,
-            category=given.category,
+            # As it is stored: not every text of Python's is one of JSON's.
+            error=mended(given.error[:MAX_ERROR]),
+            category=None if given.category is None else mended(given.category),
             retry_after_sec=given.retry_after_sec,
             used=Used.of(given.spent),
         )

@@ -1,0 +1,358 @@
+"""What only the client over HTTP can meet: tokens, servers that are away or something else, lost answers."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from decimal import Decimal
+
+import msgspec
+import psycopg
+import pytest
+
+from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
+from lineshaft.checks.registry import Checks
+from lineshaft.client import wire
+from lineshaft.client.http_backend import HttpBackend
+from lineshaft.client.http_connection import Address, Pool
+from lineshaft.client.http_work import HttpPulse
+from lineshaft.errors import (
+    ForbiddenError,
+    InvalidInputError,
+    LineshaftError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from lineshaft.model.states import Status
+from lineshaft.store.changes import Spent
+from lineshaft.store.claims import Claim, ClaimedTask, Resumed
+from lineshaft.store.engine import Engine
+from lineshaft.store.heartbeats import Presence
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure
+from lineshaft.store.parting import HandBack
+from lineshaft.store.tokens import Scope, Tokens
+from tests.agent.staff import one
+from tests.http_server import ServerThread
+from tests.proxy import proxied_url
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+async def url(dsn: str, server_thread: ServerThread) -> AsyncIterator[str]:
+    with server_thread.serving(dsn) as found:
+        yield found
+
+
+@asynccontextmanager
+async def answering(answer: Answering) -> AsyncIterator[str]:
+    """Something that listens, and is no Lineshaft."""
+    talks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await answer(reader, writer)
+        writer.close()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.add(asyncio.create_task(talk(reader, writer)))
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.wait_for(asyncio.gather(*talks), 30)
+        await asyncio.sleep(0)  # sockets are closed with the next turn of the loop
+
+
+async def read_request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        (
+            int(line.split(b":")[1])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length")
+        ),
+        0,
+    )
+    return head + await reader.readexactly(length)
+
+
+def reply(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+# Tokens.
+
+
+async def test_a_token_is_used_and_shown_nowhere(
+    dsn: str, server_thread: ServerThread, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in texts of errors, nor in logs, nor in what a debugger prints."""
+    caplog.set_level(logging.DEBUG)
+    _, secret = await Tokens(engine.database).create("ci", Scope.SUBMIT)
+    texts: list[str] = []
+    with server_thread.serving(dsn, auth=True) as url:
+        async with Lineshaft(url, token=secret) as shaft:
+            task = await shaft.submit(NewTask("sum"))
+            assert (await shaft.get(task)).type == "sum"
+            with pytest.raises(
+                ForbiddenError, match=r"needs a token with the scope agent .*'ci' has submit"
+            ) as no:
+                await shaft.cancel(task)
+            texts += [str(no.value), repr(shaft), repr(shaft.backend), repr(vars(no.value))]
+        revoked = secret[:-4] + "AAAA"
+        with pytest.raises(UnauthorizedError, match=r"was not revoked.*token=….*LINESHAFT_TOKEN") as refused:
+            async with Lineshaft(url, token=revoked):
+                pass
+        texts += [str(refused.value), repr(refused.value)]
+        with pytest.raises(
+            UnauthorizedError, match=r"wants a token.*lineshaft token create.*LINESHAFT_TOKEN"
+        ):
+            async with Lineshaft(url):
+                pass
+
+    shown = "\n".join([*texts, caplog.text])
+    assert secret not in shown
+    assert revoked not in shown
+
+
+async def test_a_token_that_can_not_be_one_is_refused_unseen() -> None:
+    with pytest.raises(InvalidInputError, match="token: must be") as refused:
+        Lineshaft("http://127.0.0.1:1", token="secret\r\nX-Evil: 1")
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_the_token_of_the_settings_counts(
+    dsn: str, server_thread: ServerThread, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, secret = await Tokens(engine.database).create("ci", Scope.READ)
+    with server_thread.serving(dsn, auth=True) as url:
+        monkeypatch.setenv("LINESHAFT_URL", url)
+        monkeypatch.setenv("LINESHAFT_TOKEN", secret)
+        async with Lineshaft() as shaft:
+            assert (await shaft.list()).items == []
+
+
+# What is for a database only.
+
+
+async def test_a_transaction_of_the_caller_is_refused(url: str, connection: psycopg.Connection) -> None:
+    async with Lineshaft(url) as shaft:
+        with pytest.raises(InvalidInputError, match=r"connection: can't be used over HTTP.*idempotency_key"):
+            await shaft.submit(NewTask("sum"), connection=connection)
+        with pytest.raises(InvalidInputError, match="connection: can't be used over HTTP"):
+            await shaft.submit_dag("x", [NewTask("sum")], connection=connection)
+        assert (await shaft.list()).items == []
+
+
+def test_also_without_an_event_loop(url: str, connection: psycopg.Connection) -> None:
+    with (
+        SyncLineshaft(url) as shaft,
+        pytest.raises(InvalidInputError, match="connection: can't be used over HTTP"),
+    ):
+        shaft.submit(NewTask("sum"), connection=connection)
+
+
+def test_what_belongs_to_the_other_side_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="checks: can't be given with the URL of a server"):
+        Lineshaft("http://127.0.0.1:1", checks=Checks())
+    with pytest.raises(InvalidInputError, match="token: is for a server"):
+        Lineshaft("postgresql://127.0.0.1/x", token="t")
+
+
+@pytest.mark.parametrize(
+    "given", ["http://", "http://:80", "http://host:x", "http://ann:secret@host", "http://host/?token=secret"]
+)
+def test_what_is_no_url_is_refused(given: str) -> None:
+    with pytest.raises(InvalidInputError, match="url: must") as refused:
+        Lineshaft(given)
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_before_it_is_open_it_says_so() -> None:
+    with pytest.raises(LineshaftError, match="not open"):
+        await Lineshaft("http://127.0.0.1:1").get("task_x")
+
+
+# Servers that are away, silent, or something else.
+
+
+async def test_nobody_listens() -> None:
+    with pytest.raises(
+        UnavailableError, match=r"http://127\.0\.0\.1:1 doesn't answer: .*lineshaft up.*LINESHAFT_URL"
+    ):
+        async with Lineshaft("http://127.0.0.1:1"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (reply("200 OK", b"<html>"), LineshaftError),
+        (reply("404 Not Found", b"<html>"), LineshaftError),
+        (reply("502 Bad Gateway", b"<html>"), UnavailableError),
+        (reply("302 Found", b"", "Location: http://127.0.0.1:1/"), LineshaftError),
+        (b"220 smtp.example.org ESMTP\r\n", UnavailableError),
+    ],
+)
+async def test_something_else_is_there(answer: bytes, kind: type[Exception]) -> None:
+    """It is told as what it is; a redirection, which would carry the token elsewhere, is not followed."""
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(answer)
+        await writer.drain()
+
+    async with answering(other) as url:
+        with pytest.raises(LineshaftError, match=url) as refused:
+            async with Lineshaft(url):
+                pass
+
+    assert type(refused.value) is kind
+
+
+async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with answering(silent) as url:
+        pool = Pool(Address.of(url), {}, size=1)
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"didn't answer GET /v1/x within 0\.2 s"):
+            await pool.request("GET", "/v1/x?secret=1", within_sec=0.2, again=True)
+        assert time.monotonic() - began < 5
+
+
+async def test_a_kept_connection_that_was_closed_is_replaced_only_where_that_is_safe() -> None:
+    """A submission that may have arrived is not sent twice: its caller is told that nobody knows."""
+    requests: list[bytes] = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await read_request(reader))
+        writer.write(reply("200 OK", b'{"ids": {}}'))
+        await writer.drain()
+        # The second request on a connection arrives, and is never answered.
+        requests.append(await read_request(reader))
+
+    async with answering(once) as url, Lineshaft(url) as shaft:
+        assert await shaft.backend.finished([]) == {}
+        assert [request.partition(b" ")[0] for request in requests] == [b"POST"] * 3
+        await shaft.backend.finished([])
+        before = len(requests)
+        with pytest.raises(UnavailableError, match="Nobody knows whether the call was carried out"):
+            await shaft.submit(NewTask("sum"))
+        assert len(requests) == before + 1
+
+
+async def test_connections_are_few_and_used_again(url: str) -> None:
+    async with proxied_url(url) as (through, proxy), Lineshaft(through, max_connections=2) as shaft:
+        tasks = await shaft.submit_many([NewTask("sum") for _ in range(30)])
+        found = await asyncio.gather(*(shaft.get(task) for task in tasks))
+
+    assert [task.id for task in found] == [task.id for task in tasks]
+    assert proxy._number == 2
+
+
+async def test_a_cancelled_call_leaves_nothing_behind_for_the_next(url: str) -> None:
+    async with Lineshaft(url, max_connections=1) as shaft:
+        tasks = await shaft.submit_many([NewTask("sum") for _ in range(20)])
+        for task in tasks:
+            cancelled = asyncio.create_task(shaft.list())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            assert (await shaft.get(task)).id == task.id
+
+
+async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
+    async with proxied_url(url) as (through, proxy):
+        told = 0
+
+        def silence() -> None:
+            nonlocal told
+            told += 1
+
+        pulse = HttpPulse(Pool(Address.of(through), {}, size=1), silence)
+        answers = await pulse.beat([Presence("a", 1)], [], answer_within_sec=10)
+        assert answers.agents == {}
+        proxy.swallow()
+
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
+            await pulse.beat([], [], answer_within_sec=0.3)
+        assert time.monotonic() - began < 5
+        assert told == 1
+
+        # A new connection is made for the next one.
+        await pulse.beat([], [], answer_within_sec=10)
+        proxy.cut()
+        with pytest.raises(UnavailableError, match="doesn't answer"):
+            await pulse.beat([], [], answer_within_sec=10)
+        proxy.mend()
+        await pulse.beat([], [], answer_within_sec=10)
+        await pulse.close()
+
+
+# What is too large for a request.
+
+
+async def test_an_output_too_large_for_the_server_fails_its_attempt(
+    dsn: str, server_thread: ServerThread
+) -> None:
+    """With its reason, instead of being lost and tried again and again; those beside it are handed in."""
+    agent = Agent("a", max_concurrent_tasks=2)
+
+    @agent.handles("t")
+    async def handler(size: int) -> str:
+        return "x" * size
+
+    with server_thread.serving(dsn, max_body_bytes=10_000) as url:
+        async with Lineshaft(url) as shaft:
+            small = await shaft.submit(NewTask("t", spec={"size": 10}))
+            large = await one(shaft, agent, "t", spec={"size": 20_000}, max_attempts=1)
+            assert (await shaft.get(small)).result == "x" * 10
+
+    assert (large.status, large.failure_category) == (Status.DEAD_LETTERED, "invalid_output")
+    assert "more than 10000 bytes (LINESHAFT_MAX_BODY_BYTES)" in str(large.failure_reason)
+
+
+# What is said between client and server.
+
+
+def test_nothing_of_an_outcome_is_left_out() -> None:
+    """A field that is added to one of them must be added to what is sent, too."""
+    claim, spent = ClaimRef("task_1", 7), Spent(Decimal("0.100000"), 1, 2)
+    completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "page")
+    failure = Failure(claim, "it broke", "timeout", 1.5, spent)
+    hand_back = HandBack(claim, 2.5, spent)
+
+    for given in (completion, failure, hand_back):
+        assert all(getattr(given, field.name) is not None for field in fields(given))
+    sent = msgspec.json.decode(wire.encode(wire.Completed.of(completion)), type=wire.Completed)
+    assert sent.completion == completion
+    assert msgspec.json.decode(wire.encode(wire.Failed.of(failure)), type=wire.Failed).failure == failure
+    back = msgspec.json.decode(wire.encode(wire.HandedBack.of(hand_back)), type=wire.HandedBack)
+    assert back.hand_back == hand_back
+
+
+def test_nothing_of_a_claim_is_left_out() -> None:
+    left_out = {"gates"}  # for the server only
+
+    assert set(ClaimedTask.__struct_fields__) - set(wire.Started.__struct_fields__) == left_out
+    claim = Claim([], {"task_1": Resumed("task_1", b"1", b'{"a": 2}', None, b"{}")}, {"task_2": b"3"})
+    work = msgspec.json.decode(wire.encode(wire.Work.of(claim, {})), type=wire.Work)
+    assert work.claim == claim
+
+
+def test_it_says_where_it_leads_and_no_more() -> None:
+    backend = HttpBackend("https://example.org/queue/", "t0ken")
+
+    assert repr(backend) == "<HttpBackend https://example.org/queue>"
+    assert "t0ken" not in repr(vars(backend))

@@ -1,0 +1,165 @@
+"""DAGs, pauses and dead letters from Python: the same over a database and over HTTP."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from lineshaft import Lineshaft, NewTask, SyncLineshaft
+from lineshaft.errors import AlreadyReviewedError, InvalidInputError, NotFoundError
+from lineshaft.model.reviews import Resolution
+from lineshaft.model.states import Status
+from tests.client.finishing import engine_of, finish_all, kill_one
+
+
+async def dead(shaft: Lineshaft, **fields: object) -> str:
+    await shaft.submit(NewTask("sum", spec=fields))
+    return await kill_one(engine_of(shaft))
+
+
+async def test_a_dag_with_a_key_is_created_once(shaft: Lineshaft) -> None:
+    tasks = [NewTask("design", key="design"), NewTask("code", key="code", depends_on=["design"])]
+
+    first = await shaft.submit_dag("Page", tasks, idempotency_key="page 1")
+    again = await shaft.submit_dag("Page", tasks, idempotency_key="page 1")
+
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert again.id == first.id
+    assert {key: task.id for key, task in again.tasks.items()} == {
+        key: task.id for key, task in first.tasks.items()
+    }
+    assert len((await shaft.list()).items) == 2
+
+
+async def test_a_task_with_a_known_key_stands_for_the_one_that_exists(shaft: Lineshaft) -> None:
+    existing = await shaft.submit(NewTask("design", idempotency_key="d"))
+
+    dag = await shaft.submit_dag(
+        "Page", [NewTask("design", key="a", idempotency_key="d"), NewTask("code", key="b", depends_on=["a"])]
+    )
+
+    assert (dag.tasks["a"].id, dag.tasks["a"].duplicate) == (existing.id, True)
+    assert not dag.tasks["b"].duplicate
+    assert (await shaft.get(dag.tasks["b"])).depends_on == [existing.id]
+
+
+async def test_a_dag_is_cancelled(shaft: Lineshaft) -> None:
+    dag = await shaft.submit_dag("Page", [NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"])])
+
+    cancelled = await shaft.cancel_dag(dag, "the customer left")
+
+    assert (cancelled.status, cancelled.counts) == ("cancelled", {"CANCELLED": 2})
+    assert (await shaft.get(dag.tasks["a"])).cancel_reason == "the customer left"
+    with pytest.raises(NotFoundError, match="no DAG dag_nope"):
+        await shaft.cancel_dag("dag_nope")
+
+
+async def test_nothing_is_claimed_while_it_is_paused(shaft: Lineshaft) -> None:
+    await shaft.submit_many([NewTask("sum"), NewTask("mail")])
+
+    await shaft.pause("sum")
+    assert await finish_all(engine_of(shaft)) == 1
+    await shaft.resume("sum")
+    await shaft.resume("sum")  # changes nothing
+    assert await finish_all(engine_of(shaft)) == 1
+
+    await shaft.pause()
+    await shaft.submit(NewTask("sum"))
+    assert await finish_all(engine_of(shaft)) == 0
+    await shaft.resume()
+    assert await finish_all(engine_of(shaft)) == 1
+
+
+async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> None:
+    one, two = await dead(shaft, n=1), await dead(shaft, n=2)
+
+    page = await shaft.dead_letters(reviewed=False, type="sum", category=["auth_failure"], limit=1)
+    rest = await shaft.dead_letters(reviewed=False, limit=1, cursor=page.next_cursor)
+    shown = await shaft.dead_letter(one)
+
+    assert [letter.task_id for letter in page.items + rest.items] == [two, one]
+    assert (shown.spec, shown.error, shown.status) == ({"n": 1}, "no access", Status.DEAD_LETTERED)
+    assert [failure.error for failure in shown.failure_history] == ["no access"]
+    (group,) = await shaft.dead_letter_groups()
+    assert (group.count, set(group.task_ids), group.example) == (2, {one, two}, "no access")
+    assert (await shaft.dead_letters(poison_pill=True)).items == []
+    with pytest.raises(NotFoundError, match="no dead letter of a task 'task_nope'"):
+        await shaft.dead_letter("task_nope")
+
+
+async def test_a_dead_letter_is_changed_and_retried(shaft: Lineshaft) -> None:
+    task_id = await dead(shaft, n=1)
+
+    task = await shaft.resolve(
+        task_id, "modify_and_retry", reviewer="ann", note="one more", spec={"n": 2, "m": 1.5}
+    )
+
+    assert (task.status, task.spec, task.attempts) == (Status.READY, {"n": 2, "m": 1.5}, 0)
+    letter = await shaft.dead_letter(task_id)
+    (review,) = letter.reviews
+    assert (review.resolution, review.reviewer, review.note) == (
+        Resolution.MODIFY_AND_RETRY,
+        "ann",
+        "one more",
+    )
+    assert review.spec_before == {"n": 1}
+    assert letter.reviewed
+
+
+async def test_a_retry_may_wait(shaft: Lineshaft) -> None:
+    task_id = await dead(shaft)
+
+    later = datetime.now(UTC) + timedelta(hours=1)
+    task = await shaft.resolve(task_id, "retry", reviewer="ann", not_before=later)
+
+    assert task.status is Status.PENDING
+    assert await finish_all(engine_of(shaft)) == 0
+
+
+async def test_the_second_to_decide_is_told(shaft: Lineshaft) -> None:
+    task_id = await dead(shaft)
+    await shaft.resolve(task_id, "cancel", reviewer="ann")
+
+    with pytest.raises(AlreadyReviewedError, match="ann decided cancel") as refused:
+        await shaft.resolve(task_id, "retry", reviewer="bob")
+
+    assert (refused.value.resolution, refused.value.reviewer) == ("cancel", "ann")
+
+
+async def test_a_decision_that_makes_no_sense_is_refused(shaft: Lineshaft) -> None:
+    task_id = await dead(shaft)
+
+    with pytest.raises(InvalidInputError) as refused:
+        await shaft.resolve(task_id, "forget", reviewer=" ")
+
+    assert [place for place, _ in refused.value.errors] == ["resolution", "reviewer"]
+    assert (await shaft.get(task_id)).status is Status.DEAD_LETTERED
+
+
+async def test_many_are_decided_about_at_once(shaft: Lineshaft) -> None:
+    ids = [await dead(shaft, n=n) for n in range(3)]
+
+    done = await shaft.resolve_all("retry", reviewer="ann", error_contains="no ACCESS", tasks=ids[:2])
+
+    assert (set(done.resolved), done.refused, done.more) == (set(ids[:2]), {}, False)
+    assert [(await shaft.get(task_id)).status for task_id in ids] == ["READY", "READY", "DEAD_LETTERED"]
+    assert (await shaft.resolve_all("cancel", reviewer="ann", category="timeout")).resolved == []
+
+
+async def test_a_retry_by_hand_may_wait(shaft: Lineshaft) -> None:
+    task_id = await dead(shaft)
+
+    assert (await shaft.retry(task_id, delay_sec=3600)).status is Status.PENDING
+
+
+def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
+    dag = blocking.submit_dag("Page", [NewTask("a", key="a")], idempotency_key="k")
+    blocking.pause("a")
+    blocking.resume("a")
+    task_id = blocking.loop.run(kill_one(engine_of(blocking.shaft)))
+
+    assert [letter.task_id for letter in blocking.dead_letters().items] == [task_id]
+    assert blocking.dead_letter(task_id).dag_id == dag.id
+    assert len(blocking.dead_letter_groups()) == 1
+    assert blocking.resolve(task_id, "retry", reviewer="ann").status is Status.READY
+    assert blocking.resolve_all("cancel", reviewer="ann").resolved == []
+    assert blocking.cancel_dag(dag).status == "cancelled"
