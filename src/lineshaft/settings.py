@@ -133,6 +133,11 @@ class Settings:
     database_url: str | None = _setting(
         _DATABASE_URL, None, "The PostgreSQL to use. None: an embedded one is started.", secret=True
     )
+    pooler: str = _setting(
+        _one_of("none", "transaction"),
+        "none",
+        "What database_url leads to: transaction = a pooler in transaction mode, such as PgBouncer.",
+    )
     home: Path = _setting(
         _PATH, lambda: Path(".lineshaft").absolute(), "Where the embedded database and local files live."
     )
@@ -190,6 +195,11 @@ class Settings:
     )
     judge_model: str | None = _setting(_ANY_TEXT, None, "The model that judges.")
     judge_api_key: str | None = _setting(_ANY_TEXT, None, "The key for the judge's API.", secret=True)
+
+    @property
+    def sessions(self) -> bool:
+        """Whether a connection is the same session of the database from one transaction to the next."""
+        return self.pooler == "none"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, directory: Path | None = None) -> "Settings":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.chaos.faults import ABOUT, Kind
+from tests.chaos.faults import ABOUT, Kind, pgbouncer
 from tests.chaos.report import table
 from tests.chaos.run import Plan, Run, possible
 
@@ -40,12 +40,15 @@ def main() -> int:
     missing = possible(kinds)
     for kind, why in missing.items():
         _tell(f"{kind} is left out: it {why}")
+    if pgbouncer() is None:
+        _tell("PgBouncer is left out: it isn't installed (Debian: apt-get install pgbouncer)")
     plan = Plan(
         seed=random.randrange(1_000_000) if args.seed is None else args.seed,
         seconds=args.minutes * 60,
         kinds=[kind for kind in kinds if kind not in missing],
         agents=args.agents,
         faults_every_sec=args.every,
+        pgbouncer=pgbouncer(),
         major=args.postgres,
         keep=args.keep,
         tell=_tell,

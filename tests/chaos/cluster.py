@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -162,10 +163,13 @@ class Cluster:
         # The newest, which is the one that most people will meet.
         found.sort(key=lambda each: each.major, reverse=True)
         binaries = choose_for_account(found, account)
+        self.account = account
         self.version = binaries.version
         self.primary = Node(directory, "first", binaries, account)
         self.spare = Node(directory, "second", binaries, account)
         self._has_standby = False
+        #: Told when there is another primary.
+        self.followers: list[Callable[[], None]] = []
 
     async def start(self, *, standby: bool) -> None:
         await asyncio.to_thread(self.primary.create)
@@ -214,6 +218,8 @@ class Cluster:
         await heir.execute("SELECT pg_reload_conf()")
         self.primary, self.spare = heir, gone
         self._has_standby = False
+        for follow in self.followers:
+            follow()
 
     async def replace_standby(self) -> None:
         if not self._has_standby:

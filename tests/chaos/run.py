@@ -21,6 +21,7 @@ from tests.chaos.cluster import Cluster, free_port
 from tests.chaos.faults import QUICK, Fault, Kind, faketime, schedule
 from tests.chaos.fleet import Line, Member, python
 from tests.chaos.nemesis import Disk, Nemesis
+from tests.chaos.pooler import Pooler
 from tests.chaos.report import Report, summarize
 
 #: Guards are part of it: five failures in a row open a breaker, which is probed soon after.
@@ -34,6 +35,8 @@ _VARIABLES = {
     "LINESHAFT_PROMOTER_INTERVAL_SEC": "0.5",
     "LINESHAFT_LOG_FORMAT": "json",
 }
+#: Those behind PgBouncer, where there is one.
+_POOLED = frozenset({"agent-1", "server-1", "reader-db"})
 _START_SEC, _DRAIN_SEC = 60.0, 120.0
 _DISK_BYTES = 256 * 1024
 
@@ -66,6 +69,8 @@ class Plan:
     #: Seconds between faults, and between the calls of a client, on average.
     faults_every_sec: float = 2.0
     calls_every_sec: float = 0.3
+    #: The program, if some of the processes shall be behind it.
+    pgbouncer: str | None = None
     major: int | None = None
     #: Where logs and histories stay; None: they go with the run, unless it fails.
     keep: Path | None = None
@@ -172,15 +177,19 @@ class Run:
         urls = [f"--url=http://127.0.0.1:{port}" for port in ports]
         history = str(self._history)
         nodes = [cluster.primary, cluster.spare]
+        pooler = self._pooler(stack, cluster)
         for name in self._plan.processes:
             line = Line()
-            if name == "agent-0" and Kind.FAIL_OVER in self._plan.kinds:
+            variables = _VARIABLES | {"LINESHAFT_CIRCUIT_BREAKERS": str(breakers)}
+            if pooler is not None and name in _POOLED:
+                await line.add(stack, lambda: pooler.port)
+                variables["LINESHAFT_POOLER"] = "transaction"
+            elif name == "agent-0" and Kind.FAIL_OVER in self._plan.kinds:
                 # This one knows both servers, and finds out itself which of them is the primary.
                 for node in nodes:
                     await line.add(stack, lambda node=node: node.port)  # type: ignore[misc]  # bound now
             else:
                 await line.add(stack, lambda: cluster.primary.port)
-            variables = _VARIABLES | {"LINESHAFT_CIRCUIT_BREAKERS": str(breakers)}
             role, _, number = name.partition("-")
             match role:
                 case "agent":
@@ -204,6 +213,15 @@ class Run:
             self._members[name] = member
             stack.push_async_callback(member.destroy)
             member.start()
+
+    def _pooler(self, stack: AsyncExitStack, cluster: Cluster) -> Pooler | None:
+        if self._plan.pgbouncer is None:
+            return None
+        pooler = Pooler(self._plan.pgbouncer, self._directory, cluster.account, lambda: cluster.primary.port)
+        pooler.start()
+        stack.callback(pooler.stop)
+        cluster.followers.append(pooler.follow)
+        return pooler
 
     def _scratch(self, name: str, stack: AsyncExitStack) -> Path:
         place = self._place(f"{name}.disk")

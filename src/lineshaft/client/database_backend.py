@@ -85,6 +85,7 @@ class DatabaseBackend:
                     dsn,
                     clock=self._clock,
                     max_connections=self._max_connections,
+                    prepare=self._settings.sessions,
                     rules=Rules.of(self._settings),
                     checks=self._checks or Checks.from_settings(self._settings),
                 )
@@ -258,13 +259,13 @@ class DatabaseBackend:
     # What keeps a process of agents going.
 
     def pulse(self) -> Pulse:
-        return Heartbeats(self.engine.database.dsn, clock=self._clock)
+        return Heartbeats(self.engine.database.dsn, clock=self._clock, prepare=self._settings.sessions)
 
     async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]:
         async with self._subscribing:
             if self._directory is None:
-                wakeups = await self._resources.enter_async_context(Wakeups(self.engine.database.dsn))
-                self._wakeups = wakeups
+                wakeups = Wakeups(self.engine.database.dsn, listen=self._settings.sessions)
+                self._wakeups = await self._resources.enter_async_context(wakeups)
                 self._directory = LaneDirectory(self.engine.working, wakeups)
                 self._resources.push_async_callback(self._directory.close)
         interest = Interest(agent.types or (), agent.capabilities, agent.models_available)

@@ -153,13 +153,16 @@ class Wakeups:
         answer_timeout: float = 5.0,
         first_pause: float = 0.1,
         longest_pause: float = 5.0,
+        listen: bool = True,
     ) -> None:
         """`dsn` must lead to the database itself: a pooler in transaction mode delivers no notifications.
 
+        Behind one, don't `listen`: a connection that is never told anything looks just like a quiet one.
         A connection that was cut off is noticed after `probe_interval` and `answer_timeout` at the latest.
         The pauses are those between attempts to open a new one.
         """
         self._dsn = dsn
+        self._listen = listen
         self._probe_interval = probe_interval
         self._answer_timeout = answer_timeout
         self._first_pause = first_pause
@@ -180,6 +183,8 @@ class Wakeups:
 
     async def open(self) -> None:
         """Returns when the first attempt is over. If it failed, more are made while waiters poll."""
+        if not self._listen:
+            return
         self._task = asyncio.create_task(self._run(), name="lineshaft wake-ups")
         tried = asyncio.create_task(self._tried.wait())
         try:

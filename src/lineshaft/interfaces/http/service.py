@@ -40,6 +40,7 @@ class Service:
             dsn,
             clock=clock,
             max_connections=max_connections,
+            prepare=settings.sessions,
             rules=Rules.of(settings),
             checks=Checks.from_settings(settings),
         )
@@ -51,7 +52,7 @@ class Service:
         self.tail = Tail(self.events)
         self.officeplane = Officeplane(first_is_extra=settings.max_retries_are == "extra")
         self.updates = Updates(self.tail, self.events, self.engine.insights, self.officeplane)
-        self.wakeups = Wakeups(dsn)
+        self.wakeups = Wakeups(dsn, listen=settings.sessions)
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
         self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
