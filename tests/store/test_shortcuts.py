@@ -1,0 +1,110 @@
+"""The short ways (sql/shortcuts.sql) leave behind what the long ones do."""
+
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.store.changes import Spent
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.outcomes import Completion
+from lineshaft.store.shortcut import Shortcut
+from tests.store.acting import ref, register
+from tests.store.invariants import check_invariants
+
+TASK = NewTask(
+    "code", spec={"prompt": "x"}, model_preferences=("m2", "m1"), max_cost_usd=Decimal(1), priority=70
+)
+COMPLETION: dict[str, Any] = {
+    "output": b'{"ok": true}',
+    "artifacts": b'["a"]',
+    "decision_report": b'{"why": "w"}',
+    "output_type": "text",
+    "spent": Spent(Decimal("0.25"), 10, 20),
+}
+#: What tells two tasks apart, whichever way they went.
+OWN = {"id", "task_id", "submission_no", "seq", "xid", "rank"}
+
+
+def rows_of(dsn: str, task_id: str) -> dict[str, list[dict[str, Any]]]:
+    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+        found = {
+            table: connection.execute(
+                f"SELECT * FROM lineshaft.{table} WHERE {column} = %s".encode(), [task_id]
+            ).fetchall()
+            for table, column in (("task_live", "id"), ("task_end", "id"), ("event", "task_id"))
+        }
+    return {
+        table: [{name: value for name, value in row.items() if name not in OWN} for row in rows]
+        for table, rows in found.items()
+    }
+
+
+def as_seen(task: ClaimedTask) -> dict[str, Any]:
+    return {
+        name: getattr(task, name) for name in ClaimedTask.__struct_fields__ if name not in {"id", "dag_id"}
+    }
+
+
+@pytest.mark.parametrize("start", [True, False])
+async def test_a_claim(engine: Engine, dsn: str, start: bool) -> None:
+    """The first is claimed among plain tasks; the second by its id, which always goes the long way."""
+    await register(engine, "ann", models_available=["m1"])
+    first, second = await engine.submission.submit([TASK, TASK])
+    (short,) = (await engine.claims.claim("ann", 1, start=start)).tasks
+    (long,) = (await engine.claims.claim_task("ann", 1, second.id, start=start)).tasks
+
+    assert (short.id, long.id) == (first.id, second.id)
+    assert as_seen(short) == as_seen(long)
+    assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
+
+
+async def test_a_completion(engine: Engine, dsn: str) -> None:
+    await register(engine, "ann", models_available=["m1"], max_concurrent_tasks=2)
+    await engine.submission.submit([TASK, TASK])
+    short, long = (await engine.claims.claim("ann", 1, limit=2, start=True)).tasks
+    with psycopg.connect(dsn) as connection:
+        # As if something waited for it.
+        connection.execute("UPDATE lineshaft.task_live SET awaited = true WHERE id = %s", [long.id])
+
+    answers = await engine.lifecycle.complete([Completion(ref(task), **COMPLETION) for task in (short, long)])
+
+    assert [answer.unwrap() for answer in answers] == [Status.COMPLETED] * 2
+    assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
+    check_invariants(dsn)
+
+
+async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
+    """Tasks of several lanes and ranks; then the same with one that must be weighed."""
+    await register(engine, "ann", max_concurrent_tasks=100)
+    kinds = [NewTask(f"t{n % 3}", priority=n * 37 % 100) for n in range(30)]
+
+    async def order(*extra: NewTask) -> list[tuple[str, int]]:
+        await engine.submission.submit([*kinds, *extra])
+        tasks = (await engine.claims.claim("ann", 1, limit=31, start=True)).tasks
+        await engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
+        views = [await engine.insights.task(task.id) for task in tasks if task.lock_key is None]
+        return [(view.type, view.priority) for view in views]
+
+    plain = await order()
+    assert len(plain) == 30
+    assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == plain
+
+
+def test_a_detour_ends() -> None:
+    """Something to weigh sends claims the long way for a while, not for ever; nothing is missed meanwhile."""
+    shortcut = Shortcut()
+    assert shortcut.is_open("ann")
+    shortcut.tried("ann", worked=False)
+    tries = 0
+    while not shortcut.is_open("ann"):
+        tries += 1
+    assert 0 < tries < 100
+    shortcut.tried("ann", worked=True)
+    assert shortcut.is_open("ann")
+    assert shortcut.is_open("bob")
