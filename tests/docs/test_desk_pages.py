@@ -8,7 +8,7 @@ import pytest
 
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.webhook import Webhook
-from lineshaft.model.notices import USUAL, Notice, NoticeKind, message
+from lineshaft.model.notices import Notice, NoticeKind, message
 from tests.docs.test_examples import ROOT, blocks, run_python
 from tests.integrations.receiver import receiving
 from tests.integrations.test_notify import AT
@@ -37,9 +37,9 @@ def test_the_file_of_destinations_is_one(tmp_path: Path) -> None:
         "SLACK_URL": "json://localhost",
     }
 
-    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "desk"]
+    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "desk", "signals"]
     told = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert set(told) == {kind.value for kind in USUAL}
+    assert set(told) == {kind.value for kind in NoticeKind}
 
 
 async def test_a_receiver_can_check_the_signature_as_shown() -> None:

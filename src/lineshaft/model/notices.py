@@ -27,10 +27,12 @@ class NoticeKind(StrEnum):
     ALERT = "alert"
     #: A decision about a dead letter. For the log of reviews; nobody is woken for it.
     REVIEW = "review"
+    #: Claims of a model, a provider or of everything are held back for a while. For programs, not for people.
+    SLOWDOWN = "slowdown"
 
 
 #: What a destination is told that doesn't say what it wants.
-USUAL = frozenset(NoticeKind) - {NoticeKind.REVIEW}
+USUAL = frozenset(NoticeKind) - {NoticeKind.REVIEW, NoticeKind.SLOWDOWN}
 
 _EVENT_OF = {
     NoticeKind.DEAD_LETTER: "task.dead_lettered",
@@ -42,6 +44,7 @@ _EVENT_OF = {
     NoticeKind.AGENT_OFFLINE: "agent.offline",
     NoticeKind.ALERT: "alert",
     NoticeKind.REVIEW: "task.resolved",
+    NoticeKind.SLOWDOWN: "signal.slowdown",
 }
 _KIND_OF: dict[str, NoticeKind] = {
     event: kind for kind, event in _EVENT_OF.items() if kind is not NoticeKind.POISON_PILL
@@ -161,6 +164,9 @@ _WORDS: dict[NoticeKind, _Words] = {
     NoticeKind.REVIEW: lambda event, data: (
         f"Task {event.task_id}: {data.get('resolution', 'retry')} by {data.get('reviewer') or 'hand'}"
     ),
+    NoticeKind.SLOWDOWN: lambda _, data: (
+        f"Slow down {data.get('key')}: nothing of it is claimed until {data.get('until')}"
+    ),
 }
 
 _TITLES = {
@@ -173,6 +179,7 @@ _TITLES = {
     NoticeKind.AGENT_OFFLINE: "Agent offline",
     NoticeKind.ALERT: "Alert",
     NoticeKind.REVIEW: "Dead letter reviewed",
+    NoticeKind.SLOWDOWN: "Slow down",
 }
 
 

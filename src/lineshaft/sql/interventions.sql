@@ -15,7 +15,14 @@ SELECT key FROM gone
 
 -- name: delete_slowdown
 -- It stays as the latest signal, which is over: an older one that arrives late must not bring it back.
-UPDATE lineshaft.slowdown SET signalled_at = clock.now, until = clock.now
-FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-WHERE key = %(key)s::text AND until > clock.now
-RETURNING key
+WITH over AS (
+    UPDATE lineshaft.slowdown SET signalled_at = clock.now, until = clock.now
+    FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    WHERE key = %(key)s::text AND until > clock.now
+    RETURNING key, until
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, data)
+    SELECT until, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', 0, 'by_hand', true) FROM over
+)
+SELECT key FROM over

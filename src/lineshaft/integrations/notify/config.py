@@ -18,6 +18,7 @@ from lineshaft.integrations.notify import Destination, Sender
 from lineshaft.integrations.notify.apprise import Apprise
 from lineshaft.integrations.notify.command import Command
 from lineshaft.integrations.notify.review_log import ReviewLog
+from lineshaft.integrations.notify.slowdown_file import SlowdownFile
 from lineshaft.integrations.notify.webhook import Webhook, key_of
 from lineshaft.model.notices import USUAL, NoticeKind
 from lineshaft.store.outbox import Throttle
@@ -64,8 +65,15 @@ class ReviewLogConfig(_Common, frozen=True, kw_only=True, forbid_unknown_fields=
     folder: str
 
 
+class SlowdownFileConfig(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="slowdown-file"):
+    folder: str
+
+
+_Config = WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig | SlowdownFileConfig
+
+
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    destinations: tuple[WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig, ...]
+    destinations: tuple[_Config, ...]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> list[Destination]:
@@ -91,12 +99,14 @@ def load(path: Path, environ: Mapping[str, str]) -> list[Destination]:
     return [_destination(path, each) for each in config.destinations]
 
 
-def _destination(
-    path: Path, config: WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig
-) -> Destination:
+def _destination(path: Path, config: _Config) -> Destination:
+    sender: Sender
     if isinstance(config, ReviewLogConfig):
-        sender: Sender = ReviewLog(Path(config.folder).expanduser().absolute())
+        sender = ReviewLog(Path(config.folder).expanduser().absolute())
         return Destination(config.name, sender, frozenset({NoticeKind.REVIEW}), Throttle(most=None))
+    if isinstance(config, SlowdownFileConfig):
+        sender = SlowdownFile(Path(config.folder).expanduser().absolute())
+        return Destination(config.name, sender, frozenset({NoticeKind.SLOWDOWN}), Throttle(most=None))
     throttle = config.throttle
     if throttle.most < 1 or not 0 < throttle.seconds <= 86_400:  # noqa: PLR2004 - a day
         raise _unusable(path, f"{config.name}: throttle needs most of 1 or more, and seconds up to a day")

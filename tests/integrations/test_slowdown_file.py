@@ -1,0 +1,95 @@
+"""The file SLOWDOWN: what programs that look for it find (R-214, R-218)."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.duties.deliverer import Deliverer
+from lineshaft.integrations.notify import DeliveryError, Destination
+from lineshaft.integrations.notify.config import load
+from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
+from lineshaft.model.notices import Message, Notice, NoticeKind, message
+from lineshaft.store.engine import Engine
+from lineshaft.store.interventions import Interventions
+from lineshaft.store.outbox import Outbox, Throttle
+from tests.integrations.test_notify import AT
+from tests.store.acting import fail, register, submit, take
+
+
+def signal(after_sec: float, wait: float) -> Message:
+    at = AT + timedelta(seconds=after_sec)
+    data = {"key": "model:large", "wait": wait, "until": (at + timedelta(seconds=wait)).isoformat()}
+    notice = Notice(kind=NoticeKind.SLOWDOWN, at=at, text="slow down", data=data)
+    return message(f"msg_{after_sec}", [notice])
+
+
+def found(folder: Path) -> dict[str, object]:
+    told: dict[str, object] = json.loads((folder / "SLOWDOWN").read_text())
+    return told
+
+
+async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableClock, tmp_path: Path) -> None:
+    """R-214: half of what the provider asked for. A person who ends it is heard too."""
+    path = tmp_path / "notifications.yaml"
+    folder = tmp_path / ".loki" / "signals"
+    path.write_text(f"destinations: [{{name: signals, type: slowdown-file, folder: {folder}}}]")
+    async with Engine(dsn, clock=clock, max_connections=3) as engine:
+        deliverer = Deliverer(Outbox(engine.database), load(path, {}))
+        await deliverer.run_once()
+        await submit(engine)
+        task = await take(engine, await register(engine, models_available=["large"]))
+        await fail(engine, task, "429", retry_after_sec=60)
+        await deliverer.run_once()
+
+        assert found(folder) == {
+            "wait": 30.0,
+            "key": "model:large",
+            "until": (clock.now() + timedelta(seconds=30)).isoformat().replace("+00:00", "Z"),
+            "at": clock.now().isoformat().replace("+00:00", "Z"),
+        }
+        clock.advance(1)
+        await Interventions(engine.database).end_slowdown("model:large")
+        await deliverer.run_once()
+        assert (found(folder)["wait"], found(folder)["key"]) == (0, "model:large")
+
+
+def test_an_older_signal_never_overwrites_a_newer_one(tmp_path: Path) -> None:
+    """R-218: also the shorter of two decides, if it is the later one."""
+    write(tmp_path, signal(0, 100))
+    write(tmp_path, signal(10, 5))
+    write(tmp_path, signal(1, 3_600))
+
+    assert found(tmp_path)["wait"] == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["SLOWDOWN"]
+
+
+def test_what_somebody_else_wrote_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "SLOWDOWN").write_text('{"wait": 7}')
+
+    write(tmp_path, signal(0, 1))
+
+    assert found(tmp_path)["wait"] == 1
+
+
+async def test_a_folder_that_is_none_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(DeliveryError, match="can't be written"):
+        await SlowdownFile(tmp_path / "file").send(signal(0, 1))
+
+
+def test_nobody_else_is_told_of_slow_downs(tmp_path: Path) -> None:
+    path = tmp_path / "notifications.yaml"
+    path.write_text(
+        "destinations: [{name: a, type: command, command: [x]}, {name: b, type: slowdown-file, folder: y}]"
+    )
+
+    other, own = load(path, {})
+
+    assert NoticeKind.SLOWDOWN not in other.kinds
+    assert own == Destination(
+        "b", SlowdownFile(Path("y").absolute()), frozenset({NoticeKind.SLOWDOWN}), Throttle(most=None)
+    )
