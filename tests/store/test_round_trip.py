@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
+from lineshaft.errors import InvalidInputError
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.round_trip import Call, round_trip, transaction
 
@@ -61,3 +62,15 @@ async def test_statements_that_the_driver_has_dropped_are_prepared_again(databas
         await connection.execute("DEALLOCATE ALL")
 
     assert await database.run_alone(count) == 0
+
+
+@pytest.mark.parametrize("given", ["a\0b", ["x", "a\0b"], "{a,b\0}"])
+async def test_a_text_is_never_cut_short(database: Database, given: object) -> None:
+    """To libpq U+0000 is the end of a text: what was asked about one agent must not be done to another."""
+    call: Call = ("SELECT %(given)s::text, %(given)s::text[]", {"given": given})
+    with pytest.raises(InvalidInputError, match=r"U\+0000"):
+        await database.run_alone(lambda own: round_trip(own, call))
+    async with database.connection() as connection:
+        with pytest.raises(psycopg.DataError):
+            await round_trip(connection, ADD, call)
+        assert await count(connection) == 0, "it is as good as before"

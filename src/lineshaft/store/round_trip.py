@@ -55,9 +55,13 @@ async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresu
     statements = [_positional(sql) for sql, _ in calls]
     prepared = await _prepare(connection, statements)
     pgconn = connection.pgconn
+    # First: what can't be sent must not leave a connection behind that waits for the rest.
+    all_values = [
+        [_text(parameters[name]) for name in statement.parameters]
+        for statement, (_, parameters) in zip(statements, calls, strict=True)
+    ]
     pgconn.enter_pipeline_mode()
-    for statement, (_, parameters) in zip(statements, calls, strict=True):
-        values = [_text(parameters[name]) for name in statement.parameters]
+    for statement, values in zip(statements, all_values, strict=True):
         if statement in prepared:
             pgconn.send_query_prepared(prepared[statement], values)
         else:
@@ -171,6 +175,8 @@ def _text(value: object) -> bytes | None:
         return b"t" if value else b"f"
     if isinstance(value, datetime):
         return value.isoformat().encode()
-    if isinstance(value, list):
-        return array_literal(value).encode()
-    return str(value).encode()
+    text = (array_literal(value) if isinstance(value, list) else str(value)).encode()
+    if b"\0" in text:
+        # libpq takes it for the end: the rest would be lost without a word.
+        raise errors.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    return text
