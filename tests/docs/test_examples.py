@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/agents.md", "docs/durable-steps.md", "README.md")
+PAGES = ("docs/quick-start.md", "docs/agents.md", "docs/durable-steps.md", "README.md")
 _BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -51,7 +51,7 @@ def run_shell(block: Block, directory: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("page", ["docs/agents.md", "docs/durable-steps.md"])
+@pytest.mark.parametrize("page", ["docs/quick-start.md", "docs/agents.md", "docs/durable-steps.md"])
 async def test_a_page_from_top_to_bottom(
     page: str, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
