@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 
 class Kind(StrEnum):
@@ -48,6 +47,7 @@ QUICK = (
     Kind.RESET,
     Kind.BLACK_HOLE,
     Kind.HOLD,
+    Kind.CLOCK,
 )
 _WEIGHTS = {Kind.KILL: 4, Kind.PAUSE: 4, Kind.HOLD: 2, Kind.FAIL_OVER: 2}
 
@@ -101,17 +101,6 @@ def _lasts(kind: Kind, dice: random.Random) -> float:
             return dice.uniform(1.0, 5.0)
         case _:
             return 0.0
-
-
-#: The library that Debian's package faketime brings.
-_FAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
-
-
-def faketime() -> Path | None:
-    for pattern in _FAKETIME:
-        for found in Path("/").glob(pattern.removeprefix("/")):
-            return found
-    return None
 
 
 def pgbouncer() -> str | None:

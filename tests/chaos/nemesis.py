@@ -99,8 +99,8 @@ class Nemesis:
                     proxy.mend()
             case Kind.CLOCK:
                 # An hour ahead, then an hour behind.
-                for offset in ("+3600", "-3600"):
-                    self._clocks[member.name].write_text(f"{offset}\n")
+                for offset in ("3600", "-3600"):
+                    self._clocks[member.name].write_text(offset)
                     await asyncio.sleep(fault.seconds / 2)
             case Kind.DISK_FULL:
                 self._disks[member.name].fill()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import psycopg
 from lineshaft.sql import migrate
 from tests.chaos import checker, evidence
 from tests.chaos.cluster import Cluster, free_port
-from tests.chaos.faults import QUICK, Fault, Kind, faketime, schedule
+from tests.chaos.faults import QUICK, Fault, Kind, schedule
 from tests.chaos.fleet import Line, Member, python
 from tests.chaos.nemesis import Disk, Nemesis
 from tests.chaos.pooler import Pooler
@@ -35,6 +36,8 @@ _VARIABLES = {
     "LINESHAFT_PROMOTER_INTERVAL_SEC": "0.5",
     "LINESHAFT_LOG_FORMAT": "json",
 }
+#: Those that know the servers only.
+_OVER_HTTP = frozenset({"agent-2", "client-http", "reader-http"})
 #: Those behind PgBouncer, where there is one.
 _POOLED = frozenset({"agent-1", "server-1", "reader-db"})
 _START_SEC, _DRAIN_SEC = 60.0, 120.0
@@ -88,8 +91,6 @@ class Plan:
 def possible(kinds: Sequence[Kind]) -> dict[Kind, str]:
     """Of these kinds, those that can't be done on this machine, and why."""
     missing = {}
-    if Kind.CLOCK in kinds and faketime() is None:
-        missing[Kind.CLOCK] = "needs libfaketime (Debian: apt-get install faketime)"
     if Kind.DISK_FULL in kinds and not _can_mount():
         missing[Kind.DISK_FULL] = "needs the right to mount a tmpfs"
     return missing
@@ -174,14 +175,17 @@ class Run:
         breakers = self._directory / "breakers.yaml"
         breakers.write_text(_BREAKERS)
         ports = [free_port(), free_port()]
-        urls = [f"--url=http://127.0.0.1:{port}" for port in ports]
+        turns = itertools.cycle(ports)
         history = str(self._history)
         nodes = [cluster.primary, cluster.spare]
         pooler = self._pooler(stack, cluster)
         for name in self._plan.processes:
             line = Line()
             variables = _VARIABLES | {"LINESHAFT_CIRCUIT_BREAKERS": str(breakers)}
-            if pooler is not None and name in _POOLED:
+            if name in _OVER_HTTP:
+                # A little load balancer: each connection goes to another server.
+                await line.add(stack, lambda: next(turns))
+            elif pooler is not None and name in _POOLED:
                 await line.add(stack, lambda: pooler.port)
                 variables["LINESHAFT_POOLER"] = "transaction"
             elif name == "agent-0" and Kind.FAIL_OVER in self._plan.kinds:
@@ -190,13 +194,14 @@ class Run:
                     await line.add(stack, lambda node=node: node.port)  # type: ignore[misc]  # bound now
             else:
                 await line.add(stack, lambda: cluster.primary.port)
+            urls = [f"--url=http://127.0.0.1:{line.ports[0]}"]
             role, _, number = name.partition("-")
             match role:
                 case "agent":
                     scratch = self._scratch(name, stack)
-                    variables |= self._clock(name)
-                    budget = ["--budget=1"] if number == "2" else []
-                    command = python("tests.chaos.worker", name, line.dsn, history, str(scratch), *budget)
+                    options = [*self._clock(name), *(["--budget=1"] if number == "2" else [])]
+                    where = urls[0].removeprefix("--url=") if name in _OVER_HTTP else line.dsn
+                    command = python("tests.chaos.worker", name, where, history, str(scratch), *options)
                 case "server":
                     variables["LINESHAFT_DATABASE_URL"] = line.dsn
                     command = python(
@@ -230,19 +235,10 @@ class Run:
         self._disks[name] = Disk(place)
         return place
 
-    def _clock(self, name: str) -> dict[str, str]:
-        library = faketime()
-        if Kind.CLOCK not in self._plan.kinds or library is None:
-            return {}
+    def _clock(self, name: str) -> list[str]:
         clock = self._clocks[name] = self._directory / f"{name}.clock"
-        clock.write_text("+0\n")
-        # Only what the time is, not how it passes: that is what a step of the system's clock does.
-        return {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        clock.write_text("0")
+        return [f"--clock={clock}"]
 
     @asynccontextmanager
     async def _watching(self, cluster: Cluster) -> AsyncIterator[None]:

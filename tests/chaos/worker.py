@@ -20,12 +20,14 @@ import msgspec
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskContext
 from lineshaft.client.backend import Assignment, Backend
 from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.client.http_backend import HttpBackend
 from lineshaft.errors import LineshaftError, SupersededError
 from lineshaft.settings import Settings
 from lineshaft.store.changes import Spent
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
 from lineshaft.store.parting import HandBack, Spawned
 from lineshaft.store.working import Purses
+from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
 
@@ -192,13 +194,21 @@ def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: fl
     return agent
 
 
+def _backend(where: str) -> Backend:
+    if where.startswith("http://"):
+        return HttpBackend(where)
+    settings = Settings.load(os.environ | {"LINESHAFT_DATABASE_URL": where})
+    return DatabaseBackend(settings, max_connections=4)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
-    parser.add_argument("dsn")
+    parser.add_argument("where", help="a DSN, or the URL of a server")
     parser.add_argument("history", type=Path)
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--budget", type=float)
+    parser.add_argument("--clock", type=Path, help="a file with the seconds that its clock is off")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     record = Recorder(args.history / f"{args.name}.jsonl", args.name)
@@ -212,9 +222,10 @@ async def main() -> None:
         agent.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
-    settings = Settings.load(os.environ | {"LINESHAFT_DATABASE_URL": args.dsn})
+    if args.clock is not None:
+        wall_clock.install(args.clock)
     while not stopped.is_set():
-        backend = RecordingBackend(DatabaseBackend(settings, max_connections=4), record)
+        backend = RecordingBackend(_backend(args.where), record)
         try:
             async with Lineshaft(backend=cast(Backend, backend)) as shaft:
                 await agent.run(shaft, handle_signals=False)
