@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 import h11
@@ -63,6 +64,12 @@ class Address:
 class Answer:
     status: int
     body: bytes
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """The certificates that this machine trusts, read once."""
+    return ssl.create_default_context()
 
 
 class _LostError(Exception):
@@ -123,7 +130,7 @@ class Connection:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = self._address
-        context = ssl.create_default_context() if address.is_secure else None
+        context = _trust() if address.is_secure else None
         self._protocol, self._idle_since = h11.Connection(h11.CLIENT), None
         self._streams = await asyncio.open_connection(address.host, address.port, ssl=context, limit=_CHUNK)
         return self._streams
@@ -156,6 +163,8 @@ class Connection:
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 return Answer(status, b"".join(parts))
+            elif isinstance(event, h11.ConnectionClosed):
+                raise ConnectionResetError("the connection was closed in the middle of an answer")
 
     def abort(self) -> None:
         streams, self._streams = self._streams, None

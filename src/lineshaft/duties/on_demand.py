@@ -31,15 +31,16 @@ class OnDemand:
         #: When it was last looked whether a guard lets agents go on.
         self._looked_at: datetime | None = None
         self._running = asyncio.Lock()
-        self._begun = 0
+        #: How many have begun.
+        self.runs = 0
         self._coming: float | None = None
 
     async def run(self) -> float | None:
         """Gives the seconds until there is something again. A run that begins after the call serves it."""
-        asked = self._begun
+        asked = self.runs
         async with self._running:
-            if self._begun == asked:
-                self._begun += 1
+            if self.runs == asked:
+                self.runs += 1
                 self._coming = await self._run()
             return self._coming
 

@@ -16,6 +16,9 @@ from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.signals import Present
 from lineshaft.store.wakeups import Waiter
 
+#: What the task is called that watches whether a client has left.
+DEPARTURE = "lineshaft departure"
+
 
 class Found(NamedTuple):
     claim: Claim
@@ -88,7 +91,7 @@ async def departure_of(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    watching = asyncio.create_task(watch())
+    watching = asyncio.create_task(watch(), name=DEPARTURE)
     try:
         yield watching
     finally:

@@ -48,7 +48,8 @@ class WaitingRoom:
         if seat is None or seat.types != types:
             await self._sit_down(agent_id, incarnation, types)
             return True
-        seat.waiter.close()
+        if seat.taken.locked():
+            seat.waiter.close()
         async with seat.taken:
             departure.add_done_callback(lambda gone: None if gone.cancelled() else seat.waiter.close())
             # Without a channel nobody is woken: then agents look by themselves.
