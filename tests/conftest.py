@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
-from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
+from lineshaft.embedded import Binaries, EmbeddedServer, databases, find_binaries
 from lineshaft.sql import migrate
 from lineshaft.store.engine import Engine
 from tests.factory import Factory
@@ -87,7 +87,8 @@ def _transports(test: pytest.Item, wanted: str | None) -> list[str]:
         return ["database"] if wanted != "http" else []
     if wanted in {"database", "http"}:
         return [wanted]
-    if wanted is None and test.get_closest_marker("alike_over_http"):
+    alike = test.get_closest_marker("alike_over_http")
+    if wanted is None and alike is not None and alike.args != (False,):
         return ["database"]
     return ["database", "http"]
 
@@ -136,9 +137,7 @@ def _make_template(server: EmbeddedServer, lock: Path) -> None:
 def clone(server: EmbeddedServer, worker: str, template: str) -> Iterator[str]:
     name = f"test_{worker}_{next(_database_numbers)}"
     with psycopg.connect(server.dsn, autocommit=True) as admin:
-        admin.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
+        databases.clone(admin, name, template)
         yield make_conninfo(server.dsn, dbname=name)
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.abc import PQGen
 from psycopg.adapt import Buffer, Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
@@ -70,6 +71,20 @@ class _RawJsonbBinary(Loader):
         return bytes(data)[1:]  # the first byte is jsonb's version
 
 
+class _Connection(AsyncConnection[Any]):
+    """One on which a call may be cancelled."""
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return await super().wait(gen, *args, **kwargs)
+        except asyncio.CancelledError:
+            # What the driver leaves unfinished would be closed by the garbage collector, who complains on
+            # standard error that it can't end in good order on a connection which is given up by then.
+            with contextlib.suppress(Exception):
+                gen.close()
+            raise
+
+
 class Database:
     def __init__(
         self,
@@ -87,6 +102,7 @@ class Database:
         self._prepare = prepare
         self._pool = AsyncConnectionPool(
             dsn,
+            connection_class=_Connection,
             min_size=1,
             max_size=max_connections,
             open=False,
