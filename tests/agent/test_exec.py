@@ -18,6 +18,8 @@ from lineshaft.model.states import Status
 from tests.agent.commands import Commands, commands_in
 from tests.agent.staff import AT_ONCE, PATIENCE, attempts, kinds, one
 
+pytestmark = pytest.mark.alike_over_http
+
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[Commands]:
@@ -335,8 +337,9 @@ async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Com
     assert abs(open_descriptors() - before) < 10
 
 
+@pytest.mark.alike_over_http(False)
 async def test_commands_die_with_an_agent_that_is_killed(
-    shaft: Lineshaft, dsn: str, commands: Commands
+    shaft: Lineshaft, transport: str, where: str, commands: Commands
 ) -> None:
     """Somebody else will be given the task: two of them at work would be one too many."""
     told = Told(commands)
@@ -347,7 +350,7 @@ async def test_commands_die_with_an_agent_that_is_killed(
     agent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "lineshaft.interfaces.cli.main", "agent", "--exec", str(script)),
         *("--type", "t"),
-        env=os.environ | {"LINESHAFT_DATABASE_URL": dsn},
+        env=os.environ | {{"database": "LINESHAFT_DATABASE_URL", "http": "LINESHAFT_URL"}[transport]: where},
     )
     at_work = await told.pids()
     assert all(map(alive, at_work))

@@ -16,6 +16,8 @@ from lineshaft.model.states import Status
 from tests.agent.commands import Commands, commands_in
 from tests.agent.staff import AT_ONCE, PATIENCE, attempts, one
 
+pytestmark = pytest.mark.alike_over_http
+
 #: Prints a part of the task that stands on standard input.
 SHOW = (
     f"{shlex.quote(sys.executable)} -c "

@@ -14,6 +14,8 @@ from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.states import Status
 from tests.agent.staff import one, result
 
+pytestmark = pytest.mark.alike_over_http
+
 
 def arguments(function: Any, spec: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     handler = make_handler("t", function, concurrency=None, time_limit_sec=None)
@@ -199,7 +201,7 @@ async def test_an_output_with_more_to_it(shaft: Lineshaft) -> None:
     [
         (object(), "output can't be stored as JSON: a object has no form in JSON"),
         ("a\0b", r"must not contain the character U\+0000"),
-        ("x" * (33 << 20), "Store it elsewhere"),
+        pytest.param("x" * (33 << 20), "Store it elsewhere", id="large"),
         ({"score": float("nan")}, "output must not contain NaN or an infinity"),
         (Place(float("inf"), 0.0), "output must not contain NaN or an infinity"),
         (Result(1, decision_report={"why": float("nan")}), "decision_report must not contain NaN"),

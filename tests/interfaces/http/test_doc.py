@@ -42,6 +42,12 @@ async def test_the_agent_without_a_library(client: Client) -> None:
     assert done["cost_usd"] == 0.01
 
 
+async def test_from_python(client: Client) -> None:
+    out = await run(sys.executable, "-c", block("python", 1), LINESHAFT_URL=f"http://127.0.0.1:{client.port}")
+
+    assert out == "{'draft': 'A page about line shafts'}\n"
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
 async def test_the_first_calls(client: Client) -> None:
     script = block("sh").replace("http://127.0.0.1:8001", f"http://127.0.0.1:{client.port}")
