@@ -55,6 +55,7 @@ def _moved(moved: Sequence[Moved]) -> Answer:
 async def claim_and_start(call: Call, body: wire.ClaimWork) -> Answer:
     """Claim up to `limit` tasks of these types, best first, and start them: they are RUNNING at once."""
     engine = call.service.engine
+    call.service.waiting_room.came(body.agent_id, body.incarnation)
     async with departure_of(call.receive) as departure:
         claim = await engine.claims.claim(
             body.agent_id, body.incarnation, limit=body.limit, types=body.types, start=True

@@ -2,7 +2,8 @@
 
 An agent that reaches the database itself keeps a waiter as long as it works, so that no wake-up falls between
 two of its questions. So does one over HTTP. A seat that is new sends its agent to look once more, since
-nobody knows what happened before it was there; one that nobody asks for any more is cleared.
+nobody knows what happened before it was there; one that nobody asks for any more is cleared. If who was woken
+doesn't come, because its process is frozen or its network cut, another is woken.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from lineshaft.store.wakeups import Waiter, Wakeups
 
 #: Longer than any wait, and the pause between two.
 _CLEARED_AFTER_SEC = 180.0
+#: Who was woken claims within this; else another looks too, which costs one question.
+_COMES_WITHIN_SEC = 1.0
 
 
 @dataclass(slots=True)
@@ -24,6 +27,13 @@ class _Seat:
     resources: ExitStack
     clear: asyncio.TimerHandle
     taken: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Runs between a wake-up and what its agent makes of it.
+    doubt: asyncio.TimerHandle | None = None
+
+    def trust(self) -> None:
+        if self.doubt is not None:
+            self.doubt.cancel()
+            self.doubt = None
 
 
 class WaitingRoom:
@@ -48,6 +58,7 @@ class WaitingRoom:
         if seat is None or seat.types != types:
             await self._sit_down(agent_id, incarnation, types)
             return True
+        seat.trust()
         if seat.taken.locked():
             seat.waiter.close()
         async with seat.taken:
@@ -57,7 +68,15 @@ class WaitingRoom:
             woken = await seat.waiter.wait(min(seconds, self._wakeups.poll_interval))
         if self._seats.get((agent_id, incarnation)) is seat:
             self._keep(agent_id, incarnation, seat)
+            if woken:
+                seat.doubt = asyncio.get_running_loop().call_later(_COMES_WITHIN_SEC, seat.waiter.pass_on)
         return woken or not hears
+
+    def came(self, agent_id: str, incarnation: int) -> None:
+        """It looks for work, as it was told."""
+        seat = self._seats.get((agent_id, incarnation))
+        if seat is not None:
+            seat.trust()
 
     async def _sit_down(self, agent_id: str, incarnation: int, types: frozenset[str]) -> None:
         agent = await self._signals.present(agent_id, incarnation)
@@ -87,6 +106,7 @@ class WaitingRoom:
         """What woke it is for another."""
         seat = self._seats.pop((agent_id, incarnation), None)
         if seat is not None:
+            seat.trust()
             seat.clear.cancel()
             seat.resources.close()
 
