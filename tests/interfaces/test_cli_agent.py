@@ -12,11 +12,12 @@ import pytest
 from lineshaft import Lineshaft, NewTask
 from lineshaft.store.fleet import AgentView
 from tests.agent.staff import PATIENCE, engine_of
+from tests.client.finishing import engine_beside
 
 
 @pytest.fixture
 async def shaft(dsn: str) -> AsyncIterator[Lineshaft]:
-    async with Lineshaft(dsn) as opened:
+    async with Lineshaft(dsn) as opened, engine_beside(opened, dsn):
         yield opened
 
 
