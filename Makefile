@@ -10,7 +10,7 @@ BENCH_FLAGS ?=
 CHAOS_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test demo check lint types layers format schema bench bench-agents chaos lock clean
+.PHONY: help setup test demo check lint types layers format schema bench bench-agents bench-http bench-peers bench-page chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -70,3 +70,6 @@ lock: ## Choose new versions of all dependencies (needs uv)
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+bench-http: $(READY) ## Measure the server with many waiting agents, and against a bare route (some minutes)
+	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
+

@@ -6,16 +6,16 @@ They tell on their standard output what they are about to do, so that a test can
 import asyncio
 import os
 import sys
+from typing import Any
 
 from lineshaft import Agent, Fail, Lineshaft, NewTask, TaskContext
-from lineshaft.agent.context import TaskContext as Context
 
 
 def tell(what: str) -> None:
     print(what, flush=True)  # noqa: T201
 
 
-async def echo(ctx: Context) -> dict[str, object]:
+async def echo(ctx: TaskContext) -> dict[str, object]:
     return {"by": ctx.agent_id, "spec": ctx.spec, "inputs": ctx.inputs}
 
 
@@ -54,7 +54,7 @@ async def stuck(ctx: TaskContext) -> str:
     return ctx.agent_id
 
 
-HANDLERS = {
+HANDLERS: dict[str, dict[str, Any]] = {
     "worker": {"echo": echo, "fragile": fragile, "divide": divide},
     "limiter": {"limited": limited},
     "victim": {"poison": poison},
