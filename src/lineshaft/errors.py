@@ -15,7 +15,9 @@ class LineshaftError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (self.__doc__ or "").strip())
+        text = message or (self.__doc__ or "").strip()
+        # It may quote what it was given. Half of a surrogate pair could neither be printed nor sent on.
+        super().__init__(text.encode(errors="backslashreplace").decode())
 
 
 class InvalidInputError(LineshaftError):

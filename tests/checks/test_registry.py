@@ -1,5 +1,8 @@
 """All checks together: what a task may name, the user's own, and what the settings tell."""
 
+import math
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,29 @@ def test_what_the_settings_tell(tmp_path: Path) -> None:
 def test_half_a_judge(half: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="needs both"):
         Checks.from_settings(Settings(**half))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: None, "must answer with True, False or a Verdict, got None"),
+        (lambda: "yes", "must answer with True, False or a Verdict, got 'yes'"),
+        (lambda: Verdict(passed=True, cost_usd=Decimal("NaN")), "cost_usd: must be a sum in US dollars"),
+        (lambda: Verdict(passed=True, cost_usd=Decimal(-1)), "cost_usd: must be a sum in US dollars"),
+        (lambda: Verdict(passed=True, score=math.nan), "score: must be a number"),
+    ],
+)
+async def test_an_answer_that_is_none_refuses_nobodys_work(answer: Callable[[], Any], said: str) -> None:
+    """Hostile input, or a check that forgot to return something: it is run again, and somebody is told."""
+    checks = Checks()
+    checks.register("at once", lambda _, __: answer())
+
+    async def takes_its_time(_: Any, __: HandedIn) -> Any:
+        return answer()
+
+    checks.register("slow", takes_its_time)
+
+    with pytest.raises(NoVerdict, match=said):
+        checks.check_now("at once", None, handed_in())
+    with pytest.raises(NoVerdict, match=said):
+        await checks.check("slow", None, handed_in())

@@ -12,6 +12,7 @@ from lineshaft.checks.judge import Judge, JudgeCheck
 from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict, refused
 from lineshaft.errors import InvalidInputError, SettingsError
+from lineshaft.model.budget import shown
 from lineshaft.model.tasks import Gate
 from lineshaft.settings import Settings
 
@@ -113,22 +114,26 @@ class Checks:
             raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
         if inspect.isawaitable(answer):
             raise NoVerdict(f"the check {name} doesn't answer at once")
-        return _verdict(answer)
+        return _verdict(name, answer)
 
     async def check(self, name: str, schema: Any, handed_in: HandedIn) -> Verdict:
         if self.is_instant(name):
             return self.check_now(name, schema, handed_in)
         try:
             answer = self._methods[name].check(schema, handed_in)
-            return _verdict(await answer if inspect.isawaitable(answer) else answer)
+            return _verdict(name, await answer if inspect.isawaitable(answer) else answer)
         except NoVerdict:
             raise
         except Exception as error:
             raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _verdict(answer: Answer) -> Verdict:
-    return answer if isinstance(answer, Verdict) else Verdict(passed=answer)
+def _verdict(name: str, answer: Answer) -> Verdict:
+    if isinstance(answer, Verdict):
+        return answer
+    if not isinstance(answer, bool):  # it forgot to return something: nobody has refused the output
+        raise NoVerdict(f"the check {name} must answer with True, False or a Verdict, got {shown(answer)}")
+    return Verdict(passed=answer)
 
 
 def _anything(_: Any) -> None:

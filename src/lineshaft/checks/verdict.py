@@ -1,5 +1,6 @@
 """What a check is given, and what it says."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -8,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import money
 from lineshaft.model.storable import mended
 
 MAX_REASONS = 10
@@ -20,7 +23,7 @@ class NoVerdict(Exception):  # noqa: N818 - nothing is wrong with the output; th
 
     def __init__(self, message: str, *, cost_usd: Decimal | None = NOTHING) -> None:
         """`cost_usd`: what was spent all the same."""
-        self.cost_usd = cost_usd
+        self.cost_usd = None if cost_usd is None else money(cost_usd, "cost_usd")
         super().__init__(message)
 
 
@@ -38,6 +41,10 @@ class Verdict:
     def __post_init__(self) -> None:
         short = tuple(mended(_shortened(reason)) for reason in self.reasons[:MAX_REASONS])
         object.__setattr__(self, "reasons", short)
+        if self.cost_usd is not None:
+            money(self.cost_usd, "cost_usd")  # refuses what is none; recorded as it was said
+        if self.score is not None and not math.isfinite(self.score):
+            raise InvalidInputError(errors=[("score", f"must be a number, got {self.score}")])
 
 
 PASSED = Verdict(passed=True)

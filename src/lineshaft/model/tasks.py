@@ -392,7 +392,7 @@ def _retry_json(given: RetrySpec, preset: Preset, faults: Faults) -> bytes | Non
 @lru_cache(maxsize=256)
 def _checked_retry(given: RetrySpec, preset: Preset) -> bytes:
     policy(msgspec.structs.asdict(given), preset)
-    return msgspec.json.encode(given)
+    return encoded_json("categories", given)
 
 
 def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
@@ -519,6 +519,7 @@ def _preset(value: Any) -> str | None:
 
 _CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
     ("type", _text),
+    ("key", _text),
     ("title", _text),
     ("id", _id),
     ("priority", _priority),

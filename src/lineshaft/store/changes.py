@@ -16,13 +16,17 @@ from typing import Any
 import msgspec
 
 from lineshaft.model.breaker import counts_against
+from lineshaft.model.budget import money
 from lineshaft.model.likeness import pattern
+from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection
 
 NOTHING = Decimal(0)
+#: Of one report: sums over many fit into the database.
+MOST_TOKENS = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,18 @@ class Spent:
     cost_usd: Decimal | None = None
     tokens_input: int = 0
     tokens_output: int = 0
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad report is refused alone and not with all others of its call.
+        if self.cost_usd is not None:
+            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
+        if self.tokens_input or self.tokens_output:
+            raise_faults(
+                {
+                    "tokens_used.input": number_fault(self.tokens_input, 0, MOST_TOKENS, whole=True),
+                    "tokens_used.output": number_fault(self.tokens_output, 0, MOST_TOKENS, whole=True),
+                }
+            )
 
     def cost(self, task: LockedTask) -> Decimal:
         return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
