@@ -44,8 +44,8 @@ COMPLETE = (
     NOW
     | IDS
     | SPENT
-    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100, "output_types": [None] * 100}
-    | {"accepted": False}
+    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+    | {"output_types": [None] * 100, "accepted": False}
 )
 BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}
 TAKE: dict[str, Any] = {"limit": 100, "lease": 60.0, "methods": ["test-pass", "llm-judge"]}
@@ -167,3 +167,22 @@ def test_the_cost_of_a_claim_doesnt_grow_with_the_queue(connection: psycopg.Conn
     assert reads
     # A head of each of 20 lanes, up to 100 of each lane for the merge, and the 100 that are taken.
     assert sum(reads) <= 20 + 20 * 100 + 200, plan
+
+
+_OURS = re.compile(r"\b(rank|rekey_at|minutes)\(")
+
+
+def test_our_functions_are_inlined(connection: psycopg.Connection) -> None:
+    """One that isn't is read from the catalog and planned by every statement that calls it, at each call."""
+    connection.execute(PLAN_BY_INDEX)
+    for stem in ("submission", "claims", "shortcuts", "lifecycle", "upkeep", "operations"):
+        for name, statement in catalog.load(stem).items():
+            if not _OURS.search(statement):
+                continue
+            text, names, types = positional(stem, name)
+            connection.execute(f"PREPARE hot ({types}) AS {text}".encode())
+            nothing = ", ".join(["NULL"] * len(names))
+            rows = connection.execute(f"EXPLAIN (VERBOSE) EXECUTE hot ({nothing})".encode()).fetchall()
+            connection.execute("DEALLOCATE hot")
+            called = _OURS.findall("\n".join(row[0] for row in rows))
+            assert not called, f"{stem}.{name} calls {called}"

@@ -56,9 +56,10 @@ RETURN priority - least(downstream, 10) + boost_per_minute * lineshaft.minutes(r
     - CASE WHEN deadline IS NULL THEN 0
       ELSE 40 * power(2, -least(greatest(extract(epoch FROM deadline - now)::double precision / 3600, 0), 1000)) END;
 
--- When the deadline boost will have grown by half a point (model/priority.py: rekey_at).
+-- When the deadline boost will have grown by half a point (model/priority.py: rekey_at). STABLE, as adding an interval to an instant is:
+-- called IMMUTABLE it would not be inlined, but planned anew by every statement that names it.
 CREATE FUNCTION lineshaft.rekey_at(deadline timestamptz, now timestamptz) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN deadline > now THEN greatest(
     now + interval '1 second',
     deadline - make_interval(secs => 3600 * greatest(log(2, (40 / (
