@@ -5,11 +5,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from lineshaft.model.tasks import NewTask
 from lineshaft.sql import migrate
 from lineshaft.store.engine import Engine
+from lineshaft.store.events import NOW, Events
 from lineshaft.store.fleet import NewAgent
 from tests.chaos.cluster import Cluster
 
@@ -47,3 +49,43 @@ async def test_what_becomes_ready_after_a_crash_can_be_claimed(cluster: Cluster)
 
     await cluster.fail_over()
     assert await submit_and_claim() == ["t"]
+
+
+@pytest.mark.parametrize("begins", ["before", NOW])
+async def test_readers_miss_nothing_though_ids_of_transactions_come_again(
+    cluster: Cluster, begins: str
+) -> None:
+    """What was rolled back just before a crash was never written down: its ids are given out again."""
+    dsn = cluster.primary.dsn
+    migrate.up(dsn)
+    # By itself nothing is written before a commit.
+    await cluster.primary.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    await cluster.primary.execute("SELECT pg_reload_conf()")
+    async with Engine(dsn, max_connections=1) as engine:
+        await engine.submission.submit([NewTask("before")])
+        _, cursor = await _read(engine, None)
+        await _roll_back(dsn)
+        seen, cursor = await _read(engine, NOW if begins == NOW else cursor)
+        assert seen == []
+        await cluster.primary.stop(signal.SIGQUIT)
+    cluster.primary.start()
+    await cluster.primary.answers()
+
+    async with Engine(dsn, max_connections=1) as engine:
+        await engine.submission.submit([NewTask("after")])
+        seen, _ = await _read(engine, cursor)
+
+    assert seen == ["task.created", "task.ready"]
+
+
+async def _read(engine: Engine, after: str | None) -> tuple[list[str], str]:
+    page = await Events(engine.database).read(after, limit=100)
+    return [event.kind for event in page.items], page.next_cursor
+
+
+async def _roll_back(dsn: str) -> None:
+    """Transactions that have an id, wrote something, and left nothing behind."""
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        for _ in range(5):
+            await connection.execute("INSERT INTO lineshaft.pause (since, type) VALUES (now(), 'x')")
+            await connection.rollback()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft.errors import MigrationError
+from lineshaft.errors import MigrationError, UnavailableError
 from lineshaft.sql import describe, migrate
 from lineshaft.sql.migrate import Migration, State
 
@@ -139,10 +139,10 @@ def test_whoever_waits_too_long_for_another_is_told(empty_dsn: str) -> None:
 
 
 def test_a_database_that_cant_be_reached_is_told_without_its_password() -> None:
-    with pytest.raises(MigrationError) as caught:
+    with pytest.raises(UnavailableError) as caught:
         migrate.up("postgresql://me:hunter2@127.0.0.1:1/x")
 
-    assert "Can't connect to the database" in str(caught.value)
+    assert "Can't reach the database" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 

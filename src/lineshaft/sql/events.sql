@@ -7,6 +7,25 @@
 -- name: read_now
 SELECT pg_current_snapshot()::text
 
+-- name: settle
+-- Before a cursor counts what `until` says: see "Crashes" in store/events.py. Nothing to do while all that has finished since `since`
+-- has committed; to look at more than a few is no cheaper than the commit. NULL: since the beginning.
+SELECT pg_logical_emit_message(true, 'lineshaft', '')
+WHERE CASE
+    WHEN pg_snapshot_xmax(%(until)s::pg_snapshot)::text::bigint - pg_snapshot_xmax(%(since)s::pg_snapshot)::text::bigint <= 200
+    THEN EXISTS (
+        SELECT FROM (
+            SELECT generate_series(
+                pg_snapshot_xmax(%(since)s::pg_snapshot)::text::bigint, pg_snapshot_xmax(%(until)s::pg_snapshot)::text::bigint - 1
+            )::text::xid8
+            UNION ALL
+            SELECT pg_snapshot_xip(%(since)s::pg_snapshot)
+        ) AS moved (xid)
+        WHERE pg_xact_status(xid) = 'aborted'
+    )
+    ELSE true
+END
+
 -- name: read_recent
 -- A window of at most `most` rows, found by transaction (event_feed): the usual case, a reader that keeps up. A larger one is left to
 -- read_span, as sorting all of it for every page would take for ever.

@@ -12,7 +12,8 @@ A file that was applied is never changed: its checksum is recorded and compared.
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -23,7 +24,7 @@ from typing import LiteralString, cast
 import psycopg
 from psycopg.rows import class_row
 
-from lineshaft.errors import MigrationError
+from lineshaft.errors import MigrationError, UnavailableError
 from lineshaft.sql import catalog
 
 OLDEST_POSTGRES = 14
@@ -128,14 +129,19 @@ def up(
     return applied
 
 
-def _connect(dsn: str) -> psycopg.Connection[tuple[object, ...]]:
+@contextmanager
+def _connect(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     try:
-        return psycopg.connect(
+        with psycopg.connect(
             dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None
-        )
+        ) as connection:
+            yield connection
     except psycopg.OperationalError as error:
-        raise MigrationError(
-            f"Can't connect to the database to migrate it: {_first_line(error)}. Check that it runs and that "
+        if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):
+            raise
+        # Also whoever only looks whether it is migrated comes here, and may try again.
+        raise UnavailableError(
+            f"Can't reach the database: {_first_line(error)}. Check that it runs and that "
             "LINESHAFT_DATABASE_URL names it."
         ) from error
 

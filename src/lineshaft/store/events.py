@@ -16,6 +16,12 @@ which had committed before B did; so A's window is B's or an earlier one. In the
 decides: A took its numbers before it committed, B took this one after it had seen that. (The sequence has no
 cache, which would give numbers out in blocks.)
 
+**Crashes.** After a crash PostgreSQL, or the standby that takes over, gives out again the ids of transactions
+of which it had written nothing down yet. Those were rolled back: a commit is written before anybody sees it.
+But a snapshot may have called them finished, and what comes with the same id later would be taken for seen.
+So a cursor is given out only when they are written too: if some of a window were rolled back, something is
+committed (`settle`), which takes all before it along, to the disk and to a synchronous standby.
+
 Rows carry the id of the top transaction (`xid8`, which doesn't wrap), also inside savepoints, and snapshots
 list top transactions only. Reads go to a primary: a standby's pg_current_snapshot() doesn't list what is in
 progress.
@@ -216,6 +222,7 @@ class Events:
         if after == NOW:
             async with self._database.connection() as connection:
                 (now,) = await _one(connection, self._sql["read_now"], {})
+                await connection.execute(self._sql["settle"], {"since": None, "until": now})
             return EventPage((), Cursor(Snapshot.parse(now)).encode(), caught_up=True)
         cursor = _FROM_THE_BEGINNING if after is None else Cursor.decode(after)
         items: list[Event] = []
@@ -265,6 +272,9 @@ class Events:
         dropped = None if horizon is None else int(horizon)
         if cursor.has_expired(dropped):
             raise CursorExpiredError
+        if cursor.until is None and Snapshot.parse(until) != cursor.since:
+            since = None if cursor.beginning else str(cursor.since)
+            await connection.execute(self._sql["settle"], {"since": since, "until": until})
         return cursor.opened(until, dropped), complete, [row[3:] for row in rows if row[3] is not None]
 
 
