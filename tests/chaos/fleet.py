@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -56,14 +57,22 @@ class Member:
     """A process that is started again after it was killed, or ended by itself."""
 
     def __init__(
-        self, name: str, line: Line, command: Sequence[str], variables: dict[str, str], log: Path
+        self,
+        name: str,
+        line: Line,
+        command: Sequence[str],
+        variables: dict[str, str],
+        *,
+        log: Path,
+        code: Path,
     ) -> None:
         self.name = name
         self.line = line
         self._command = command
         self._environment = {
             n: v for n, v in os.environ.items() if not n.startswith(("LINESHAFT_", "PYTEST_"))
-        } | variables
+        } | {"PYTHONPATH": str(code / "src"), **variables}
+        self._code = code
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -84,7 +93,7 @@ class Member:
             await self._wanted.wait()
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+                    *self._command, cwd=self._code, env=self._environment, stdout=log, stderr=log
                 )
             self.starts += 1
             code = await self._process.wait()
@@ -146,6 +155,14 @@ class Member:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
             await asyncio.wait({self._watching}, timeout=0.2)
+
+
+def copy_code(directory: Path) -> Path:
+    """What the processes run, so that nobody who works on it meanwhile changes a run that is under way."""
+    code = directory / "code"
+    for part in ("src", "tests"):
+        shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return code
 
 
 def python(module: str, *arguments: str) -> list[str]:

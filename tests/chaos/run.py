@@ -20,7 +20,7 @@ from lineshaft.sql import migrate
 from tests.chaos import checker, evidence
 from tests.chaos.cluster import Cluster, free_port
 from tests.chaos.faults import QUICK, Fault, Kind, schedule
-from tests.chaos.fleet import Line, Member, python
+from tests.chaos.fleet import Line, Member, copy_code, python
 from tests.chaos.nemesis import Disk, Nemesis
 from tests.chaos.pooler import Pooler
 from tests.chaos.report import Report, summarize
@@ -40,7 +40,9 @@ _VARIABLES = {
 _OVER_HTTP = frozenset({"agent-2", "client-http", "reader-http"})
 #: Those behind PgBouncer, where there is one.
 _POOLED = frozenset({"agent-1", "server-1", "reader-db"})
-_START_SEC, _DRAIN_SEC = 60.0, 120.0
+#: So many tasks wait at the most: clients are held back beyond that, and the rest is soon done in the end.
+_MOST_OPEN = 300
+_START_SEC, _DRAIN_SEC = 120.0, 60.0
 _DISK_BYTES = 256 * 1024
 
 _OPEN = """
@@ -128,6 +130,7 @@ class Run:
         self._disks: dict[str, Disk] = {}
         self._clocks: dict[str, Path] = {}
         self._trouble: list[str] = []
+        self._brake = self._directory / "brake"
 
     def _place(self, name: str) -> Path:
         place = self._directory / name
@@ -174,6 +177,7 @@ class Run:
     async def _start(self, stack: AsyncExitStack, cluster: Cluster) -> None:
         breakers = self._directory / "breakers.yaml"
         breakers.write_text(_BREAKERS)
+        code = await asyncio.to_thread(copy_code, self._directory)
         ports = [free_port(), free_port()]
         turns = itertools.cycle(ports)
         history = str(self._history)
@@ -210,11 +214,12 @@ class Run:
                 case "client":
                     way = urls if number == "http" else [f"--dsn={line.dsn}"]
                     pace = [f"--seed={self._plan.seed}", f"--pause={self._plan.calls_every_sec}"]
-                    command = python("tests.chaos.submitter", name, history, *way, *pace)
+                    brake = f"--brake={self._brake}"
+                    command = python("tests.chaos.submitter", name, history, *way, *pace, brake)
                 case _:
                     way = urls if number == "http" else [f"--dsn={line.dsn}"]
                     command = python("tests.chaos.reader", name, history, *way)
-            member = Member(name, line, command, variables, self._logs / f"{name}.log")
+            member = Member(name, line, command, variables, log=self._logs / f"{name}.log", code=code)
             self._members[name] = member
             stack.push_async_callback(member.destroy)
             member.start()
@@ -242,14 +247,20 @@ class Run:
 
     @asynccontextmanager
     async def _watching(self, cluster: Cluster) -> AsyncIterator[None]:
-        """Tell now and then how far it is."""
+        """Tell now and then how far it is, and let nobody submit more than can be done."""
+        rounds = itertools.count(1)
 
         async def watch() -> None:
             while True:
-                await asyncio.sleep(10)
+                await asyncio.sleep(2)
                 with contextlib.suppress(psycopg.Error):
-                    ((tasks, ended, failed),) = await cluster.primary.execute(_COUNTS)
-                    self._tell(f"{tasks} tasks, {ended} ended, {failed} failed attempts")
+                    tasks, ended, failed = await self._count(cluster)
+                    if tasks - ended > _MOST_OPEN:
+                        self._brake.touch()
+                    else:
+                        self._brake.unlink(missing_ok=True)
+                    if next(rounds) % 5 == 0:
+                        self._tell(f"{tasks} tasks, {ended} ended, {failed} failed attempts")
 
         watching = asyncio.create_task(watch())
         try:
@@ -258,11 +269,18 @@ class Run:
             watching.cancel()
             await asyncio.wait({watching})
 
+    async def _count(self, cluster: Cluster) -> tuple[int, int, int]:
+        """Tasks, how many of them have ended, and failed attempts."""
+        ((tasks, ended, failed),) = await cluster.primary.execute(_COUNTS)
+        return int(str(tasks)), int(str(ended)), int(str(failed))
+
     async def _wait_for(self, cluster: Cluster, query: str, goal: int, patience_sec: float) -> object:
-        """Until a count is this; gives what it was in the end."""
-        deadline = time.monotonic() + patience_sec
+        """Until a count is this, or nothing has moved for so long; gives what it was in the end."""
+        before, deadline = None, 0.0
         while True:
             ((found,),) = await cluster.primary.execute(query)
+            if (counts := await self._count(cluster)) != before:
+                before, deadline = counts, time.monotonic() + patience_sec
             if found == goal or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(0.2)

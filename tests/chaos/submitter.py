@@ -160,6 +160,7 @@ async def main() -> None:
     parser.add_argument("--url", action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.3)
+    parser.add_argument("--brake", type=Path, help="while this file exists, nothing is asked for")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     path = args.history / f"{args.name}.jsonl"
@@ -176,6 +177,9 @@ async def main() -> None:
             # What it did before it was killed: asked for, and answered or not.
             if operation.number <= done:
                 continue
+            # Another process makes the file, and removes it.
+            while not stopped.is_set() and args.brake is not None and args.brake.exists():  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE_SEC)
             if stopped.is_set():
                 return
             await perform(queue, operation, record, stopped.is_set)
