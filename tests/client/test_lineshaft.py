@@ -162,6 +162,15 @@ async def test_events_so_far_and_from_a_cursor(shaft: Lineshaft) -> None:
     assert [event.kind async for event in rest] == ["task.started", "task.validating", "task.completed"]
 
 
+async def test_events_of_a_standalone_task_s_dag_are_its_task_s(shaft: Lineshaft) -> None:
+    submitted = await shaft.submit(NewTask("sum"))
+    dag_id = (await shaft.get(submitted)).dag_id
+
+    events = [event async for event in shaft.events(None, dag_id=dag_id, follow=False)]
+
+    assert [event.kind for event in events] == ["task.created", "task.ready"]
+
+
 async def test_a_database_that_is_not_migrated_is_refused_with_the_command(empty_dsn: str) -> None:
     with pytest.raises(DatabaseError, match=r"0001 schema is pending\. Run 'lineshaft migrate up'"):
         async with Lineshaft(empty_dsn):

@@ -35,6 +35,7 @@ from lineshaft.store.changes import Spent
 from lineshaft.store.deadletters import BulkReview
 from lineshaft.store.engine import Engine
 from lineshaft.store.events import Events
+from lineshaft.store.feed import Reading
 from lineshaft.store.fleet import AgentView, NewAgent
 from lineshaft.store.heartbeats import Heartbeats
 from lineshaft.store.lane_directory import Interest, LaneDirectory
@@ -154,8 +155,8 @@ class DatabaseBackend:
         dag_id: str | None,
         kinds: Collection[str] | None,
     ) -> EventPage:
-        feed = Events(self.engine.database)
-        page = await feed.read(after, limit=limit, task_id=task_id, dag_id=dag_id, kinds=kinds)
+        reading = Reading(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
+        page = await reading.page(after, self.engine.insights)
         return EventPage([event_of(event) for event in page.items], page.next_cursor, page.caught_up)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from lineshaft.model.budget import money
-from lineshaft.model.storable import mended
+from lineshaft.model.storable import mended, readable_json
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import Claim, ClaimedTask, Resumed
@@ -36,6 +36,10 @@ Json = Raw | UnsetType
 
 def json_of(given: Json) -> bytes | None:
     return None if given is UNSET else bytes(given)
+
+
+def _readable(name: str, given: Json) -> bytes | None:
+    return None if given is UNSET else readable_json(name, bytes(given))
 
 
 def raw_of(json: bytes | None) -> Json:
@@ -118,7 +122,7 @@ class CrewBeat(Body, frozen=True, kw_only=True):
                 beat.epoch,
                 beat.agent_id,
                 beat.interval_sec,
-                json_of(beat.progress),
+                _readable("progress", beat.progress),
                 _sum(beat.cost_usd),
             )
             for beat in self.tasks
@@ -258,9 +262,9 @@ class Completed(Held, frozen=True, kw_only=True):
     def completion(self) -> Completion:
         return Completion(
             self.claim,
-            json_of(self.output),
-            json_of(self.artifacts),
-            json_of(self.decision_report),
+            _readable("output", self.output),
+            _readable("artifacts", self.artifacts),
+            _readable("decision_report", self.decision_report),
             self.used.spent,
             self.output_type,
         )
@@ -334,6 +338,10 @@ class StepDone(Held, frozen=True, kw_only=True):
     cost_so_far_usd: Decimal
 
     @property
+    def json(self) -> bytes:
+        return readable_json("data", bytes(self.data))
+
+    @property
     def costs(self) -> tuple[Decimal, Decimal]:
         return money(self.cost_usd, "cost_usd"), money(self.cost_so_far_usd, "cost_so_far_usd")
 
@@ -347,6 +355,10 @@ class StepKept(Struct, frozen=True):
 
 class CrewCheckpoint(Held, frozen=True, kw_only=True):
     data: Raw
+
+    @property
+    def json(self) -> bytes:
+        return readable_json("data", bytes(self.data))
 
 
 class Spawn(Held, frozen=True, kw_only=True):

@@ -158,7 +158,7 @@ async def record_step(call: Call, body: wire.StepDone) -> Answer:
     """Keep a step's result and what it cost; answers with the one that counts, and what is left to spend."""
     cost, so_far = body.costs
     kept, purses = await call.service.engine.working.record_step(
-        body.claim, body.name, bytes(body.data), cost_usd=cost, cost_so_far_usd=so_far
+        body.claim, body.name, body.json, cost_usd=cost, cost_so_far_usd=so_far
     )
     return Answer(wire.StepKept(Raw(kept), purses))
 
@@ -172,7 +172,7 @@ async def record_step(call: Call, body: wire.StepDone) -> Answer:
 )
 async def keep_checkpoint(call: Call, body: wire.CrewCheckpoint) -> Answer:
     """Keep where a task stands."""
-    await call.service.engine.lifecycle.save_checkpoint(body.claim, bytes(body.data))
+    await call.service.engine.lifecycle.save_checkpoint(body.claim, body.json)
     return Answer(status=204)
 
 

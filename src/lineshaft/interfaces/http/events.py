@@ -4,10 +4,10 @@ from starlette.responses import Response
 
 from lineshaft.errors import RateLimitedError
 from lineshaft.interfaces.http import bodies, views
-from lineshaft.interfaces.http.feed import Reading
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.interfaces.http.streams import stream
 from lineshaft.store.events import NOW
+from lineshaft.store.feed import Reading
 from lineshaft.store.tokens import Scope
 
 STREAM = "text/event-stream"
@@ -28,9 +28,7 @@ async def list_events(call: Call, query: bodies.EventQuery) -> Answer | Response
         reading = await reading.resolved(call.service.engine.insights)
         first = await reading.after(place)
         return stream(call.service.tail, reading, first, call.service.stopping)
-    page = await reading.after(query.place)
-    if not page.items and reading.dag_id is not None:
-        page = await (await reading.resolved(call.service.engine.insights)).after(query.place)
+    page = await reading.page(query.place, call.service.engine.insights)
     items = [views.event(event) for event in page.items]
     return Answer(views.EventPage(items, page.next_cursor, page.caught_up))
 

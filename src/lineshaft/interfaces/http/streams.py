@@ -9,8 +9,8 @@ from starlette.responses import StreamingResponse
 
 from lineshaft.errors import CursorExpiredError, RateLimitedError, UnavailableError
 from lineshaft.interfaces.http import views
-from lineshaft.interfaces.http.feed import Reading
 from lineshaft.store.events import NOW, EventPage, Events
+from lineshaft.store.feed import Reading
 
 #: How soon after its commit an event is sent, at the latest, if all goes well.
 _LOOK_EVERY_SEC = 0.2

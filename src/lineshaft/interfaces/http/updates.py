@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from lineshaft.errors import CursorExpiredError, UnavailableError
 from lineshaft.interfaces.http import views
-from lineshaft.interfaces.http.feed import Reading
 from lineshaft.interfaces.http.officeplane_tasks import DocumentTask, Officeplane
 from lineshaft.interfaces.http.streams import Tail, any_of
 from lineshaft.store.events import NOW, Event, Events
+from lineshaft.store.feed import Reading
 from lineshaft.store.insights import Insights
 from lineshaft.store.views import TaskView
 

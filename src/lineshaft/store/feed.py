@@ -31,6 +31,13 @@ class Reading:
             if page.caught_up or len(items) == self.limit:
                 return EventPage(tuple(items), place, page.caught_up)
 
+    async def page(self, place: str | None, insights: Insights) -> EventPage:
+        """As `after`; also of a DAG that is a standalone task's own."""
+        page = await self.after(place)
+        if page.items or self.dag_id is None:
+            return page
+        return await (await self.resolved(insights)).after(place)
+
     async def resolved(self, insights: Insights) -> "Reading":
         """A standalone task's DAG has no events of its own: they are its task's."""
         if self.dag_id is None or self.task_id is not None:
