@@ -20,6 +20,7 @@ class RateLimitError(Exception):
 
 
 async def test_it_waits_without_using_an_attempt_and_carries_on(shaft: Lineshaft) -> None:
+    """R-211, R-213, R-215: where it was is kept, each wait is in the history, and it goes on afterwards."""
     agent = Agent("a", models=["m"])
     ran: list[str] = []
     done = asyncio.Event()

@@ -5,6 +5,7 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.store.engine import Engine
+from lineshaft.store.rules import Rules
 from tests.store.histories import Histories
 from tests.store.invariants import check_invariants
 from tests.store.world import World
@@ -16,8 +17,14 @@ def histories(request: pytest.FixtureRequest) -> Histories:
 
 
 @pytest.fixture
-async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
-    async with Engine(dsn, clock=clock, max_connections=4) as opened:
+def rules() -> Rules:
+    """What the operator decides; a module may have its own."""
+    return Rules()
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock, rules: Rules) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=4, rules=rules) as opened:
         yield opened
 
 

@@ -53,9 +53,14 @@ async def test_from_claim_to_completion(client: Client) -> None:
 
 
 async def test_a_failure_is_retried_and_told_to_whoever_is_next(client: Client) -> None:
+    """R-094, R-110: what is no success is handed in by `fail`; a flag beside an output is refused."""
     task = await client.submit(retry={"strategy": "immediate"})
     agent = await client.register()
     task_id, token = await client.hold(agent)
+    contradicting = {"claim_token": token, "output": {"data": 1}, "success": False}
+    refused = await client.post(f"/v1/tasks/{task_id}/complete", contradicting)
+    assert (refused.status, refused.code) == (422, "invalid_input")
+    assert (await client.task(task_id))["status"] == "RUNNING"
 
     failed = await client.post(
         f"/v1/tasks/{task_id}/fail",
