@@ -62,14 +62,20 @@ bench: $(READY) ## Measure the engine against plain SQL (some minutes)
 bench-agents: $(READY) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
 
+bench-peers: $(READY) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
+	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)
+
+bench-page: $(READY) ## Bring the results of bench-peers into docs/benchmarks.md
+	$(BIN)/python -m benchmarks.peers --page
+
 chaos: $(READY) ## Break things for MINUTES (1) with the faults of SEED, and prove that nothing was lost
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
+
+bench-http: $(READY) ## Measure the server with many waiting agents, and against a bare route (some minutes)
+	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-bench-http: $(READY) ## Measure the server with many waiting agents, and against a bare route (some minutes)
-	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
-
