@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.faults import ABOUT, Kind, pgbouncer
+from tests.chaos.plan import Plan, impossible
 from tests.chaos.report import table
-from tests.chaos.run import Plan, Run, possible
+from tests.chaos.run import Run
 
 
 def _tell(text: str) -> None:
@@ -37,7 +38,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="give the result as JSON")
     args = parser.parse_args()
     kinds = [Kind(name) for name in args.faults.split(",")] if args.faults else list(Kind)
-    missing = possible(kinds)
+    missing = impossible(kinds)
     for kind, why in missing.items():
         _tell(f"{kind} is left out: it {why}")
     if pgbouncer() is None:

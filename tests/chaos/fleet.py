@@ -37,6 +37,10 @@ class Line:
         self.proxies.append(proxy)
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
+
+    @property
     def dsn(self) -> str:
         ports = ",".join(map(str, self.ports))
         hosts = ",".join(["127.0.0.1"] * len(self.ports))

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.chaos.faults import QUICK
+from tests.chaos.plan import Plan
 from tests.chaos.report import table
-from tests.chaos.run import Plan, Run
+from tests.chaos.run import Run
 
 
 @pytest.mark.timeout(400)
