@@ -151,21 +151,8 @@ class Database:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         try:
-            async with self._pool.connection() as connection:
-                timer = None
-                if self.answer_within_sec is not None:
-                    timer = asyncio.get_running_loop().call_later(
-                        self.answer_within_sec, shut_down, connection
-                    )
-                try:
-                    yield connection
-                except asyncio.CancelledError:
-                    # Nobody knows what it has still to say: it is not used again.
-                    connection.pgconn.finish()
-                    raise
-                finally:
-                    if timer is not None:
-                        timer.cancel()
+            async with self._lent() as connection:
+                yield connection
         except PoolTimeout:
             raise UnavailableError("No database connection became free within 10 s. Try again.") from None
         except (UnicodeError, psycopg.DataError) as error:
@@ -185,6 +172,27 @@ class Database:
             if error.sqlstate is None or error.sqlstate.startswith(("08", "57")):
                 raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
             raise
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[Connection]:
+        cancelled = _cancellations()
+        async with self._pool.connection() as connection:
+            if _cancellations() > cancelled:
+                # Python 3.11 forgets one that comes at the same instant as what was waited for (wait_for,
+                # which the pool uses). Whoever cancelled would wait for ever.
+                raise asyncio.CancelledError
+            timer = None
+            if self.answer_within_sec is not None:
+                timer = asyncio.get_running_loop().call_later(self.answer_within_sec, shut_down, connection)
+            try:
+                yield connection
+            except asyncio.CancelledError:
+                # Nobody knows what it has still to say: it is not used again.
+                connection.pgconn.finish()
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], *, pipeline: bool = True) -> T:
         """Run `work` in one transaction; again, from the start, if it lost against another transaction.
@@ -219,6 +227,11 @@ class Database:
 def _connect_timeout(dsn: str) -> dict[str, Any]:
     """A server that doesn't answer at all is noticed in seconds, unless the DSN says otherwise."""
     return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def shut_down(connection: AsyncConnection[Any]) -> None:
