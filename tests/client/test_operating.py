@@ -42,6 +42,15 @@ async def test_a_task_with_a_known_key_stands_for_the_one_that_exists(shaft: Lin
     assert (await shaft.get(dag.tasks["b"])).depends_on == [existing.id]
 
 
+async def test_a_dag_of_nothing_new_is_that_of_the_first_task(shaft: Lineshaft) -> None:
+    existing = await shaft.submit(NewTask("design", idempotency_key="d"))
+
+    dag = await shaft.submit_dag("Page", [NewTask("design", idempotency_key="d")])
+
+    assert dag.id == (await shaft.get(existing)).dag_id
+    assert (await shaft.get_dag(dag)).tasks == [existing.id]
+
+
 async def test_a_dag_is_cancelled(shaft: Lineshaft) -> None:
     dag = await shaft.submit_dag("Page", [NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"])])
 

@@ -37,7 +37,8 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
 _PATIENCE_SEC = 2.0
 #: A look of another, made within this share of the time between two looks, is as good as one's own.
 _SOME = 0.8
-_PUT_OFF = frozenset({Status.RETRYING, Status.PENDING})
+#: Something is due for these by itself, or a gate is to be run: the upkeep shall not wait for its turn.
+_PUT_OFF = frozenset({Status.RETRYING, Status.PENDING, Status.VALIDATING})
 
 
 class Worker:

@@ -122,7 +122,7 @@ class DatabaseBackend:
         connection: Any,
     ) -> SubmittedDag:
         async with guests.adapted(connection) as adapted:
-            return await self.engine.submission.submit_dag(
+            submitted = await self.engine.submission.submit_dag(
                 title,
                 tasks,
                 budget_ceiling_usd=budget_ceiling_usd,
@@ -130,6 +130,12 @@ class DatabaseBackend:
                 idempotency_key=idempotency_key,
                 connection=adapted,
             )
+        known = list(submitted.tasks.values())
+        if submitted.duplicate or connection is not None or not all(task.duplicate for task in known):
+            return submitted
+        # Each task stands for one that exists already, so no DAG was made: it is that of the first.
+        first = await self.engine.insights.task(known[0].id)
+        return SubmittedDag(first.dag_id, submitted.tasks)
 
     # Reading and operating.
 
