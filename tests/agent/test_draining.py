@@ -1,0 +1,40 @@
+"""`until_idle`: when there is nothing left to do, and not before."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.settings import Settings
+from tests.agent.staff import AT_ONCE, drain
+
+
+class Overtaken(DatabaseBackend):
+    """Somebody makes READY what is due, just before an agent asks whether anything will be."""
+
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+        await self.upkeep()
+        return await super().retry_within(types, within_sec)
+
+
+@pytest.fixture
+async def overtaken(dsn: str) -> AsyncIterator[Lineshaft]:
+    backend = Overtaken(Settings(database_url=dsn), max_connections=4)
+    async with Lineshaft(backend=backend) as opened:
+        yield opened
+
+
+async def test_a_retry_that_becomes_ready_between_two_looks_is_done(overtaken: Lineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> str:
+        if ctx.attempt == 1:
+            raise RuntimeError
+        return "done"
+
+    submitted = await overtaken.submit(NewTask("t", retry=AT_ONCE))
+    await drain(overtaken, agent)
+
+    assert (await overtaken.get(submitted)).result == "done"
