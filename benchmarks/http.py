@@ -146,11 +146,23 @@ class Crowd:
         finally:
             line.close()
 
+    async def next_claim(self) -> tuple[str, float]:
+        """Whose and when; raises what an agent met instead, and TimeoutError if nobody claims anything."""
+        claim = asyncio.create_task(self.claimed.get())
+        done, _ = await asyncio.wait(
+            {claim, *self._agents}, timeout=WAIT_SEC, return_when=asyncio.FIRST_COMPLETED
+        )
+        for agent in done - {claim}:
+            agent.result()
+        if not claim.done():
+            claim.cancel()
+            raise TimeoutError("A task was submitted, and nobody has claimed it.")
+        return claim.result()
+
     async def disperse(self) -> None:
         for agent in self._agents:
             agent.cancel()
-        done = await asyncio.gather(*self._agents, return_exceptions=True)
-        for error in done:
+        for error in await asyncio.gather(*self._agents, return_exceptions=True):
             if isinstance(error, Exception):
                 raise error
 
@@ -182,8 +194,7 @@ async def arrivals(url: str, dsn: str, agents: int, number: int, pid: int) -> tu
     for _ in range(number):
         start = time.perf_counter()
         task = await line.post("/v1/tasks", {"type": "arrival"})
-        async with asyncio.timeout(WAIT_SEC):
-            name, at = await crowd.claimed.get()
+        name, at = await crowd.next_claim()
         if name != task["id"]:
             raise RuntimeError(f"Task {name} was claimed twice, or {task['id']} was lost.")
         times.append(at - start)

@@ -283,8 +283,32 @@ async def test_a_page_of_another_origin_cant_call(client: Client, origin: str, s
     reply = await client.post("/v1/tasks", {"type": "x"}, headers=headers)
 
     assert reply.status == status
-    preflight = await client.request("OPTIONS", "/v1/tasks", headers=headers)
-    assert "access-control-allow-origin" not in preflight.headers
+    for method in ("POST", "PATCH", "DELETE"):
+        asking = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "content-type"}
+        preflight = await client.request("OPTIONS", "/v1/tasks", headers=headers | asking)
+        assert preflight.status in {403, 405}
+        assert not [name for name in preflight.headers if name.startswith("access-control-")]
+    created = (await client.get("/v1/tasks")).json["items"]
+    assert len(created) == (status == 201), "what is refused is not done either"
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 403),
+        ("same-site", "cors", 403),
+        ("cross-site", "websocket", 403),
+        ("cross-site", "navigate", 200),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+async def test_a_page_of_others_cant_even_look(client: Client, site: str, mode: str, status: int) -> None:
+    """A plain GET has no Origin; browsers tell by other headers whose page it is. Links may be followed."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+
+    assert (await client.request("GET", "/v1/tasks", headers=headers)).status == status
+    assert (await client.request("GET", "/api/tasks", headers=headers)).status == status
 
 
 async def test_a_body_that_is_too_large(serve: Serve) -> None:

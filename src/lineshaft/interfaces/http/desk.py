@@ -30,7 +30,7 @@ async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receiv
     claim = await _claim(service, agent_id, asked)
     if claim.tasks:
         return Found(claim)
-    present = await service.signals.present(agent_id, asked.incarnation)
+    present = await _present(service, agent_id, asked)
     if not asked.wait_sec:
         if present.is_back:
             # An agent that was taken for offline gets no work; now it may.
@@ -40,18 +40,26 @@ async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receiv
         departure.add_done_callback(lambda _: waiter.close())
         claim = await _wait(service, agent_id, asked, waiter, departure)
         if departure.done():
-            # Nobody would get the answer: the tasks go back at once, not after the claim's time.
-            await service.engine.lifecycle.release([ClaimRef(task.id, task.epoch) for task in claim.tasks])
+            if claim.tasks:
+                # Nobody would get the answer: the tasks go back at once, not after the claim's time.
+                held = [ClaimRef(task.id, task.epoch) for task in claim.tasks]
+                await service.engine.lifecycle.release(held)
             return None
     if claim.tasks:
         return Found(claim)
-    return Found(claim, (await service.signals.present(agent_id, asked.incarnation)).slowdown_until)
+    return Found(claim, (await _present(service, agent_id, asked)).slowdown_until)
 
 
 async def _claim(service: Service, agent_id: str, asked: bodies.Claim) -> Claim:
-    return await service.engine.claims.claim(
-        agent_id, asked.incarnation, limit=asked.limit, types=asked.types
-    )
+    async with service.turns:
+        return await service.engine.claims.claim(
+            agent_id, asked.incarnation, limit=asked.limit, types=asked.types
+        )
+
+
+async def _present(service: Service, agent_id: str, asked: bodies.Claim) -> Present:
+    async with service.turns:
+        return await service.signals.present(agent_id, asked.incarnation)
 
 
 async def _wait(

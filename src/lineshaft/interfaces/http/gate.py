@@ -3,7 +3,8 @@
 A web page can make a browser call any address. Its script may not read the answer, but a call that changes
 something is made all the same, and by a name of its own that leads to 127.0.0.1 (DNS rebinding) it can read
 answers too. Hence: the Host must be a name of this server, and an Origin, which browsers send with
-whatever a script or form sends, must be the very page that this server gave out.
+whatever a script or form sends, must be the very page that this server gave out. Where they send none, with
+plain GETs, browsers tell by Sec-Fetch-Site that the page is another's; following a link from there is fine.
 """
 
 import ipaddress
@@ -26,6 +27,8 @@ from lineshaft.interfaces.http.routing import send_problem
 _log = structlog.get_logger("lineshaft.http")
 #: What a client may call its request; anything else gets a name of ours.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: Another port of this machine is the same site, but another's page all the same.
+_OF_OTHERS = frozenset({b"cross-site", b"same-site"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -107,6 +110,11 @@ class Gate:
             raise ForbiddenError(
                 f"The request is for {host!r}, which is no name of this server. Call it by its address, or "
                 "add the name to LINESHAFT_ALLOWED_HOSTS."
+            )
+        if headers.get(b"sec-fetch-site") in _OF_OTHERS and headers.get(b"sec-fetch-mode") != b"navigate":
+            raise ForbiddenError(
+                "The request comes from a page of another site (Sec-Fetch-Site). Pages of others may not "
+                "call this server."
             )
         if b"origin" not in headers:
             return

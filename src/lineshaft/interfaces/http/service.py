@@ -56,6 +56,9 @@ class Service:
         self.directory = LaneDirectory(self.engine.working, self.wakeups)
         self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
+        #: Whoever asks for work takes turns, on half of the connections: when thousands ask at once, those
+        #: who submit and complete don't wait behind them, and nobody is refused for want of a connection.
+        self.turns = asyncio.Semaphore(max(1, max_connections // 2))
         #: Set when the server stops: whoever waits or streams ends then.
         self.stopping = asyncio.Event()
         self._alarm = Alarm(self.engine.working, self.wakeups)
