@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.common import Report, alternate, fresh_database, progress, server
-from benchmarks.engine import BARE_CLAIM, BARE_TABLE, drain, tasks
+from benchmarks.engine import drain, tasks
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.common import Report, alternate, fresh_database, progress, seconds_async, server
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.claims import ClaimedTask
@@ -31,23 +32,6 @@ from lineshaft.store.outcomes import ClaimRef, Completion
 #: About what a prompt's description takes; the floor's rows are as wide.
 PAYLOAD = "x" * 260
 OUTPUT = b'{"ok":true}'
-
-BARE_TABLE = """
-DROP TABLE IF EXISTS public.bare;
-CREATE TABLE public.bare (
-    id text COLLATE "C" PRIMARY KEY, status text NOT NULL, rank double precision, no bigint, agent text,
-    lease timestamptz, payload jsonb
-);
-CREATE INDEX ON public.bare (rank, no) WHERE status = 'READY';
-"""
-BARE_CLAIM = """
-UPDATE public.bare SET status = 'RUNNING', agent = 'a', lease = now() + interval '90 seconds'
-WHERE id IN (
-    SELECT id FROM public.bare WHERE status = 'READY' ORDER BY rank, no LIMIT %s FOR UPDATE SKIP LOCKED
-)
-RETURNING id, payload
-"""
-
 
 FILL_TASKS = """
 INSERT INTO lineshaft.task (id, dag_id, type, title, spec)

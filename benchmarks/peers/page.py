@@ -14,14 +14,21 @@ _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 #: Title, and the columns: figure and heading.
 _TABLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
-        "Submit and drain, tasks a second; memory of the workers",
+        "Submit and drain, tasks a second",
         (
             ("submit_per_s", "submit one by one"),
             ("bulk_per_s", "submit in bulk"),
             ("drain1_per_s", "drain, 1 process"),
             ("drain2_per_s", "drain, 2 processes"),
-            ("memory1_mb", "MB, 1 process"),
-            ("memory2_mb", "MB, 2 processes"),
+        ),
+    ),
+    (
+        "What draining takes: memory of the workers, and CPU time a task",
+        (
+            ("drain1_memory_mb", "MB, 1 process"),
+            ("drain2_memory_mb", "MB, 2 processes"),
+            ("drain1_worker_us", "worker, µs"),
+            ("drain1_server_us", "server, µs"),
         ),
     ),
     (

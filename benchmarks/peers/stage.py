@@ -21,6 +21,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from benchmarks import common
+from benchmarks.peers import usage
 from benchmarks.peers.drivers.harness import BOARD_SIZE, Board
 from benchmarks.peers.environments import ROOT
 from benchmarks.peers.subjects import Subject
@@ -46,6 +47,7 @@ class Stage:
     #: Its socket; None: not installed.
     redis: Path | None
     guardian: Guardian
+    server_pids: list[int]
 
     def fresh_database(self) -> str:
         with psycopg.connect(self.postgres.dsn, autocommit=True) as admin:
@@ -75,15 +77,18 @@ def set_up() -> Iterator[Stage]:
         stack.callback(guardian.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lineshaft-peers-")))
         postgres = stack.enter_context(common.server())
-        redis = stack.enter_context(_redis(folder, guardian))
-        yield Stage(folder, postgres, redis, guardian)
+        redis, redis_pid = stack.enter_context(_redis(folder, guardian))
+        with psycopg.connect(postgres.dsn) as connection:
+            postmaster = _parent(connection.info.backend_pid)
+        pids = [pid for pid in (postmaster, redis_pid) if pid is not None]
+        yield Stage(folder, postgres, redis, guardian, pids)
 
 
 @contextmanager
-def _redis(folder: Path, guardian: Guardian) -> Iterator[Path | None]:
+def _redis(folder: Path, guardian: Guardian) -> Iterator[tuple[Path | None, int | None]]:
     program = shutil.which("redis-server")
     if program is None:
-        yield None
+        yield None, None
         return
     socket = folder / "redis.sock"
     # As durable as Redis is commonly run: what it accepted in the last second may be lost.
@@ -100,7 +105,7 @@ def _redis(folder: Path, guardian: Guardian) -> Iterator[Path | None]:
             if process.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"redis-server doesn't start:\n{_tail(folder / 'redis.log')}")
             time.sleep(0.02)
-        yield socket
+        yield socket, process.pid
     finally:
         _kill(process, guardian)
 
@@ -176,16 +181,13 @@ class Session:
                 raise MeasurementError(f"A worker of {self.subject.name} ended:\n{self.log_tail()}")
 
     def memory_mb(self) -> float:
-        """What all worker processes have in memory; pages that they share are counted for each."""
-        groups = {str(worker.pid) for worker in self._workers}
-        listed = subprocess.run(
-            ["ps", "-A", "-o", "pgid=,rss="],  # noqa: S607 - wherever the system has it
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        rows = (line.split() for line in listed.stdout.splitlines())
-        return sum(int(rss) for group, rss in rows if group in groups) / 1024
+        return usage.memory_mb(worker.pid for worker in self._workers)
+
+    def cpu_sec(self) -> tuple[float, float] | None:
+        """CPU time of the workers and of the servers so far; None: not known on this system."""
+        workers = usage.cpu_sec(groups=[worker.pid for worker in self._workers])
+        servers = usage.cpu_sec(parents=self.stage.server_pids)
+        return None if workers is None or servers is None else (workers, servers)
 
     def log_tail(self) -> str:
         self._log.flush()
@@ -226,6 +228,16 @@ def _kill(process: "subprocess.Popen[bytes]", guardian: Guardian) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+def _parent(pid: int) -> int:
+    listed = subprocess.run(  # noqa: S603 - a number
+        ["ps", "-o", "ppid=", "-p", str(pid)],  # noqa: S607 - wherever the system has it
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(listed.stdout)
 
 
 def _tail(path: Path) -> str:

@@ -67,14 +67,14 @@ def drain(processes: int) -> Callable[[Session, Sizes], Figures]:
         count = int(session.subject.drain * sizes.share)
         session.order("bulk", 0, count, within_sec=_FILL_SEC)
         session.stage.checkpoint()
-        rate, memory = _drain(session, count, processes, count, sizes.drain_sec)
-        return {f"drain{processes}_per_s": rate, f"memory{processes}_mb": memory}
+        figures = _drain(session, count, processes, count, sizes.drain_sec)
+        return {f"drain{processes}_{name}": value for name, value in figures.items()}
 
     return measure
 
 
-def _drain(session: Session, waiting: int, processes: int, most: int, most_sec: float) -> tuple[float, float]:
-    """Tasks a second that are recorded as done, and memory.
+def _drain(session: Session, waiting: int, processes: int, most: int, most_sec: float) -> Figures:
+    """Tasks a second that are recorded as done, memory, and CPU time a task where it is known.
 
     The clock starts when every process has had a task. It stops when `most` are done, or after `most_sec`:
     nothing but what is recorded by then counts.
@@ -83,6 +83,7 @@ def _drain(session: Session, waiting: int, processes: int, most: int, most_sec: 
     _wait_until(session, lambda: _at_work(session) >= processes, _FIRST_TASK_SEC)
     begin = time.perf_counter()
     before = _handled(session)
+    used_before = session.cpu_sec()
     until = begin + most_sec
     while _handled(session) < most and time.perf_counter() < until:
         session.check_workers()
@@ -98,7 +99,14 @@ def _drain(session: Session, waiting: int, processes: int, most: int, most_sec: 
         raise MeasurementError(
             f"{session.subject.name}: nothing was recorded as done in {most_sec:g} s:\n{session.log_tail()}"
         )
-    return (done - before) / (end - begin), memory
+    figures = {"per_s": (done - before) / (end - begin), "memory_mb": memory}
+    used = session.cpu_sec()
+    if used is not None and used_before is not None:
+        # Work goes on while that is looked up: counted by what was handled by now.
+        handled = _handled(session) - before
+        for name, now, then in zip(("worker", "server"), used, used_before, strict=True):
+            figures[f"{name}_us"] = (now - then) / handled * 1e6
+    return figures
 
 
 def latency(session: Session, sizes: Sizes) -> Figures:
@@ -121,8 +129,8 @@ def depth(session: Session, sizes: Sizes, waiting: int) -> Figures:
     session.order("bulk", 0, some, within_sec=_FILL_SEC)
     session.order("clone", waiting - some, within_sec=_FILL_SEC)
     session.stage.checkpoint()
-    rate, _ = _drain(session, waiting, 1, min(sizes.deep_tasks, waiting), sizes.deep_sec)
-    return {f"depth_{waiting}_per_s": rate}
+    figures = _drain(session, waiting, 1, min(sizes.deep_tasks, waiting), sizes.deep_sec)
+    return {f"depth_{waiting}_per_s": figures["per_s"]}
 
 
 def fan(session: Session, sizes: Sizes) -> Figures:

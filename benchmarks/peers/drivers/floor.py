@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.engine import BARE_CLAIM, BARE_TABLE
+from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.peers.drivers.harness import PROMPT, Driver, main, payload
 
 BATCH = 100

@@ -2,7 +2,8 @@
 
 A driver is one file that knows one queue. It runs in that queue's own environment, so this file has nothing
 but the standard library. Run as `DRIVER serve` it takes orders as lines of JSON and answers each with one;
-run as `DRIVER work` it is one worker process, which works until it is killed. What it needs comes from `BENCH_*`.
+run as `DRIVER work` it is one worker process, which works until it is killed. What it needs to know
+comes from `BENCH_*`.
 """
 
 import asyncio

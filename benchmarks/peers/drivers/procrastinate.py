@@ -2,6 +2,7 @@
 
 import asyncio
 
+import psycopg
 from procrastinate import App, PsycopgConnector
 
 from benchmarks.peers.drivers.harness import CHUNK, PROMPT, Driver, main, payload
@@ -11,7 +12,7 @@ LEFT = "SELECT count(*) AS n FROM procrastinate_jobs WHERE status IN ('todo', 'd
 CLONE = """
 INSERT INTO procrastinate_jobs (queue_name, task_name, priority, args, status)
 SELECT queue_name, task_name, priority, args, status
-FROM (SELECT * FROM procrastinate_jobs LIMIT 1) AS one, generate_series(1, %(copies)s)
+FROM (SELECT * FROM procrastinate_jobs LIMIT 1) AS one, generate_series(1, %s)
 """
 
 
@@ -45,11 +46,11 @@ class ProcrastinateDriver(Driver):
         return int((await self.app.connector.execute_query_one_async(LEFT))["n"])
 
     async def clone(self, copies: int) -> None:
-        run = self.app.connector.execute_query_async
-        await run("ALTER TABLE procrastinate_jobs DISABLE TRIGGER USER")
-        await run(CLONE, copies=copies)
-        await run("ALTER TABLE procrastinate_jobs ENABLE TRIGGER USER")
-        await run("VACUUM ANALYZE procrastinate_jobs")
+        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+            await connection.execute("ALTER TABLE procrastinate_jobs DISABLE TRIGGER USER")
+            await connection.execute(CLONE, [copies])
+            await connection.execute("ALTER TABLE procrastinate_jobs ENABLE TRIGGER USER")
+            await connection.execute("VACUUM ANALYZE procrastinate_jobs")
 
     def work(self) -> None:
         async def run() -> None:
