@@ -28,6 +28,8 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._number = 0
+        #: How long each piece of data is on its way.
+        self.delay_sec = 0.0
         self.refused = 0
         self.refusal = asyncio.Condition()
 
@@ -87,6 +89,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
                 await self._flowing.wait()
+                await asyncio.sleep(self.delay_sec)
                 if number >= self._silent_below:
                     target.write(data)
                     await target.drain()

@@ -23,7 +23,9 @@ _log = logging.getLogger("lineshaft.agent")
 
 #: What is due within this share of its interval goes along with what is due now.
 _SLACK = 0.25
-_ANSWER_SHARE = 0.5
+#: Of an interval, an answer may take this share; after each that didn't come twice as much, up to half a
+#: lease: on a slow line a new connection alone may take longer, and none would ever be good enough.
+_ANSWER_SHARE, _LONGEST_SHARE = 0.5, 1.5
 _QUICKEST_ANSWER_SEC = 0.25
 #: Whoever leaves waits no longer than this for a heartbeat that is under way.
 _LAST_BEAT_SEC = 2.0
@@ -129,25 +131,25 @@ class Heart:
             self._loop.close()
 
     async def _beat_on(self) -> None:
-        away = False
+        lost = 0
         try:
             while not self._closed:
                 self._changed.clear()
                 members, pause = self._collect()
                 if members:
                     try:
-                        await self._beat(members)
+                        await self._beat(members, lost)
                     except UnavailableError as error:
                         _log.log(
-                            logging.DEBUG if away else logging.WARNING, "Heartbeats don't arrive: %s", error
+                            logging.DEBUG if lost else logging.WARNING, "Heartbeats don't arrive: %s", error
                         )
-                        away = True
+                        lost += 1
                         pause = min(min(member.interval_sec for member in members) / 4, 1.0)
                         self._postpone(members, pause)
                     except Exception:  # noqa: BLE001 - logged; a heart never stops
                         _log.exception("A heartbeat failed; the next one comes in its turn")
                     else:
-                        away = False
+                        lost = 0
                     finally:
                         self._quiet.set()
                     continue
@@ -178,7 +180,8 @@ class Heart:
                 if member in self._due:
                     self._due[member] = soon
 
-    async def _beat(self, members: list[Member]) -> None:
+    async def _beat(self, members: list[Member], lost: int) -> None:
+        """`lost`: how many in a row didn't arrive."""
         tasks: list[HeldTask] = []
         owners: dict[str, tuple[Member, Held]] = {}
         told: list[tuple[Held, bytes]] = []
@@ -194,11 +197,12 @@ class Heart:
                 )
                 owners[held.id] = (member, held)
         quickest = min(member.interval_sec for member in members)
+        share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)
         try:
             answers = await self._pulse.beat(
                 [member.presence for member in members],
                 tasks,
-                answer_within_sec=max(quickest * _ANSWER_SHARE, _QUICKEST_ANSWER_SEC),
+                answer_within_sec=max(quickest * share, _QUICKEST_ANSWER_SEC),
             )
         except BaseException:
             for held, progress in told:

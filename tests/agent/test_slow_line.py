@@ -1,0 +1,32 @@
+"""A line that is slow, but works."""
+
+import asyncio
+
+from lineshaft import Agent, Lineshaft, NewTask
+from lineshaft.store.engine import Engine
+from tests.agent.staff import PATIENCE, at_work
+from tests.proxy import proxied
+
+
+async def test_heartbeats_arrive_though_a_new_connection_takes_longer_than_one_may(dsn: str) -> None:
+    """Found by chaos on a busy machine: each was given up, and the next began anew with a connection."""
+    agent = Agent("a", heartbeat_interval_sec=1.0)
+    leases: set[object] = set()
+
+    async with proxied(dsn) as (through, proxy), Engine(dsn, max_connections=1) as near:
+
+        @agent.handles("t")
+        async def handler() -> str:
+            # The heart has no connection yet: five round trips and more, of 0.14 s each.
+            proxy.delay_sec = 0.07
+            while len(leases) < 3:
+                leases.add((await near.insights.task(submitted.id)).lease_until)
+                await asyncio.sleep(0.05)
+            return "done"
+
+        async with Lineshaft(through, max_connections=4) as shaft:
+            submitted = await shaft.submit(NewTask("t"))
+            async with at_work(agent, shaft=shaft):
+                ended = await shaft.wait(submitted, PATIENCE)
+
+    assert (ended.result, ended.attempts) == ("done", 0)
