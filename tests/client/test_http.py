@@ -140,6 +140,29 @@ async def test_the_token_of_the_settings_counts(
             assert (await shaft.list()).items == []
 
 
+async def test_an_agent_whose_token_was_revoked_ends_and_says_why(
+    dsn: str, server_thread: ServerThread, engine: Engine
+) -> None:
+    tokens = Tokens(engine.database)
+    _, secret = await tokens.create("fleet", Scope.AGENT)
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler() -> None:
+        pass
+
+    with server_thread.serving(dsn, auth=True) as url:
+        async with Lineshaft(url, token=secret) as shaft:
+            running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+            (first,) = await engine.submission.submit([NewTask("t")])
+            await shaft.wait(first, 60)
+            await tokens.revoke("fleet")
+            # It is woken, and asks for work.
+            await engine.submission.submit([NewTask("t")])
+            with pytest.raises(UnauthorizedError, match="was not revoked"):
+                await asyncio.wait_for(running, 60)
+
+
 # What is for a database only.
 
 
