@@ -10,7 +10,7 @@ BENCH_FLAGS ?=
 CHAOS_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 
-.PHONY: help setup test demo check lint types layers format schema bench bench-agents bench-http bench-peers bench-page chaos lock clean
+.PHONY: help setup test demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -61,6 +61,9 @@ bench: $(READY) ## Measure the engine against plain SQL (some minutes)
 
 bench-agents: $(READY) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
+
+bench-footprint: $(READY) ## Measure what a task costs: CPU, WAL, rows, disk
+	$(BIN)/python -m benchmarks.footprint $(BENCH_FLAGS)
 
 bench-peers: $(READY) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
 	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)

@@ -1,5 +1,6 @@
 """The short ways (sql/shortcuts.sql) leave behind what the long ones do."""
 
+import asyncio
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.outcomes import Completion
 from lineshaft.store.shortcut import Shortcut
+from tests.races.racing import waiting
 from tests.store.acting import ref, register
 from tests.store.invariants import check_invariants
 
@@ -94,6 +96,36 @@ async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
     plain = await order()
     assert len(plain) == 30
     assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == plain
+
+
+async def test_a_dag_with_a_ceiling_is_weighed(engine: Engine, dsn: str) -> None:
+    """R-233: one that is overdrawn gets nothing, also from a process that has not weighed anything yet."""
+    await register(engine, "ann", max_concurrent_tasks=10)
+    await engine.submission.submit_dag(
+        "d", [NewTask("code", key="a"), NewTask("code", key="b")], budget_ceiling_usd=1
+    )
+    (task,) = (await engine.claims.claim("ann", 1, start=True)).tasks
+    await engine.lifecycle.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
+    async with Engine(dsn) as other:
+        assert (await other.claims.claim("ann", 1, limit=10)).tasks == []
+
+
+async def test_a_lease_begins_when_the_claim_is_had(dsn: str) -> None:
+    """A claim that waits for its agent's row must not hand out a lease that is half over."""
+    async with Engine(dsn) as engine:
+        await register(engine, "ann", heartbeat_interval_sec=1.0)
+        await engine.submission.submit([NewTask("code")])
+        with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as look:
+            holder.execute("SELECT FROM lineshaft.agent FOR UPDATE")
+            claiming = asyncio.ensure_future(engine.claims.claim("ann", 1, start=True))
+            await waiting(look, 1)
+            ((released_at,),) = look.execute("SELECT clock_timestamp()").fetchall()
+            holder.rollback()
+            await claiming
+            ((begins,),) = look.execute(
+                "SELECT lease_until - interval '3 seconds' FROM lineshaft.task_live"
+            ).fetchall()
+        assert begins >= released_at
 
 
 def test_detours_get_longer_but_end() -> None:

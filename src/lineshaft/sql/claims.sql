@@ -268,7 +268,8 @@ moved AS (
         started_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) END,
         first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN (SELECT now FROM clock) ELSE live.first_started_at END,
         limit_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) + live.limit_sec * interval '1 second' END,
-        lease_until = (SELECT now FROM clock) + interval '1 second' * CASE
+        -- From when it is had: a claim may have waited for its agent's row longer than a short lease lasts.
+        lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
             WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)), live.limit_sec)
             ELSE (SELECT claim_ttl_sec FROM me)
         END

@@ -103,16 +103,17 @@ moved AS (
         started_at = CASE WHEN %(start)s::boolean THEN me.now END,
         first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN me.now ELSE live.first_started_at END,
         limit_at = CASE WHEN %(start)s::boolean THEN me.now + live.limit_sec * interval '1 second' END,
-        lease_until = me.now + interval '1 second' * CASE
+        lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
             WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, me.heartbeat_interval_sec), live.limit_sec)
             ELSE me.claim_ttl_sec
         END
     FROM locked, me
     WHERE live.ctid = locked.place
       AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
-      -- The first claim of a DAG is told.
-      AND 'running' = ALL (ARRAY(
-        SELECT (SELECT dag.status FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0) FROM (SELECT DISTINCT dag_id FROM locked WHERE dag_id IS NOT NULL) AS of
+      -- The first claim of a DAG is told, and one with a ceiling may have reached it.
+      AND true = ALL (ARRAY(
+        SELECT (SELECT dag.status = 'running' AND dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)
+        FROM (SELECT DISTINCT dag_id FROM locked WHERE dag_id IS NOT NULL) AS of
       ))
     RETURNING live.id, live.epoch, live.dag_id, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
         live.heartbeat_sec, live.limit_sec, live.submission_no, locked.resume, locked.effective
