@@ -46,7 +46,7 @@ class Sizes:
     few: int = 10
     many: int = 2_000
     arrivals: int = 200
-    cycles: int = 1_000
+    cycles: int = 500
     turns: int = 5
 
 
@@ -77,6 +77,15 @@ class Line:
 
     def close(self) -> None:
         self._writer.close()
+
+
+async def post(url: str, path: str, body: Any) -> Any:
+    """One call on a line of its own."""
+    line = await Line.to(url)
+    try:
+        return await line.post(path, body)
+    finally:
+        line.close()
 
 
 @contextmanager
@@ -264,9 +273,11 @@ def bare(dsn: str) -> Iterator[str]:
         process.join()
 
 
-async def in_turns(lines: list[Line], number: int, work: Callable[[int, Line], Awaitable[None]]) -> float:
-    """How many a second, by all lines together."""
+async def rate(url: str, number: int, work: Callable[[int, Line], Awaitable[None]]) -> float:
+    """How many a second, by all callers together."""
     left = iter(range(number))
+    # Anew for each turn: servers close what nobody uses.
+    lines = [await Line.to(url) for _ in range(CALLERS)]
 
     async def call(caller: int, line: Line) -> None:
         for _ in left:
@@ -274,15 +285,16 @@ async def in_turns(lines: list[Line], number: int, work: Callable[[int, Line], A
 
     start = time.perf_counter()
     await asyncio.gather(*(call(caller, line) for caller, line in enumerate(lines)))
-    return number / (time.perf_counter() - start)
+    taken = time.perf_counter() - start
+    for line in lines:
+        line.close()
+    return number / taken
 
 
 async def bench_cycle(dsn: str, sizes: Sizes, report: Report) -> None:
     """Claim, start and complete, each a call, against one insert."""
     with lineshaft_server(dsn) as (url, _), bare(dsn) as bare_url:
-        lines = [await Line.to(url) for _ in range(CALLERS)]
-        bare_lines = [await Line.to(bare_url) for _ in range(CALLERS)]
-        agents = [await line.post("/v1/agents", {"id": f"caller-{n}"}) for n, line in enumerate(lines)]
+        agents = [await post(url, "/v1/agents", {"id": f"caller-{n}"}) for n in range(CALLERS)]
 
         async def cycle(caller: int, line: Line) -> None:
             agent = agents[caller]
@@ -298,17 +310,15 @@ async def bench_cycle(dsn: str, sizes: Sizes, report: Report) -> None:
         async def subject() -> float:
             for part in range(0, sizes.cycles, 1_000):
                 tasks = [{"type": "noop"}] * min(1_000, sizes.cycles - part)
-                await lines[0].post("/v1/tasks/batch", {"tasks": tasks})
-            return await in_turns(lines, sizes.cycles, cycle)
+                await post(url, "/v1/tasks/batch", {"tasks": tasks})
+            return await rate(url, sizes.cycles, cycle)
 
         async def reference() -> float:
-            return await in_turns(bare_lines, 3 * sizes.cycles, insert)
+            return await rate(bare_url, 3 * sizes.cycles, insert)
 
         # Once for nothing.
         await subject(), await reference()
         rates = await alternate(subject, reference, sizes.turns)
-        for line in (*lines, *bare_lines):
-            line.close()
     report.ratio("http_cycle_ratio", *rates, "", unit="/s")
 
 
