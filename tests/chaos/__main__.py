@@ -33,6 +33,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=2.0, help="seconds between faults (2)")
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--postgres", type=int, metavar="MAJOR", help="this version (the newest found)")
+    parser.add_argument(
+        "--lossy", action="store_true", help="on a database that forgets: shows that the checker objects"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="copy histories and logs there")
     parser.add_argument("--show", action="store_true", help="show the schedule of faults and end")
     parser.add_argument("--json", action="store_true", help="give the result as JSON")
@@ -51,6 +54,7 @@ def main() -> int:
         faults_every_sec=args.every,
         pgbouncer=pgbouncer(),
         major=args.postgres,
+        lossy=args.lossy,
         keep=args.keep,
         tell=_tell,
     )

@@ -39,6 +39,10 @@ _OPTIONS = {
 }
 
 
+#: A database that forgets: commits are answered long before they are written down.
+_LOSSY = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -48,8 +52,11 @@ def free_port() -> int:
 class Node:
     """One server: its data, its port, and its process while it runs."""
 
-    def __init__(self, directory: Path, name: str, binaries: Binaries, account: Account) -> None:
+    def __init__(
+        self, directory: Path, name: str, binaries: Binaries, account: Account, options: dict[str, str]
+    ) -> None:
         self.name = name
+        self._options = options
         self.port = free_port()
         self.data = directory / name
         self._log = directory / f"{name}.log"
@@ -94,7 +101,7 @@ class Node:
 
     def start(self) -> None:
         command = [str(self._binaries.program("postgres")), "-D", str(self.data), "-c", f"port={self.port}"]
-        for name, value in _OPTIONS.items():
+        for name, value in self._options.items():
             command += ["-c", f"{name}={value}"]
         account = self._account
         switch = {"user": account.uid, "group": account.gid, "extra_groups": ()} if account.switched else {}
@@ -157,7 +164,7 @@ def _children(pid: int) -> list[int]:
 class Cluster:
     """A primary and, if wanted, a synchronous standby."""
 
-    def __init__(self, directory: Path, *, major: int | None = None) -> None:
+    def __init__(self, directory: Path, *, major: int | None = None, lossy: bool = False) -> None:
         account = server_account(Layout(directory))
         found = [each for each in find_binaries() if major in {None, each.major}]
         # The newest, which is the one that most people will meet.
@@ -165,8 +172,9 @@ class Cluster:
         binaries = choose_for_account(found, account)
         self.account = account
         self.version = binaries.version
-        self.primary = Node(directory, "first", binaries, account)
-        self.spare = Node(directory, "second", binaries, account)
+        options = _OPTIONS | (_LOSSY if lossy else {})
+        self.primary = Node(directory, "first", binaries, account, options)
+        self.spare = Node(directory, "second", binaries, account, options)
         self._has_standby = False
         #: Told when there is another primary.
         self.followers: list[Callable[[], None]] = []

@@ -24,6 +24,8 @@ class Plan:
     #: The program, if some of the processes shall be behind it.
     pgbouncer: str | None = None
     major: int | None = None
+    #: On a database that forgets what it has answered: then the checker must object.
+    lossy: bool = False
     #: Where logs and histories are copied to; None: they go with the run, unless it fails.
     keep: Path | None = None
     tell: Callable[[str], None] = field(default=lambda _: None)

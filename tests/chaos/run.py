@@ -57,7 +57,7 @@ class Run:
 
     async def run(self) -> Report:
         plan, stage = self._plan, self._stage
-        cluster = Cluster(stage.directory, major=plan.major)
+        cluster = Cluster(stage.directory, major=plan.major, lossy=plan.lossy)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(cluster.stop)
             await cluster.start(standby=Kind.FAIL_OVER in plan.kinds)
