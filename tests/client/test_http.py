@@ -275,6 +275,25 @@ async def test_a_kept_connection_that_was_closed_is_replaced_only_where_that_is_
         assert len(requests) == before + 1
 
 
+async def test_what_may_be_asked_again_is_when_the_line_was_given_up(url: str) -> None:
+    """A heartbeat finds out that a line is dead; calls that wait on it need not find out for themselves."""
+    async with proxied_url(url) as (through, proxy):
+        pool = Pool(Address.of(through), {}, size=2)
+        await pool.request("GET", "/healthz", within_sec=10, again=True)
+        proxy.swallow()
+        calls = [
+            asyncio.create_task(pool.request("GET", "/healthz", within_sec=20, again=again))
+            for again in (True, False)
+        ]
+        await asyncio.wait(calls, timeout=0.3)
+
+        pool.start_anew()
+
+        assert (await calls[0]).status == 200
+        assert (await calls[1]).status == 200  # it had a line of its own, which works
+        await pool.close()
+
+
 async def test_connections_are_few_and_used_again(url: str) -> None:
     async with proxied_url(url) as (through, proxy), Lineshaft(through, max_connections=2) as shaft:
         tasks = await shaft.submit_many([NewTask("sum") for _ in range(30)])

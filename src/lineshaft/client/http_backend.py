@@ -327,12 +327,12 @@ class HttpBackend:
         return HttpPulse(self._pool, self._on_silence)
 
     def _on_silence(self) -> None:
-        """A heartbeat was not answered: connections that are quiet may be dead."""
+        """A heartbeat was not answered any more: connections that are quiet may be dead."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._start_anew)
 
     def _start_anew(self) -> None:
-        self._pool.forget_idle()
+        self._pool.start_anew()
         for idler in list(self._idlers):
             idler.hang_up()
 

@@ -180,6 +180,8 @@ class Pool:
         self._headers = dict(headers)
         self._free = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        #: Connections that wait for an answer to a call which may be made again.
+        self._repeatable: set[Connection] = set()
 
     def connection(self) -> Connection:
         """One for a use of its own, not of the pool."""
@@ -194,12 +196,17 @@ class Pool:
                 while True:
                     connection = self._take()
                     was_used = connection.was_used
+                    if again:
+                        self._repeatable.add(connection)
                     try:
                         answer = await connection.request(method, target, body)
                     except _LostError as lost:
-                        if was_used and (again or not lost.sent):
+                        given_up = again and connection not in self._repeatable
+                        if given_up or (was_used and (again or not lost.sent)):
                             continue
                         raise self._unavailable(lost, again=again) from None
+                    finally:
+                        self._repeatable.discard(connection)
                     if connection.is_usable:
                         self._idle.append(connection)
                     return answer
@@ -233,13 +240,22 @@ class Pool:
             connection.abort()
         return self.connection()
 
-    def forget_idle(self) -> None:
-        """The next requests get new connections: those that are there may lead nowhere."""
+    def start_anew(self) -> None:
+        """The next requests get new connections, as those that are there may lead nowhere.
+
+        Calls that may be made again are, now; the others wait for as long as they would have.
+        """
+        self._forget_idle()
+        waiting, self._repeatable = self._repeatable, set()
+        for connection in waiting:
+            connection.abort()
+
+    def _forget_idle(self) -> None:
         while self._idle:
             self._idle.pop().abort()
 
     async def close(self) -> None:
-        self.forget_idle()
+        self._forget_idle()
         # Sockets are closed with the next turn of the loop, which may be its last.
         await asyncio.sleep(0)
 

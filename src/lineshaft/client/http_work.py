@@ -31,7 +31,12 @@ class HttpPulse:
     """Heartbeats, on a connection that serves nothing else and is given up when it doesn't answer."""
 
     def __init__(self, pool: Pool, on_silence: Callable[[], None]) -> None:
-        """`on_silence` is called, from the thread of the heartbeats, when one was not answered."""
+        """`on_silence` is called, from the thread of the heartbeats, when one is not answered any more.
+
+        Once, not with each that follows: a server that is merely slow must not be asked everything again and
+        again.
+        """
+        self._is_silent = False
         self._pool = pool
         self._on_silence = on_silence
         self._connection = pool.connection()
@@ -58,10 +63,14 @@ class HttpPulse:
             answer = await self._pool.request_on(
                 self._connection, "/v1/crew/heartbeat", wire.encode(body), within_sec=answer_within_sec
             )
-            return self._decode(checked(answer, self._pool))
+            found = self._decode(checked(answer, self._pool))
         except UnavailableError:
-            self._on_silence()
+            if not self._is_silent:
+                self._is_silent = True
+                self._on_silence()
             raise
+        self._is_silent = False
+        return found
 
     async def close(self) -> None:
         self._connection.abort()
