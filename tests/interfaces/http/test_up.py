@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -230,3 +231,24 @@ async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str
     assert "up to date" in said
     assert "reaper" in said
     assert "not needed" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere limits of others can't be read")
+async def test_it_takes_as_many_connections_as_the_account_may_have(tmp_path: Path, dsn: str) -> None:
+    """Each agent that waits is an open file; a shell's usual limit is 1024."""
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", 'ulimit -Sn 200 && exec "$@"', "sh"),
+        *(sys.executable, "-m", "lineshaft.interfaces.cli.main", "up", "--json", "--port", "0"),
+        cwd=tmp_path,
+        env=environment({"LINESHAFT_DATABASE_URL": dsn}),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    await process.stdout.readuntil(b"\n}\n")
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    process.terminate()
+    await process.communicate()
+
+    assert soft == hard
+    assert process.returncode == 0

@@ -73,10 +73,22 @@ async def _serve(server: "Server", on_ready: Callable[[], None]) -> None:
     import asyncio  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
+    _allow_many_connections()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
     await server.run(on_ready)
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this account may have: each agent that waits is one, a usual limit is 1024."""
+    import contextlib  # noqa: PLC0415
+    import resource  # noqa: PLC0415
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems name a limit that they don't take.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _tell(
@@ -115,7 +127,7 @@ def _tell(
                 ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
                 ("Duties", ", ".join(duties) or "none here: --no-duties"),
                 ("Tokens", tokens if required else "not needed: only this machine can call"),
-                ("API", f"{url}/v1 (try it at {url}/docs)"),
+                ("API", f"{url}/v1 (described at {url}/docs)"),
                 ("Stop", "Ctrl-C, or SIGTERM"),
             ]
         )
