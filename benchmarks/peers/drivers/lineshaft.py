@@ -9,7 +9,7 @@ from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.sql import migrate
 
 #: Tasks that one agent has in its hands at a time.
-SLOTS = 400
+SLOTS = 1000
 #: The most that one call takes.
 CHUNK = 10_000
 
