@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.interfaces.http import bodies, desk
+from lineshaft.interfaces.http import bodies, desk, waiting_room
 from tests.interfaces.http.client import Client, Reply, read_reply
 from tests.interfaces.http.conftest import Serve, Served
 
@@ -217,3 +217,44 @@ async def test_a_new_day_brings_money(serve: Serve) -> None:
 
         (item,) = (await asyncio.wait_for(waiter, 20)).json["tasks"]
         assert item["task"]["id"] == next_one["id"]
+
+
+async def test_who_is_woken_and_doesnt_come_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is frozen gets the wake-up, and does nothing with it."""
+    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
+    client = served.client
+    await client.submit("first")  # so that the lane is there
+
+    def wait(agent: Any) -> "asyncio.Task[Reply]":
+        member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+        body = {**member, "types": ["x"], "wait_sec": 60}
+        return asyncio.create_task(client.post("/v1/crew/wait", body))
+
+    agents = [await client.register(f"a{n}") for n in range(3)]
+    for agent in agents:
+        assert (await wait(agent)).json == {"work": True}, "a new seat: look once"
+    hanging = [wait(agent) for agent in agents]
+    await waiting(served, 3)
+
+    await client.submit("x")
+
+    async with asyncio.timeout(20):
+        replies = [await reply for reply in hanging]
+    assert [reply.json for reply in replies] == [{"work": True}] * 3
+
+
+async def test_who_comes_keeps_its_wake_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
+    room, client = served.service.waiting_room, served.client
+    agent = await client.register()
+    member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+    for _ in range(2):
+        await client.submit("x")
+        await client.post("/v1/crew/wait", {**member, "types": ["x"], "wait_sec": 60})
+
+    claimed = await client.post("/v1/crew/claim", {**member, "types": ["x"], "limit": 1})
+
+    assert len(claimed.json["tasks"]) == 1
+    assert room._seats[agent["id"], agent["incarnation"]].doubt is None
