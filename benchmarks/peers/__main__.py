@@ -59,7 +59,7 @@ def plan(chosen: list[Subject], workloads: list[Workload], sizes: Sizes) -> Iter
 def run(args: argparse.Namespace, console: Console) -> Results:
     sizes = QUICK if args.quick else Sizes()
     sizes = replace(sizes, turns=args.turns or sizes.turns)
-    chosen = _chosen(args.peers)
+    chosen = _choose(args.peers)
     results = Results.begin(chosen, quick=args.quick)
     with stage.set_up() as place:
         if place.redis is None and any(subject.store == "redis" for subject in chosen):
@@ -94,14 +94,15 @@ def _short(error: str) -> str:
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
 
 
-def _chosen(names: list[str]) -> list[Subject]:
-    known = {subject.name: subject for subject in SUBJECTS}
-    if unknown := set(names) - known.keys():
+def _choose(names: list[str] | None) -> list[Subject]:
+    """Lineshaft, the floor, and these peers; None: those that are measured by default."""
+    known = [subject.name for subject in SUBJECTS if subject.peer]
+    if unknown := set(names or ()) - set(known):
         raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}. Known are {', '.join(known)}.")
     return [
         subject
         for subject in SUBJECTS
-        if not subject.peer or (subject.name in names if names else subject.by_default)
+        if not subject.peer or (subject.by_default if names is None else subject.name in names)
     ]
 
 
@@ -124,7 +125,7 @@ def ended_in_good_order() -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=" ".join(WORKLOADS))
-    parser.add_argument("--peers", nargs="+", default=[], metavar="PEER", help="instead of the default ones")
+    parser.add_argument("--peers", nargs="*", metavar="PEER", help="these instead of the default ones")
     parser.add_argument("--turns", type=int, help="how often each is measured (3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"instead of {RESULTS.name} of the results")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")

@@ -73,6 +73,14 @@ def tables(results: Results) -> str:
         head = [["", *(heading for _, heading in known)], ["---", *("--:" for _ in known)]]
         lines = ["| " + " | ".join(row) + " |" for row in head + rows]
         parts.append(f"### {title}\n\n" + "\n".join(lines))
+    crash = "\n".join(
+        f"| {subject.title} | {subject.store} | {subject.crash} |"
+        for subject in SUBJECTS
+        if subject.name in results.runs
+    )
+    parts.append(
+        "### What becomes of a task whose worker is killed\n\n| | store | |\n| --- | --- | --- |\n" + crash
+    )
     if results.failures:
         failed = "\n".join(f"- {what}: {why.splitlines()[0]}" for what, why in results.failures.items())
         parts.append(f"### What came to nothing\n\n{failed}")

@@ -73,7 +73,7 @@ SUBJECTS = (
         _ON_POSTGRES | {"pinned"},
         10_000,
         5_000,
-        "stays 'doing' until an operator's task retries it",
+        "stays 'doing' until a task of your own retries it",
     ),
     Subject(
         "dbos",
@@ -82,7 +82,7 @@ SUBJECTS = (
         _ON_POSTGRES | _GRAPHS,
         2_000,
         5_000,
-        "recovered from its last step",
+        "carried on when a process of its name starts again",
     ),
     Subject(
         "celery",

@@ -177,7 +177,7 @@ def pinned(session: Session, sizes: Sizes) -> Figures:
                 session.order("bulk", submitted, _CHUNK, within_sec=_BULK_SEC)
                 submitted += _CHUNK
         pin.rollback()
-    rates = _tenths(seen)
+    rates = tenths(seen)
     return {
         "pinned_tasks": seen[-1][1],
         "pinned_first_per_s": rates[0],
@@ -186,21 +186,19 @@ def pinned(session: Session, sizes: Sizes) -> Figures:
     }
 
 
-def _tenths(seen: list[tuple[float, int]]) -> list[float]:
-    """The rate in each tenth of the tasks."""
+def tenths(seen: list[tuple[float, int]]) -> list[float]:
+    """The rate in each tenth of the tasks, from looks at when how many were handled."""
     first, last = seen[0][1], seen[-1][1]
     bounds = [first + (last - first) * part / 10 for part in range(11)]
     reached = []
-    rest = iter(seen)
-    at, count = next(rest)
+    looks = itertools.pairwise(seen)
+    (before, less), (after, more) = next(looks)
     for bound in bounds:
-        while count < bound:
-            at, count = next(rest)
-        reached.append((at, count))
-    return [
-        (after[1] - before[1]) / max(after[0] - before[0], 1e-9)
-        for before, after in itertools.pairwise(reached)
-    ]
+        while more < bound:
+            (before, less), (after, more) = next(looks)
+        share = (bound - less) / (more - less) if more > less else 0.0
+        reached.append(before + share * (after - before))
+    return [(last - first) / 10 / (end - begin) for begin, end in itertools.pairwise(reached)]
 
 
 def _handled(session: Session) -> int:
