@@ -1,5 +1,7 @@
 """PgBouncer in transaction mode, before the primary."""
 
+import asyncio
+import contextlib
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from tests.chaos.cluster import DATABASE, PASSWORD, ROLE, free_port
 
 #: Few, so that clients share them all the time.
 SERVER_CONNECTIONS = 4
+_PATIENCE_SEC = 60
 
 
 class Pooler:
@@ -30,7 +33,19 @@ class Pooler:
     def dsn(self) -> str:
         return make_conninfo("", host="127.0.0.1", port=self.port, user=ROLE, dbname=DATABASE)
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Returns when it takes connections."""
+        self._launch()
+        async with asyncio.timeout(_PATIENCE_SEC):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                    writer.close()
+                    await writer.wait_closed()
+                    return
+                await asyncio.sleep(0.05)
+
+    def _launch(self) -> None:
         self._write()
         account = self._account
         switch = {"user": account.uid, "group": account.gid, "extra_groups": ()} if account.switched else {}

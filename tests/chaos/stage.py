@@ -76,7 +76,7 @@ class Stage:
         code = await asyncio.to_thread(copy_code, self.directory)
         ports = {"server-0": free_port(), "server-1": free_port()}
         turns = itertools.cycle(ports.values())
-        pooler = self._pooler(stack, cluster)
+        pooler = await self._pooler(stack, cluster)
         for name in self.plan.processes:
             pooled = pooler if name in _POOLED else None
             line = await self._line(stack, cluster, name, turns, pooled)
@@ -97,12 +97,12 @@ class Stage:
             stack.push_async_callback(member.destroy)
             member.start()
 
-    def _pooler(self, stack: AsyncExitStack, cluster: Cluster) -> Pooler | None:
+    async def _pooler(self, stack: AsyncExitStack, cluster: Cluster) -> Pooler | None:
         if self.plan.pgbouncer is None:
             return None
         pooler = Pooler(self.plan.pgbouncer, self.directory, cluster.account, lambda: cluster.primary.port)
-        pooler.start()
         stack.callback(pooler.stop)
+        await pooler.start()
         cluster.followers.append(pooler.follow)
         return pooler
 

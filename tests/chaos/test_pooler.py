@@ -33,7 +33,7 @@ async def pooled(place: Path) -> AsyncIterator[Settings]:
     program = pgbouncer()
     assert program is not None
     pooler = Pooler(program, place, cluster.account, lambda: cluster.primary.port)
-    pooler.start()
+    await pooler.start()
     yield Settings(database_url=pooler.dsn, pooler="transaction")
     pooler.stop()
     await cluster.stop()
