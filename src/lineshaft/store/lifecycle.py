@@ -77,17 +77,14 @@ class Lifecycle:
     # In an agent's hands.
 
     async def start(self, claims: Sequence[ClaimRef]) -> list[Moved]:
-        async def work(connection: Connection) -> list[Moved]:
-            cursor = await connection.execute(
-                self._sql["start_tasks"], {**self._database.now, **_claim_columns(claims)}
-            )
-            started = await cursor.fetchall()
-            await self.log(connection, "task.started", [row[:4] for row in started])
-            return await self._answer(
-                connection, claims, {row[0] for row in started}, Status.RUNNING, "start"
-            )
-
-        return await self._database.run(work)
+        call = self._sql["start_tasks"], {**self._database.now, **_claim_columns(claims)}
+        (rows,) = await self._database.run_alone(lambda own: round_trip(own, call))
+        started = {row[0] for row in rows}
+        if all(claim.id in started for claim in claims):
+            return [Moved(claim.id, Status.RUNNING) for claim in claims]
+        return await self._database.run(
+            lambda own: self._answer(own, claims, started, Status.RUNNING, "start")
+        )
 
     async def heartbeat(self, agent_id: str, incarnation: int, beats: Sequence[Beat] = ()) -> dict[str, str]:
         """Renew the leases; tells for each task `continue`, `cancel` (it was cancelled) or `lost`."""
