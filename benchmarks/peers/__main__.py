@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, console: Console) -> Results:
     sizes = QUICK if args.quick else Sizes()
     sizes = replace(sizes, turns=args.turns or sizes.turns)
     chosen = _choose(args.peers)
-    results = Results.begin(chosen, quick=args.quick)
+    results = Results.begin(chosen, quick=args.quick, turns=sizes.turns)
     with stage.set_up() as place:
         if place.redis is None and any(subject.store == "redis" for subject in chosen):
             without = ", ".join(subject.title for subject in chosen if subject.store == "redis")

@@ -25,11 +25,12 @@ class Results:
     failures: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, chosen: list[Subject], *, quick: bool) -> Self:
+    def begin(cls, chosen: list[Subject], *, quick: bool, turns: int) -> Self:
         about = {
             "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "commit": _commit(),
             "size": "quick: to see that it works, not to be believed" if quick else "full",
+            "turns": str(turns),
             "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, {platform.system()}",
             "python": platform.python_version(),
             "load before": f"{os.getloadavg()[0]:.1f}",
@@ -61,6 +62,8 @@ class Results:
         return statistics.median(found) if found else None
 
     def write(self, path: Path) -> None:
+        # Whether the machine was quiet: what is measured is about two by itself.
+        self.about["load after"] = f"{os.getloadavg()[0]:.1f}"
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
