@@ -55,7 +55,8 @@ class Results:
             self.runs[subject.name].setdefault(name, []).append(round(value, 4))
 
     def failed(self, what: str, why: str) -> None:
-        self.failures[what] = why.strip()
+        # Results are kept with the project, which has no business with where it lay.
+        self.failures[what] = why.strip().replace(str(ROOT), ".").replace(str(Path.home()), "~")
 
     def median(self, subject: str, figure: str) -> float | None:
         found = self.runs.get(subject, {}).get(figure)
