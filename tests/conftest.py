@@ -10,6 +10,7 @@ depends on that (`alike_over_http`), the database is enough by default; where it
 """
 
 import fcntl
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
@@ -27,10 +28,17 @@ from lineshaft.sql import migrate
 from lineshaft.store.engine import Engine
 from tests.factory import Factory
 from tests.http_server import ServerThread
+from tests.in_memory import clear_away, home_of_servers
 
 TEMPLATE = "lineshaft_template"
 #: Tests need no data after a power cut; everything else is as in production.
-FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
+FAST = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "max_connections": "300",
+    "max_wal_size": "256MB",
+}
 
 #: Modules of tests that run on every version.
 ON_EACH_VERSION = re.compile(
@@ -117,12 +125,18 @@ def postgres(
 ) -> Iterator[EmbeddedServer]:
     """One server for each version; the processes of a parallel run share it."""
     binaries: Binaries = request.param
-    shared = tmp_path_factory.getbasetemp()
+    shared, run = tmp_path_factory.getbasetemp(), os.getpid()
     if hasattr(request.config, "workerinput"):
-        shared = shared.parent
-    with EmbeddedServer.start(shared / f"pg{binaries.major}", binaries=binaries, options=FAST) as server:
+        shared, run = shared.parent, os.getppid()
+    home = home_of_servers(shared, run) / f"pg{binaries.major}"
+    with EmbeddedServer.start(home, binaries=binaries, options=FAST) as server:
         _make_template(server, shared / f"pg{binaries.major}.template.lock")
         yield server
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        clear_away(os.getpid())
 
 
 def _make_template(server: EmbeddedServer, lock: Path) -> None:
