@@ -92,7 +92,8 @@ def _redis(folder: Path, guardian: Guardian) -> Iterator[tuple[Path | None, int 
         return
     socket = folder / "redis.sock"
     # As durable as Redis is commonly run: what it accepted in the last second may be lost.
-    options = ["--port", "0", "--unixsocket", socket, "--dir", folder, "--save", ""]
+    # (The socket by its name in that folder: a path may be too long for one.)
+    options = ["--port", "0", "--unixsocket", socket.name, "--dir", folder, "--save", ""]
     durable = ["--appendonly", "yes", "--appendfsync", "everysec"]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - by its full path

@@ -10,7 +10,7 @@ from tests.proxy import proxied
 
 async def test_heartbeats_arrive_though_a_new_connection_takes_longer_than_one_may(dsn: str) -> None:
     """Found by chaos on a busy machine: each was given up, and the next began anew with a connection."""
-    agent = Agent("a", heartbeat_interval_sec=1.0)
+    agent = Agent("a", heartbeat_interval_sec=2.0)
     leases: set[object] = set()
 
     async with proxied(dsn) as (through, proxy), Engine(dsn, max_connections=1) as near:

@@ -87,7 +87,7 @@ def test_a_database_that_is_away_is_a_message_not_a_traceback(run: Run, command:
 
     told = result.stdout + result.stderr
     assert result.returncode == 1
-    assert "Can't connect to the database" in told
+    assert "Can't reach the database" in told
     assert "Traceback" not in told
     assert "hunter2" not in told
 
