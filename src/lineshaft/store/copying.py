@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
-from psycopg import sql
+from psycopg import abc, errors, sql
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Ready, Wait
 
 from lineshaft.store.database import Connection
 
@@ -53,12 +56,57 @@ def written_out(table: LiteralString, columns: Mapping[str, Column], defaults: M
 
 async def copy_in_turn(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
     """The next is written out while the server takes in the one before."""
-    made = copies[0]()
-    for make in (*copies[1:], None):
-        async with connection.cursor().copy(made.statement) as copy:
-            await copy.write(made.text)
-            if make is not None:
-                made = make()
+    waiting = iter(copies)
+    made: Copy | None = next(waiting)()
+    while made is not None:
+        following: list[Copy] = []
+        make = next(waiting, None)
+        statement = made.statement.as_bytes(connection)
+        await connection.wait(_copying(connection.pgconn, statement, made.text.encode(), make, following))
+        made = following[0] if following else None
+
+
+def _copying(
+    pgconn: PGconn,
+    statement: bytes,
+    data: bytes,
+    make: Callable[[], Copy] | None,
+    following: list[Copy],
+) -> abc.PQGen[None]:
+    """One COPY by libpq, which is given everything at once: in pieces the event loop is asked about each."""
+    pgconn.send_query(statement)
+    yield from _send(pgconn)
+    result = yield from _result(pgconn)
+    if result is not None and result.status == ExecStatus.COPY_IN:
+        pgconn.put_copy_data(data)
+        pgconn.put_copy_end()
+        # As much as goes at once: the server has something to do.
+        pgconn.flush()
+        if make is not None:
+            following.append(make())
+        yield from _send(pgconn)
+        result = yield from _result(pgconn)
+    failed = None
+    while result is not None:
+        if result.status == ExecStatus.FATAL_ERROR:
+            failed = result
+        result = yield from _result(pgconn)
+    if failed is not None:
+        raise errors.error_from_result(failed)
+
+
+def _send(pgconn: PGconn) -> abc.PQGen[None]:
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            # What is wrong may be told before everything is sent.
+            pgconn.consume_input()
+
+
+def _result(pgconn: PGconn) -> abc.PQGen[PGresult | None]:
+    while pgconn.is_busy():
+        if (yield Wait.R):
+            pgconn.consume_input()
+    return pgconn.get_result()
 
 
 def _texts(values: Sequence[Any]) -> Iterable[str]:

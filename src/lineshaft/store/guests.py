@@ -100,6 +100,9 @@ class _Blocking:
     async def execute(self, *arguments: Any) -> "_BlockingCursor":
         return _BlockingCursor(self._connection.execute(*arguments))
 
+    async def wait(self, generator: Any) -> Any:
+        return self._connection.wait(generator)
+
     def cursor(self, **options: Any) -> "_BlockingCursor":
         return _BlockingCursor(self._connection.cursor(**options))
 
@@ -136,25 +139,11 @@ class _BlockingCursor:
     async def fetchall(self) -> list[Any]:
         return self._cursor.fetchall()
 
-    def copy(self, statement: Any) -> "_Entered":
-        return _Entered(self._cursor.copy(statement), _BlockingCopy)
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._cursor.close()
-
-
-class _BlockingCopy:
-    def __init__(self, copy: psycopg.Copy) -> None:
-        self._copy = copy
-
-    async def write(self, data: Any) -> None:
-        self._copy.write(data)
-
-    async def write_row(self, row: Any) -> None:
-        self._copy.write_row(row)
 
 
 class _Entered:
