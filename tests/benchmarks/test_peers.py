@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 import threading
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
