@@ -91,7 +91,7 @@ class DbosDriver(Driver):
 
         @DBOS.step()
         def hop(prompt: str, n: int) -> None:
-            assert prompt == PROMPT  # noqa: S101
+            assert prompt == PROMPT  # noqa: S101 - it arrived whole
             self.board.handled(n)
 
         @DBOS.workflow(name="chain")

@@ -5,7 +5,7 @@ connections and sessions have one inside, and a synchronous one is wrapped so th
 at once. Nothing of SQLAlchemy is imported: whoever passes a session has it.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar, cast
 
@@ -149,12 +149,11 @@ class _BlockingCursor:
 class _Entered:
     """A synchronous context manager, entered and left at once."""
 
-    def __init__(self, manager: Any, wrap: Callable[[Any], Any] = lambda entered: entered) -> None:
+    def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._wrap = wrap
 
     async def __aenter__(self) -> Any:
-        return self._wrap(self._manager.__enter__())
+        return self._manager.__enter__()
 
     async def __aexit__(self, *details: object) -> Any:
         return self._manager.__exit__(*details)
