@@ -1,7 +1,9 @@
 """The peer benchmark: what its figures are made of, and one run of it without any peer."""
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,14 +13,16 @@ from pathlib import Path
 
 import pytest
 from benchmarks.peers import page, plot
-from benchmarks.peers.__main__ import plan
-from benchmarks.peers.drivers.harness import BOARD_SIZE, Board
+from benchmarks.peers.__main__ import _choose, plan
+from benchmarks.peers.drivers.harness import BOARD_SIZE, Board, several_at_a_time
 from benchmarks.peers.environments import version_of
 from benchmarks.peers.results import Results
 from benchmarks.peers.subjects import SUBJECTS, Subject
 from benchmarks.peers.workloads import Sizes, tenths
 
 ROOT = Path(__file__).parents[2]
+PEERS = ROOT / "benchmarks" / "peers"
+PINNED = re.compile(r"[\w.-]+==\d[\w.]*")
 PROC = Path("/proc")
 BY_NAME = {subject.name: subject for subject in SUBJECTS}
 
@@ -102,9 +106,46 @@ def test_the_plot_is_a_picture_with_a_bar_for_each() -> None:
 
 
 @pytest.mark.parametrize("subject", [subject for subject in SUBJECTS if subject.peer], ids=lambda it: it.name)
-def test_every_peer_has_a_driver_and_a_pinned_version(subject: Subject) -> None:
-    assert (ROOT / "benchmarks" / "peers" / "drivers" / f"{subject.name}.py").exists()
+def test_every_peer_has_a_driver_and_pinned_versions(subject: Subject) -> None:
+    assert (PEERS / "drivers" / f"{subject.name}.py").exists()
     assert version_of(subject.name)[0].isdigit()
+    lines = (PEERS / "requirements" / f"{subject.name}.txt").read_text().splitlines()
+    assert [line for line in lines if not PINNED.fullmatch(line)] == []
+
+
+def test_every_driver_and_every_list_of_versions_is_of_somebody_measured() -> None:
+    peers = {subject.name for subject in SUBJECTS if subject.peer}
+
+    assert {path.stem for path in (PEERS / "requirements").iterdir()} == peers
+    drivers = {path.stem for path in (PEERS / "drivers").glob("*.py")}
+    assert drivers - {"__init__", "harness"} == set(BY_NAME)
+
+
+def test_who_is_asked_for_is_measured_instead_of_the_default_ones() -> None:
+    assert [subject.name for subject in _choose(["rq", "chancy"])] == ["floor", "lineshaft", "chancy", "rq"]
+    left_out = set(SUBJECTS) - set(_choose(None))
+    assert {subject.title for subject in left_out} == {"Chancy", "Taskiq", "arq", "SAQ", "RQ"}
+    page_text = page.PAGE.read_text()
+    assert [subject.title for subject in left_out if subject.title not in page_text] == []
+    with pytest.raises(SystemExit, match=r"Unknown: sidekiq\. Known are pgqueuer, .*, rq\."):
+        _choose(["sidekiq"])
+
+
+def test_many_calls_are_made_some_at_a_time_and_each_once() -> None:
+    under_way, most, made = 0, 0, []
+
+    async def submit(n: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        made.append(n)
+        under_way -= 1
+
+    asyncio.run(several_at_a_time(submit, range(5, 505)))
+
+    assert sorted(made) == list(range(5, 505))
+    assert most == 20
 
 
 def test_a_run_ends_by_itself_with_figures_and_without_leftovers(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from typing import Any
 PROMPT = "x" * 260
 #: As many tasks are submitted at once, where a queue lets one choose.
 CHUNK = 1000
+#: Where there is no call for many, so many calls are under way at a time.
+_CALLS = 20
 
 _STARTS = 2048
 _SLOTS = 1024
@@ -91,15 +94,31 @@ class Board:
         self._memory[_TIMES_AT:] = bytes(BOARD_SIZE - _TIMES_AT)
 
 
+@cache
+def this_board() -> Board:
+    """The board of this process; also for handlers that a queue imports by their name."""
+    return Board(Path(os.environ["BENCH_BOARD"]))
+
+
 def payload(n: int) -> dict[str, Any]:
     return {"prompt": PROMPT, "n": n}
+
+
+async def several_at_a_time(submit: Callable[[int], Awaitable[None]], numbers: range) -> None:
+    waiting = iter(numbers)
+
+    async def calls() -> None:
+        for n in waiting:
+            await submit(n)
+
+    await asyncio.gather(*(calls() for _ in range(_CALLS)))
 
 
 class Driver(ABC):
     """One queue. What it can't do, it leaves out."""
 
     def __init__(self) -> None:
-        self.board = Board(Path(os.environ["BENCH_BOARD"]))
+        self.board = this_board()
         #: postgresql://… and redis://…
         self.dsn = os.environ.get("BENCH_DSN", "")
         self.redis_url = os.environ.get("BENCH_REDIS", "")
