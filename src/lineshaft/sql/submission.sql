@@ -167,6 +167,59 @@ logged AS (
 )
 SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM placed WHERE status = 'READY' HAVING count(*) > 0
 
+-- name: insert_task
+-- One task that depends on nothing. Half the work of insert_tasks: a column is a value here, not an array to be taken apart.
+WITH stored AS (
+    INSERT INTO lineshaft.task (
+        id, dag_id, type, title, preset, spec, required_capabilities, model_preferences, fallback_models, max_cost_usd, max_total_cost_usd,
+        lock_key, retry, output_type, gates, tags, created_by, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec,
+        heartbeat_interval_sec, priority, max_attempts, require_decision_report, created_at
+    )
+    VALUES (
+        %(id)s::text, %(dag_id)s::text, %(type)s::text, %(title)s::text, %(preset)s::text, %(spec)s::jsonb,
+        %(required_capabilities)s::text[], %(model_preferences)s::text[], %(fallback_models)s::text[], %(max_cost_usd)s::numeric,
+        %(max_total_cost_usd)s::numeric, %(lock_key)s::text, %(retry)s::jsonb, %(output_type)s::text, %(gates)s::jsonb, %(tags)s::text[],
+        %(created_by)s::text, %(surface)s::jsonb, %(deadline)s::timestamptz, %(run_at)s::timestamptz,
+        %(priority_boost_per_minute)s::double precision, %(max_duration_sec)s::double precision,
+        %(heartbeat_interval_sec)s::double precision, %(priority)s::smallint, %(max_attempts)s::smallint,
+        %(require_decision_report)s::boolean, coalesce(%(now)s::timestamptz, now())
+    )
+),
+placed AS (
+    INSERT INTO lineshaft.task_live (
+        id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated
+    )
+    SELECT
+        %(id)s::text, CASE WHEN waits THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status, %(lane_id)s::integer, %(priority)s::smallint,
+        %(deadline)s::timestamptz,
+        lineshaft.rank(
+            %(priority)s::smallint, 0::smallint, %(priority_boost_per_minute)s::double precision, now, %(deadline)s::timestamptz, now
+        ),
+        -- A deadline that is past already is looked at once more, to be told as missed.
+        coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
+        CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
+        (SELECT last_value FROM lineshaft.generation_no), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
+        %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean
+    FROM (
+        SELECT
+            coalesce(%(now)s::timestamptz, now()) AS now,
+            coalesce(%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now()), false) AS waits
+    ) AS clock
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id)
+    VALUES (
+        coalesce(%(now)s::timestamptz, now()),
+        CASE
+            WHEN %(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now()) THEN '{task.created}'
+            ELSE '{task.created,task.ready}'
+        END::text[],
+        %(id)s::text
+    )
+)
+SELECT pg_notify('lineshaft', %(lane_id)s::integer::text)
+WHERE (%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now())) IS NOT TRUE
+
 -- name: log_dag_created
 INSERT INTO lineshaft.event (at, kinds, dag_id)
 VALUES (coalesce(%(now)s::timestamptz, now()), '{dag.created}', %(id)s::text)

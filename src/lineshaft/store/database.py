@@ -6,10 +6,7 @@ one round trip. A deadlock or a serialization failure rolls it back whole, so it
 
 import asyncio
 import contextlib
-import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -21,9 +18,12 @@ from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
-from lineshaft.errors import InvalidInputError, UnavailableError
+from lineshaft.errors import UnavailableError
+from lineshaft.store.lending import Lent
 
 T = TypeVar("T")
+
+Connection = AsyncConnection[Any]
 
 #: It lost against another transaction, or its prepared statements were dropped (store/round_trip.py).
 _TRY_AGAIN = (
@@ -31,10 +31,6 @@ _TRY_AGAIN = (
     psycopg.errors.SerializationFailure,
     psycopg.errors.InvalidSqlStatementName,
 )
-
-Connection = AsyncConnection[Any]
-
-_OUT_OF_RANGE = "22003"
 
 _CONNECT_SEC = 10
 #: No statement takes nearly as long. A connection that was cut off without a word looks like a slow one, and
@@ -148,51 +144,8 @@ class Database:
         """The parameter that every statement takes."""
         return {"now": self._clock.now()}
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        try:
-            async with self._lent() as connection:
-                yield connection
-        except PoolTimeout:
-            raise UnavailableError("No database connection became free within 10 s. Try again.") from None
-        except (UnicodeError, psycopg.DataError) as error:
-            if _is_about_characters(error):
-                # Data is checked by the name of its field (model/storable.py); this is for ids and the like.
-                raise InvalidInputError(
-                    "The call has a text with a character that PostgreSQL can't store (U+0000, or half of a "
-                    "surrogate pair). Remove it; nothing was changed."
-                ) from error
-            if isinstance(error, psycopg.DataError) and error.sqlstate == _OUT_OF_RANGE:
-                raise InvalidInputError(
-                    f"The call has a number that PostgreSQL can't store: {_first_line(error)}. Nothing was "
-                    "changed."
-                ) from error
-            raise
-        except psycopg.OperationalError as error:
-            if error.sqlstate is None or error.sqlstate.startswith(("08", "57")):
-                raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
-            raise
-
-    @asynccontextmanager
-    async def _lent(self) -> AsyncIterator[Connection]:
-        cancelled = _cancellations()
-        async with self._pool.connection() as connection:
-            if _cancellations() > cancelled:
-                # Python 3.11 forgets one that comes at the same instant as what was waited for (wait_for,
-                # which the pool uses). Whoever cancelled would wait for ever.
-                raise asyncio.CancelledError
-            timer = None
-            if self.answer_within_sec is not None:
-                timer = asyncio.get_running_loop().call_later(self.answer_within_sec, shut_down, connection)
-            try:
-                yield connection
-            except asyncio.CancelledError:
-                # Nobody knows what it has still to say: it is not used again.
-                connection.pgconn.finish()
-                raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
+    def connection(self) -> Lent:
+        return Lent(self._pool, self.answer_within_sec)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], *, pipeline: bool = True) -> T:
         """Run `work` in one transaction; again, from the start, if it lost against another transaction.
@@ -229,24 +182,6 @@ def _connect_timeout(dsn: str) -> dict[str, Any]:
     return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
 
 
-def _cancellations() -> int:
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-def shut_down(connection: AsyncConnection[Any]) -> None:
-    """End whatever waits on a connection that doesn't answer: its call fails at once.
-
-    Cancelling the call would try to reach the server first. Closing the connection would free its number for
-    another socket too early.
-    """
-    with (
-        contextlib.suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as same,
-    ):
-        same.shutdown(socket.SHUT_RDWR)
-
-
 def configure(connection: Connection, *, prepare: bool = True) -> None:
     """What our statements expect of a connection; harmless to others that use it."""
     connection.prepare_threshold = 0 if prepare else None
@@ -254,16 +189,3 @@ def configure(connection: Connection, *, prepare: bool = True) -> None:
     for name in ("json", "jsonb"):
         adapters.register_loader(name, _RawJsonb)
     adapters.register_loader("jsonb", _RawJsonbBinary)
-
-
-def _is_about_characters(error: UnicodeError | psycopg.DataError) -> bool:
-    # Without a state: the driver itself refused to send it.
-    return (
-        isinstance(error, UnicodeError)
-        or error.sqlstate in {"22021", "22P05"}
-        or (error.sqlstate is None and "NUL" in str(error))
-    )
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return (error.diag.message_primary or str(error)).strip().splitlines()[0].rstrip(".")

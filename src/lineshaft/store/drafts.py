@@ -162,6 +162,17 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
     }
 
 
+def task_values(draft: Draft) -> dict[str, Any]:
+    """The parameters of insert_task."""
+    return {
+        **dict(zip(_ROW_COLUMNS, _row_values(draft.row), strict=True)),
+        "id": draft.id,
+        "dag_id": draft.dag_id,
+        "spec": draft.spec.decode(),
+        "lane_id": draft.lane_id,
+    }
+
+
 def _row_values(row: TaskRow) -> tuple[Any, ...]:
     return (
         row.idempotency_key,

@@ -17,8 +17,9 @@ from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.errors import UnavailableError
 from lineshaft.sql import catalog
 from lineshaft.store.claims import LOCK_TTL_SEC
-from lineshaft.store.database import PLAN_BY_INDEX, configure, shut_down
+from lineshaft.store.database import PLAN_BY_INDEX, configure
 from lineshaft.store.lanes import array_literal
+from lineshaft.store.lending import shut_down
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from lineshaft.store.drafts import (
     place_in_graph,
     refuse_cycle,
     task_columns,
+    task_values,
     with_refs,
 )
 from lineshaft.store.lanes import Lanes, column_literal
@@ -145,7 +146,10 @@ class Submission:
             return False
         for draft in drafts:
             draft.lane_id = lanes[draft.row.lane]
-        call = self._sql["insert_tasks"], {**self._database.now, **_columns(drafts)}
+        if len(drafts) == 1:
+            call = self._sql["insert_task"], {**self._database.now, **task_values(drafts[0])}
+        else:
+            call = self._sql["insert_tasks"], {**self._database.now, **_columns(drafts)}
         with _naming_taken_ids():
             await self._database.run_alone(lambda own: round_trip(own, call))
         return True

@@ -27,7 +27,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection
 
-from lineshaft.store.database import shut_down
+from lineshaft.store.lending import shut_down
 
 CHANNEL = "lineshaft"
 _LISTEN = f"LISTEN {CHANNEL}"
