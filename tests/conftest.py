@@ -31,6 +31,8 @@ from tests.http_server import ServerThread
 from tests.in_memory import clear_away, home_of_servers
 
 TEMPLATE = "lineshaft_template"
+#: More constraints than production has.
+STRICT = Path(__file__).parent / "strict.sql"
 #: Tests need no data after a power cut; everything else is as in production.
 FAST = {
     "fsync": "off",
@@ -145,7 +147,10 @@ def _make_template(server: EmbeddedServer, lock: Path) -> None:
         with psycopg.connect(server.dsn, autocommit=True) as admin:
             if admin.execute("SELECT FROM pg_database WHERE datname = %s", [TEMPLATE]).fetchone() is None:
                 admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
-                migrate.up(make_conninfo(server.dsn, dbname=TEMPLATE))
+                template = make_conninfo(server.dsn, dbname=TEMPLATE)
+                migrate.up(template)
+                with psycopg.connect(template) as connection:
+                    connection.execute(STRICT.read_bytes())
 
 
 def clone(server: EmbeddedServer, worker: str, template: str) -> Iterator[str]:

@@ -169,18 +169,22 @@ def test_a_missing_number_is_a_fault_of_the_package(monkeypatch: pytest.MonkeyPa
         migrate.bundled()
 
 
-def test_schema_sql_is_what_the_migrations_make(connection: psycopg.Connection) -> None:
+def test_schema_sql_is_what_the_migrations_make(empty_dsn: str) -> None:
     """If this fails after a new migration: run `make schema` and commit the result."""
-    assert describe.describe(connection) == describe.expected()
+    migrate.up(empty_dsn)
+
+    with psycopg.connect(empty_dsn) as connection:
+        assert describe.describe(connection) == describe.expected()
 
 
-def test_verify_shows_what_was_changed_by_hand(dsn: str) -> None:
-    assert describe.drift(dsn) == ""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+def test_verify_shows_what_was_changed_by_hand(empty_dsn: str) -> None:
+    migrate.up(empty_dsn)
+    assert describe.drift(empty_dsn) == ""
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
         connection.execute("DROP INDEX lineshaft.task_live_leased")
         connection.execute("ALTER TABLE lineshaft.task ADD COLUMN mine text")
 
-    drift = describe.drift(dsn)
+    drift = describe.drift(empty_dsn)
 
     assert "-CREATE INDEX task_live_leased" in drift
     assert "+    mine text" in drift

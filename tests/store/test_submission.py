@@ -84,42 +84,81 @@ def varied(world: World, suffix: str) -> list[NewTask]:
     ]
 
 
-async def test_both_paths_store_the_same(world: World) -> None:
-    """R-241: what COPY writes is what INSERT writes, ranks and times of re-keying included."""
-    small = [found.id for found in await world.engine.submission.submit(varied(world, "small"))]
+def stored(world: World, ids: list[str]) -> list[dict[str, Any]]:
+    """The tasks and their children, without what must differ."""
+    rows = world.rows(
+        "SELECT task.*, live.*, parent.type AS parent_type, owner.type AS owner_type,"
+        " task.created_at AS created, task.max_cost_usd AS cost, event.kinds, event.at,"
+        " event.dag_id IS NULL AS event_without_dag,"
+        " ARRAY(SELECT upstream.type FROM lineshaft.edge JOIN lineshaft.task AS upstream"
+        "  ON upstream.id = edge.depends_on WHERE edge.task_id = task.id ORDER BY 1) AS upstream"
+        " FROM lineshaft.task JOIN lineshaft.task_live AS live ON live.id = task.id"
+        " LEFT JOIN lineshaft.task AS parent ON parent.id = task.parent_id"
+        " LEFT JOIN lineshaft.task AS owner ON owner.id = live.lock_owner"
+        " JOIN lineshaft.event ON event.task_id = task.id"
+        " WHERE task.id = ANY (%s) OR task.parent_id = ANY (%s) OR parent.parent_id = ANY (%s)"
+        " ORDER BY live.submission_no",
+        *[ids] * 3,
+    )
+    own = ("id", "dag_id", "parent_id", "lock_owner", "submission_no", "idempotency_key")
+    for row in rows:
+        for name in own:
+            row[name] = row[name] is not None
+        for name in ("rank", "rekey_at"):
+            value = row.pop(name)
+            row[f"{name} (rounded)"] = value and (
+                round(value, 6) if name == "rank" else value.replace(microsecond=0)
+            )
+    return rows
+
+
+async def test_every_way_to_store_a_task_stores_the_same(world: World) -> None:
+    """R-241: by COPY, by a statement for several or for one, ranks and times of re-keying included."""
+    submit = world.engine.submission.submit
+    several = [found.id for found in await submit(varied(world, "several"))]
     filler = [NewTask("filler") for _ in range(60)]
-    large = [found.id for found in await world.engine.submission.submit([*varied(world, "large"), *filler])]
+    mixed = [found.id for found in await submit([*varied(world, "mixed"), *filler])]
+    single = [(await submit([task]))[0].id for task in varied(world, "single")]
+    copies = [await submit([task] * 60) for task in varied(world, "alike")[:-2]]
+    alike = [found[n].id for n, found in enumerate(copies)]
 
-    def stored(ids: list[str]) -> list[dict[str, Any]]:
-        """The tasks and their children, without what must differ."""
-        rows = world.rows(
-            "SELECT task.*, live.*, parent.type AS parent_type, owner.type AS owner_type,"
-            " task.created_at AS created, task.max_cost_usd AS cost, event.kinds, event.at,"
-            " event.dag_id IS NULL AS event_without_dag,"
-            " ARRAY(SELECT upstream.type FROM lineshaft.edge JOIN lineshaft.task AS upstream"
-            "  ON upstream.id = edge.depends_on WHERE edge.task_id = task.id ORDER BY 1) AS upstream"
-            " FROM lineshaft.task JOIN lineshaft.task_live AS live ON live.id = task.id"
-            " LEFT JOIN lineshaft.task AS parent ON parent.id = task.parent_id"
-            " LEFT JOIN lineshaft.task AS owner ON owner.id = live.lock_owner"
-            " JOIN lineshaft.event ON event.task_id = task.id"
-            " WHERE task.id = ANY (%s) OR task.parent_id = ANY (%s) OR parent.parent_id = ANY (%s)"
-            " ORDER BY live.submission_no",
-            *[ids] * 3,
-        )
-        own = ("id", "dag_id", "parent_id", "lock_owner", "submission_no", "idempotency_key")
-        for row in rows:
-            for name in own:
-                row[name] = row[name] is not None
-            for name in ("rank", "rekey_at"):
-                value = row.pop(name)
-                row[f"{name} (rounded)"] = value and (
-                    round(value, 6) if name == "rank" else value.replace(microsecond=0)
-                )
-        return rows
-
-    by_insert, by_copy = stored(small), stored(large[: len(small)])
+    by_insert = stored(world, several)
     assert len(by_insert) == len(varied(world, "x")) + 4
-    assert by_copy == by_insert
+    assert stored(world, mixed[: len(several)]) == by_insert
+    assert stored(world, single) == by_insert
+    assert stored(world, alike) == by_insert[: len(alike)]
+
+
+async def test_alike_tasks_are_all_there_in_their_order(world: World) -> None:
+    """R-241: in several parts, each with its own spec, whatever characters it has."""
+    texts = ["plain", "new\nline", "back\\slash", "tab\t", 'quote"', "ü\u2028", "\\N"]
+    tasks = [NewTask("code", spec={"n": n, "text": texts[n % len(texts)]}) for n in range(601)]
+
+    submitted = await world.engine.submission.submit(tasks)
+
+    rows = world.rows(
+        "SELECT task.id, spec, dag_id FROM lineshaft.task JOIN lineshaft.task_live AS live USING (id)"
+        " ORDER BY submission_no".replace("spec, dag_id", "spec, task.dag_id")
+    )
+    assert [row["id"] for row in rows] == [found.id for found in submitted]
+    assert [row["spec"] for row in rows] == [task.spec for task in tasks]
+    assert {row["dag_id"] for row in rows} == {found.id.replace("task_", "dag_") for found in submitted}
+
+
+@pytest.mark.parametrize("number", [0, 1, 300, 599])
+async def test_one_bad_spec_among_many_alike_refuses_them_all(world: World, number: int) -> None:
+    """R-143: it is named, nothing is written, and the connection goes on."""
+    tasks = [NewTask("code", spec={"n": n}) for n in range(600)]
+    tasks[number] = NewTask("code", spec={"n": "\0"})
+
+    with pytest.raises(InvalidInputError, match=rf"tasks\[{number}\].spec.*U\+0000"):
+        await world.engine.submission.submit(tasks)
+
+    assert world.rows("SELECT id FROM lineshaft.task") == []
+    assert world.rows("SELECT id FROM lineshaft.task_live") == []
+    assert len(await world.engine.submission.submit([NewTask("code")] * 60)) == len(
+        world.rows("SELECT id FROM lineshaft.task_live")
+    )
 
 
 async def test_a_dag_by_keys(world: World) -> None:

@@ -195,8 +195,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else _json("surface", task.surface, faults)
     if faults:
-        prefix = f"{place}." if place else ""
-        raise InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
+        raise _refusal(faults, place)
     defaults = PRESETS[preset]
     boost, report = task.priority_boost_per_minute, output.require_decision_report
     heartbeat = task.heartbeat_interval_sec
@@ -263,12 +262,35 @@ class Resolver:
             # A title or a dependency taken from the spec is this task's own.
             self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
             return row, row.spec
-        faults: Faults = []
-        encoded = _json("spec", spec, faults)
-        if faults:
-            row = resolve(task, place=place, gate_faults=self._gate_faults)
-            return row, row.spec
-        return row, encoded
+        return row, encoded_spec(task, place)
+
+
+def encoded_spec(task: NewTask, place: str) -> bytes:
+    """The spec as it is stored; everything else about the task is known to be right."""
+    faults: Faults = []
+    encoded = _json("spec", task.spec, faults)
+    if faults:
+        raise _refusal(faults, place)
+    return encoded
+
+
+def _refusal(faults: "Faults", place: str) -> InvalidInputError:
+    prefix = f"{place}." if place else ""
+    return InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
+
+
+def all_alike(tasks: Sequence[NewTask]) -> bool:
+    """Whether they differ in nothing but their specs, and these decide nothing else."""
+    first = msgspec.structs.astuple(tasks[0])
+    before, after = first[:_SPEC], first[_SPEC + 1 :]
+    for task in tasks:
+        fields = msgspec.structs.astuple(task)
+        if fields[:_SPEC] != before or fields[_SPEC + 1 :] != after:
+            return False
+        spec = fields[_SPEC]
+        if not isinstance(spec, dict) or not _SPECIAL.isdisjoint(spec):
+            return False
+    return True
 
 
 _SPEC = NewTask.__struct_fields__.index("spec")

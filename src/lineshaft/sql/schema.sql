@@ -31,7 +31,7 @@ CREATE TABLE lineshaft.agent (
     spent_on_day_usd numeric(14,6) NOT NULL DEFAULT 0,
     spend_day date,
     registration_key text COLLATE "C",
-    CONSTRAINT possible_agent CHECK (((max_concurrent_tasks > 0) AND (held >= 0) AND (spent_usd >= (0)::numeric) AND (reserved_usd >= (0)::numeric) AND ((budget_usd >= (0)::numeric) IS NOT FALSE))),
+    CONSTRAINT possible_agent CHECK (((held >= 0) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
@@ -110,8 +110,7 @@ CREATE TABLE lineshaft.dag (
     budget_ceiling_usd numeric(14,6),
     reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
     spent_usd numeric(14,6) NOT NULL DEFAULT 0,
-    CONSTRAINT counters_fit CHECK (((completed >= 0) AND (cancelled >= 0) AND (dead_lettered >= 0) AND (((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric) AND (spent_usd >= (0)::numeric) AND ((budget_ceiling_usd >= (0)::numeric) IS NOT FALSE))),
-    CONSTRAINT ended_when_over CHECK (((ended_at IS NOT NULL) = (status = ANY (ARRAY['completed'::lineshaft.dag_status, 'failed'::lineshaft.dag_status, 'cancelled'::lineshaft.dag_status])))),
+    CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
 
@@ -332,7 +331,7 @@ CREATE TABLE lineshaft.task (
     tags text[] NOT NULL DEFAULT '{}'::text[],
     created_by text,
     surface jsonb,
-    CONSTRAINT possible_task CHECK (((type <> ''::text) AND ((priority >= 0) AND (priority <= 100)) AND (priority_boost_per_minute >= (0)::double precision) AND (max_attempts > 0) AND (max_duration_sec > (0)::double precision) AND ((heartbeat_interval_sec > (0)::double precision) IS NOT FALSE) AND ((max_cost_usd >= (0)::numeric) IS NOT FALSE) AND ((max_total_cost_usd >= (0)::numeric) IS NOT FALSE))),
+    CONSTRAINT possible_task CHECK ((((priority >= 0) AND (priority <= 100)) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
 
@@ -359,13 +358,7 @@ CREATE TABLE lineshaft.task_end (
     artifacts jsonb,
     decision_report jsonb,
     output_type text,
-    CONSTRAINT as_its_end_says CHECK (
-CASE status
-    WHEN 'COMPLETED'::lineshaft.task_status THEN true
-    WHEN 'CANCELLED'::lineshaft.task_status THEN ((output IS NULL) AND (artifacts IS NULL) AND (decision_report IS NULL))
-    WHEN 'DEAD_LETTERED'::lineshaft.task_status THEN ((reason IS NOT NULL) AND (category IS NOT NULL) AND (output IS NULL) AND (artifacts IS NULL) AND (decision_report IS NULL))
-    ELSE false
-END),
+    CONSTRAINT over CHECK ((status = ANY ('{COMPLETED,CANCELLED,DEAD_LETTERED}'::lineshaft.task_status[]))),
     CONSTRAINT task_end_pkey PRIMARY KEY (id)
 );
 
@@ -422,14 +415,10 @@ CREATE TABLE lineshaft.task_live (
     attempt_cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     last_category text,
     progress jsonb,
-    CONSTRAINT as_its_status_says CHECK (
+    CONSTRAINT held_or_free CHECK (
 CASE
-    WHEN (status = ANY (ARRAY['CLAIMED'::lineshaft.task_status, 'RUNNING'::lineshaft.task_status, 'VALIDATING'::lineshaft.task_status])) THEN (((agent_id IS NULL) = (lease_until IS NULL)) AND ((agent_id IS NOT NULL) OR (status = 'VALIDATING'::lineshaft.task_status)) AND (claimed_at IS NOT NULL) AND ((started_at IS NOT NULL) OR (status = 'CLAIMED'::lineshaft.task_status)) AND (epoch > 0) AND (reserved_usd >= (0)::numeric) AND (parked IS NULL))
-    WHEN ((agent_id IS NOT NULL) OR (lease_until IS NOT NULL) OR (reserved_usd <> (0)::numeric)) THEN false
-    WHEN (status = 'READY'::lineshaft.task_status) THEN ((blocked = 0) AND (ready_at IS NOT NULL) AND ((parked IS NULL) OR (parked = 'lock'::text) OR (parked = 'dag_budget'::text)))
-    WHEN (status = 'PENDING'::lineshaft.task_status) THEN (((blocked > 0) OR ((blocked = 0) AND (due_at IS NOT NULL))) AND (parked IS NULL))
-    WHEN (status = 'RETRYING'::lineshaft.task_status) THEN ((due_at IS NOT NULL) AND (parked IS NULL))
-    ELSE false
+    WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND (status = ANY ('{PENDING,READY,VALIDATING,RETRYING}'::lineshaft.task_status[])) AND ((blocked = 0) OR (status <> 'READY'::lineshaft.task_status)))
+    ELSE ((agent_id IS NOT NULL) AND (status = ANY ('{CLAIMED,RUNNING,VALIDATING}'::lineshaft.task_status[])))
 END),
     CONSTRAINT task_live_pkey PRIMARY KEY (id)
 ) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.0, autovacuum_vacuum_threshold=5000);

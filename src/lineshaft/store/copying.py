@@ -25,33 +25,46 @@ Column = Sequence[Any] | Same
 @dataclass(frozen=True, slots=True)
 class Copy:
     statement: sql.Composed
-    text: str
+    #: The rows, in parts; the next is made while the server takes in the one before.
+    parts: Iterable[bytes]
+
+
+class Layout:
+    """Rows of a table that differ in some columns, and have the same in all others."""
+
+    def __init__(
+        self,
+        table: LiteralString,
+        differ: Sequence[str],
+        same: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """`defaults` are what the table puts in by itself: that need not be sent."""
+        told = {name: _text(value) for name, value in same.items() if value != defaults.get(name)}
+        self._end = "".join(f"\t{text}" for text in told.values()) + "\n"
+        self.statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
+            sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, [*differ, *told]))
+        )
+
+    def rows(self, *columns: Sequence[Any]) -> bytes:
+        """One column at least; in the order of `differ`."""
+        texts = map("\t".join, zip(*map(_texts, columns), strict=True))
+        return (self._end.join(texts) + self._end).encode()
 
 
 def written_out(table: LiteralString, columns: Mapping[str, Column], defaults: Mapping[str, Any]) -> Copy:
-    """`defaults` are what the table puts in by itself: a column that has nothing else need not be sent.
-
-    One column at least is a list.
-    """
-    names: list[str] = []
-    texts: list[Iterable[str]] = []
-    same: dict[str, str] = {}
+    """All rows in one part. One column at least is a list."""
+    differ: dict[str, Sequence[Any]] = {}
+    same: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, Same):
-            value = column.value
+            same[name] = column.value
         elif column.count(column[0]) == len(column) > 1:
-            value = column[0]
+            same[name] = column[0]
         else:
-            names.append(name)
-            texts.append(_texts(column))
-            continue
-        if value != defaults.get(name):
-            same[name] = _text(value)
-    end = "".join(f"\t{text}" for text in same.values()) + "\n"
-    statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
-        sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, [*names, *same]))
-    )
-    return Copy(statement, end.join(map("\t".join, zip(*texts, strict=True))) + end)
+            differ[name] = column
+    layout = Layout(table, list(differ), same, defaults)
+    return Copy(layout.statement, [layout.rows(*differ.values())])
 
 
 async def copy_in_turn(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
@@ -62,35 +75,45 @@ async def copy_in_turn(connection: Connection, copies: Sequence[Callable[[], Cop
         following: list[Copy] = []
         make = next(waiting, None)
         statement = made.statement.as_bytes(connection)
-        await connection.wait(_copying(connection.pgconn, statement, made.text.encode(), make, following))
+        await connection.wait(_copying(connection.pgconn, statement, made.parts, make, following))
         made = following[0] if following else None
 
 
 def _copying(
     pgconn: PGconn,
     statement: bytes,
-    data: bytes,
+    parts: Iterable[bytes],
     make: Callable[[], Copy] | None,
     following: list[Copy],
 ) -> abc.PQGen[None]:
-    """One COPY by libpq, which is given everything at once: in pieces the event loop is asked about each."""
+    """One COPY by libpq, which is given large parts: the event loop need not be asked about each row."""
     pgconn.send_query(statement)
     yield from _send(pgconn)
     result = yield from _result(pgconn)
+    failed: PGresult | None = None
+    refused: Exception | None = None
     if result is not None and result.status == ExecStatus.COPY_IN:
-        pgconn.put_copy_data(data)
-        pgconn.put_copy_end()
-        # As much as goes at once: the server has something to do.
+        try:
+            for part in parts:
+                pgconn.put_copy_data(part)
+                # As much as goes at once: the server has something to do.
+                pgconn.flush()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server must not wait for the rest
+            refused = error
+            pgconn.put_copy_end(b"given up")
+        else:
+            pgconn.put_copy_end()
         pgconn.flush()
-        if make is not None:
+        if make is not None and refused is None:
             following.append(make())
         yield from _send(pgconn)
         result = yield from _result(pgconn)
-    failed = None
     while result is not None:
         if result.status == ExecStatus.FATAL_ERROR:
             failed = result
         result = yield from _result(pgconn)
+    if refused is not None:
+        raise refused
     if failed is not None:
         raise errors.error_from_result(failed)
 

@@ -20,6 +20,7 @@ from lineshaft.store.copying import Column, Same
 from lineshaft.store.lanes import array_literal
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+_CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 
 
 class Draft(msgspec.Struct, eq=False, kw_only=True):
@@ -144,10 +145,7 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
     """What goes into `task`. What alike tasks share is worked out once."""
     shared = {id(draft.row): draft.row for draft in drafts}
     if len(shared) == 1:
-        values = _row_values(drafts[0].row)
-        columns: dict[str, Column] = {
-            name: Same(value) for name, value in zip(_ROW_COLUMNS, values, strict=True)
-        }
+        columns: dict[str, Column] = {name: Same(value) for name, value in row_values(drafts[0].row).items()}
     else:
         of_row = {key: _row_values(row) for key, row in shared.items()}
         rows = [of_row[id(draft.row)] for draft in drafts]
@@ -165,12 +163,17 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
 def task_values(draft: Draft) -> dict[str, Any]:
     """The parameters of insert_task."""
     return {
-        **dict(zip(_ROW_COLUMNS, _row_values(draft.row), strict=True)),
+        **row_values(draft.row),
         "id": draft.id,
         "dag_id": draft.dag_id,
         "spec": draft.spec.decode(),
         "lane_id": draft.lane_id,
     }
+
+
+def row_values(row: TaskRow) -> dict[str, Any]:
+    """What alike tasks share, by column of `task`."""
+    return dict(zip(_ROW_COLUMNS, _row_values(row), strict=True))
 
 
 def _row_values(row: TaskRow) -> tuple[Any, ...]:
@@ -228,6 +231,17 @@ def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dic
     return {"id": [draft.id for draft in drafts], **columns}
 
 
+def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column]:
+    """What is told of new tasks."""
+    status = live["status"]
+    kinds: Column
+    if isinstance(status, Same):
+        kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
+    else:
+        kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
+    return {"task_id": live["id"], "at": Same(now), "kinds": kinds, "dag_id": live["dag_id"]}
+
+
 def is_plain(draft: Draft) -> bool:
     """A task that has nothing to do with any other."""
     return (
@@ -283,8 +297,7 @@ def draft_task(
     row, spec = resolver(task, place=place)
     task_id = task.id or new_id("task")
     in_dag = dag_id is not None or bool(task.children)
-    # A standalone task's DAG is virtual: an id that can be told from the task's own, and no row.
-    dag = dag_id or f"dag_{task_id if task.id else task_id.removeprefix('task_')}"
+    dag = dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
     draft = Draft(
         id=task_id,
         row=row,
@@ -312,6 +325,11 @@ def draft_task(
             )
         _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth)
     return draft
+
+
+def virtual_dag(task_id: str) -> str:
+    """A standalone task's DAG is virtual: an id that can be told from the task's own, and no row."""
+    return f"dag_{task_id[5:]}"
 
 
 def _draft_children(

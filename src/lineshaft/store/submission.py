@@ -8,6 +8,7 @@ an idempotency key belongs to whoever inserted it first, so that twenty submitte
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from decimal import Decimal
 from typing import TypeVar
 
@@ -25,8 +26,9 @@ from lineshaft.errors import (
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.model.priority import Lane
-from lineshaft.model.tasks import GateFaults, NewTask, Resolver, check_fields
+from lineshaft.model.tasks import GateFaults, NewTask, Resolver, all_alike, check_fields
 from lineshaft.sql import catalog
+from lineshaft.store.alike import AlikeTasks
 from lineshaft.store.copying import Column, Same, copy_in_turn, written_out
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.drafts import (
@@ -35,6 +37,7 @@ from lineshaft.store.drafts import (
     DagDraft,
     Draft,
     draft_task,
+    event_columns,
     is_plain,
     link,
     live_columns,
@@ -53,7 +56,6 @@ MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
 _COPY_FROM = 50
 _EDGE_DEFAULTS = {"satisfied": False}
-_CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 #: A notification has 8,000 bytes at most; more lanes than this are all of them.
 _LANES_NAMED = 700
 
@@ -88,6 +90,8 @@ class Submission:
 
         With a `connection` it becomes part of that connection's transaction, and of its commit or rollback.
         """
+        if connection is None and len(tasks) >= _COPY_FROM and _may_go_as_one(tasks):
+            return await self._submit_alike(tasks)
         heads, drafts = draft_each(tasks, self.gate_faults)
         # A standalone task's DAG is virtual, but one with children is a real one.
         dags = [
@@ -97,6 +101,21 @@ class Submission:
         ]
         results = await self._write(drafts, dags, connection)
         return [results[head.id] for head in heads]
+
+    async def _submit_alike(self, tasks: Sequence[NewTask]) -> list[Submitted]:
+        _check_number(len(tasks))
+        alike = AlikeTasks(tasks, self.gate_faults)
+
+        async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, int]]:
+            lanes = await self._lanes.find(connection, [alike.row.lane])
+            now, generation = await self._read_clock(connection)
+            (lane_id,) = lanes.values()
+            await alike.write(connection, lane_id, now, generation)
+            if alike.row.run_at is None or alike.row.run_at <= now:
+                await connection.execute(self._sql["wake"], {"lanes": str(lane_id)})
+            return [Submitted(task_id) for task_id in alike.ids], lanes
+
+        return await self._run(write, len(tasks), None)
 
     async def submit_dag(
         self,
@@ -316,30 +335,24 @@ class Submission:
         if new:
             await connection.execute(self._sql["insert_tasks"], {**self._database.now, **_columns(new)})
 
-    async def _copy(self, connection: Connection, new: list[Draft]) -> None:
+    async def _read_clock(self, connection: Connection) -> tuple[datetime, int]:
+        """Now, and the generation that tasks get now."""
         cursor = await connection.execute(self._sql["read_clock"], self._database.now)
-        now, generation = (await cursor.fetchall())[0]
+        ((now, generation),) = await cursor.fetchall()
+        return now, generation
+
+    async def _copy(self, connection: Connection, new: list[Draft]) -> None:
+        now, generation = await self._read_clock(connection)
         live = live_columns(new, now, generation)
-        status = live["status"]
-        kinds: Column
-        if isinstance(status, Same):
-            kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
-        else:
-            kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
-        events: dict[str, Column] = {
-            "task_id": live["id"],
-            "at": Same(now),
-            "kinds": kinds,
-            "dag_id": live["dag_id"],
-        }
         await copy_in_turn(
             connection,
             [
                 lambda: written_out("task", {**task_columns(new), "created_at": Same(now)}, TASK_DEFAULTS),
                 lambda: written_out("task_live", live, LIVE_DEFAULTS),
-                lambda: written_out("event", events, {}),
+                lambda: written_out("event", event_columns(live, now), {}),
             ],
         )
+        status = live["status"]
         if isinstance(status, Same):
             awake = [new[0].lane_id] if status.value == "READY" else []
         else:
@@ -383,6 +396,13 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
         "downstream": [draft.downstream for draft in new],
     }
     return {name: column_literal(values) for name, values in columns.items()}
+
+
+def _may_go_as_one(tasks: Sequence[NewTask]) -> bool:
+    """Alike, and each by itself."""
+    first = tasks[0]
+    named = first.id or first.idempotency_key or first.parent_id or first.depends_on or first.children
+    return not named and all_alike(tasks)
 
 
 def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
