@@ -1,4 +1,4 @@
-"""arq: 200 tasks at a time, polled every 10 ms (its default is 500), results kept for an hour (its default).
+"""arq: 200 tasks at a time, polled every 10 ms (its default is 500), no results kept.
 
 There is no call for many: 20 are sent at a time.
 """
@@ -39,6 +39,7 @@ class ArqDriver(Driver):
             redis_settings=RedisSettings.from_dsn(self.redis_url),
             max_jobs=CONCURRENCY,
             poll_delay=POLL_SEC,
+            keep_result=0,
         ).run()
 
 

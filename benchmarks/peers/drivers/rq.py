@@ -1,4 +1,7 @@
-"""RQ: tasks run in the worker's own process (its default forks for each), results are kept (its default)."""
+"""RQ: tasks run in the worker's own process (its default forks for each).
+
+Results are kept (its default): without them it is no faster.
+"""
 
 import redis
 from rq import Queue, SimpleWorker

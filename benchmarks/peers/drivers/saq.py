@@ -1,4 +1,4 @@
-"""SAQ on Redis: 20 tasks at a time, results kept for ten minutes (its default).
+"""SAQ on Redis: 20 tasks at a time, no results kept.
 
 There is no call for many: 20 are sent at a time. A worker that starts may take its own first tasks for
 lost ones; then they run twice.
@@ -13,6 +13,8 @@ from saq.queue.redis import RedisQueue
 from benchmarks.peers.drivers.harness import PROMPT, Driver, main, payload, several_at_a_time
 
 CONCURRENCY = 20
+#: Seconds for which a result is kept: not at all.
+TTL = -1
 
 
 class SaqDriver(Driver):
@@ -24,7 +26,7 @@ class SaqDriver(Driver):
         await self.queue.connect()
 
     async def submit(self, n: int) -> None:
-        await self.queue.enqueue("noop", **payload(n))
+        await self.queue.enqueue("noop", ttl=TTL, **payload(n))
 
     async def bulk(self, numbers: range) -> None:
         await several_at_a_time(self.submit, numbers)

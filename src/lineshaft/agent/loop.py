@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from decimal import Decimal
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("lineshaft.agent")
 
-#: With so many slots, half of them are filled at a time: one half works while the other is written.
-_MANY_SLOTS = 32
+#: With so many slots, a third of them is filled at a time: one is claimed, one works and one is written.
+_MANY_SLOTS = 30
 #: A call costs as much as some fifty tasks in it; more at once would only start later what is there already.
 _MOST_AT_ONCE = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
@@ -65,7 +65,7 @@ class Worker:
         self._crew = crew
         self._drain_within = drain_retries_within_sec
         self._slots = view.max_concurrent_tasks
-        batch = self._slots if self._slots < _MANY_SLOTS else self._slots // 2
+        batch = self._slots if self._slots < _MANY_SLOTS else self._slots // 3
         self._batch = min(batch, _MOST_AT_ONCE)
         self._limited = [handler for handler in handlers.values() if handler.concurrency is not None]
         self._unlimited = [handler.type for handler in handlers.values() if handler.concurrency is None]
@@ -199,14 +199,13 @@ class Worker:
 
     async def _claim_and_wait(self, idler: Idler) -> bool:
         """One round; True: everything is drained."""
-        while len(self._running) >= self._slots:
+        while self._slots - len(self._running) < self._worth_asking():
             self._freed.clear()
             await self._freed.wait()
             if self._stopping:
                 return False
         before = self._crew.activity
-        if await self._claim():
-            idler.pass_on()
+        if await self._claim(idler):
             return False
         if self._stopping:
             return False
@@ -217,7 +216,7 @@ class Worker:
                 await self.backend.upkeep()
                 return False
             # Once more: what was put off when it looked first may have become READY before it looked second.
-            await self._claim()
+            await self._claim(idler)
             if self._crew.all_idle(self, before):
                 return True
         self._crew.found_nothing(self._interest)
@@ -232,31 +231,54 @@ class Worker:
         # Spread: agents that were started together need not ask together.
         return (self._view.poll_interval_sec if told is None else told) * random.uniform(0.8, 1.0)  # noqa: S311
 
-    async def _claim(self) -> bool:
+    async def _claim(self, idler: Idler) -> bool:
         """Claim and start; whether there may be more to be had."""
         room = min(self._slots - len(self._running), self._batch)
-        full = bool(self._unlimited) and await self._claim_types(self._unlimited, room)
+        full = bool(self._unlimited) and await self._claim_types(self._unlimited, room, idler)
         for handler in self._limited:
             room = min(
                 self._slots - len(self._running),
                 (handler.concurrency or 0) - self._running_of[handler.type],
             )
             if room > 0:
-                full = await self._claim_types([handler.type], min(room, self._batch)) or full
+                full = await self._claim_types([handler.type], min(room, self._batch), idler) or full
         return full
 
-    async def _claim_types(self, types: list[str], room: int) -> bool:
+    async def _claim_types(self, types: list[str], room: int, idler: Idler) -> bool:
         if room <= 0:
             return False
         asked_at = self.loop.time()
+        asking: Awaitable[list[Assignment]] = self._ask(types, room)
+        while True:
+            assignments = await asking
+            full = len(assignments) == room
+            if full:
+                idler.pass_on()
+            started_at, asked_at = asked_at, self.loop.time()
+            goes_on = full and types is self._unlimited and not self._stopping
+            if goes_on and self._slots - len(self._running) - len(assignments) >= self._batch < self._slots:
+                # The database looks for the next while these are started.
+                room = self._batch
+                asking = self.loop.create_task(self._ask(types, room))
+                await asyncio.sleep(0)
+            else:
+                goes_on = False
+            for assignment in assignments:
+                self._start(assignment, started_at)
+            if not goes_on:
+                return full
+
+    def _worth_asking(self) -> int:
+        """How many slots must be free. One, unless more will be in a moment: a call for one costs as much."""
+        return self._batch if self._writer.writing >= self._batch else 1
+
+    async def _ask(self, types: list[str], room: int) -> list[Assignment]:
         assignments = await self.backend.claim(
             self.agent_id, self.presence.incarnation, limit=room, types=types
         )
         if assignments:
             self._crew.activity += 1
-        for assignment in assignments:
-            self._start(assignment, asked_at)
-        return len(assignments) == room
+        return assignments
 
     # Running.
 

@@ -43,7 +43,8 @@ class Writer:
         self._backend = backend
         self._written = written
         self._pending: list[_Item] = []
-        self._writing = 0
+        #: How many are just being written.
+        self.writing = 0
         self._some = asyncio.Event()
         self._none = asyncio.Event()
         self._none.set()
@@ -56,7 +57,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        return bool(self._pending or self._writing)
+        return bool(self._pending or self.writing)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="lineshaft outcomes")
@@ -73,9 +74,9 @@ class Writer:
         while True:
             await self._some.wait()
             items, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
-            self._writing = len(items)
+            self.writing = len(items)
             await self._write(items)
-            self._writing = 0
+            self.writing = 0
             if not self._pending:
                 self._some.clear()
                 self._none.set()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -253,14 +254,12 @@ class Resolver:
         self._row: TaskRow | None = None
 
     def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
-        shape = msgspec.structs.astuple(task)
-        shape = shape[:_SPEC] + shape[_SPEC + 1 :]
-        spec = task.spec
-        row = self._row
-        if row is None or shape != self._shape or not isinstance(spec, dict) or not _SPECIAL.isdisjoint(spec):
+        fields = msgspec.structs.astuple(task)
+        shape, row = _shape(fields), self._row
+        if row is None or shape != self._shape or not _is_plain(task.spec) or _is_misplaced(fields):
             row = resolve(task, place=place, gate_faults=self._gate_faults)
             # A title or a dependency taken from the spec is this task's own.
-            self._shape, self._row = (shape, row) if _SPECIAL.isdisjoint(spec) else (None, None)
+            self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
             return row, row.spec
         return row, encoded_spec(task, place)
 
@@ -280,22 +279,35 @@ def _refusal(faults: "Faults", place: str) -> InvalidInputError:
 
 
 def all_alike(tasks: Sequence[NewTask]) -> bool:
-    """Whether they differ in nothing but their specs, and these decide nothing else."""
-    first = msgspec.structs.astuple(tasks[0])
-    before, after = first[:_SPEC], first[_SPEC + 1 :]
+    """Whether they differ in nothing but their specs, and have no names and no place in a graph."""
+    first = _shape(msgspec.structs.astuple(tasks[0]))
     for task in tasks:
         fields = msgspec.structs.astuple(task)
-        if fields[:_SPEC] != before or fields[_SPEC + 1 :] != after:
-            return False
-        spec = fields[_SPEC]
-        if not isinstance(spec, dict) or not _SPECIAL.isdisjoint(spec):
+        if _place(fields) not in _NO_PLACE or _shape(fields) != first or not _is_plain(task.spec):
             return False
     return True
 
 
-_SPEC = NewTask.__struct_fields__.index("spec")
+#: What a task doesn't share with others that are like it: its names and its place in a graph, and its spec.
+_PLACE = ("key", "id", "depends_on", "parent_id")
+_NO_PLACE: tuple[tuple[Any, ...], ...] = ((None, None, (), None), (None, None, [], None))
+_fields = NewTask.__struct_fields__
+_place = itemgetter(*map(_fields.index, _PLACE))
+_shape = itemgetter(*(n for n, name in enumerate(_fields) if name not in {*_PLACE, "spec"}))
 #: Keys of a spec that decide more than the spec.
 _SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
+
+
+def _is_plain(spec: Any) -> bool:
+    return isinstance(spec, dict) and _SPECIAL.isdisjoint(spec)
+
+
+def _is_misplaced(fields: tuple[Any, ...]) -> bool:
+    """Whether a name, or what it depends on, is at fault."""
+    place = zip(_PLACE_CHECKS, _place(fields), strict=True)
+    return any(check(value) for check, value in place if value is not None)
+
+
 _PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
 
 
@@ -559,6 +571,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
     ("created_by", _text),
     ("preset", _preset),
 )
+_PLACE_CHECKS = tuple(dict(_CHECKS)[name] for name in _PLACE)
 _LIMIT_CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
     ("max_cost_usd", _dollars),
     ("max_duration_sec", _number(MIN_SECONDS, LONGEST_SECONDS)),

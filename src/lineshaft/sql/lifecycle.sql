@@ -47,8 +47,10 @@ gone AS (
         OR live.agent_id IS NULL
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
-    RETURNING live.*, input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
-        input.tokens_in, input.tokens_out
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.reserved_usd, input.output, input.artifacts, input.report, input.output_type,
+        coalesce(input.cost, live.attempt_cost_usd) AS actual, input.tokens_in, input.tokens_out
 ),
 ended AS (
     INSERT INTO lineshaft.task_end (

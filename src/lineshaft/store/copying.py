@@ -133,12 +133,20 @@ def _result(pgconn: PGconn) -> abc.PQGen[PGresult | None]:
 
 
 def _texts(values: Sequence[Any]) -> Iterable[str]:
-    if set(map(type, values)) == {str}:
+    kinds = set(map(type, values))
+    if kinds == {str}:
         # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
         together = "\n".join(values)
         if together.count("\n") == len(values) - 1 and not any(sign in together for sign in "\\\t\r"):
             return values
+    elif kinds <= _FEW_VALUES:
+        spelled = {value: _text(value) for value in set(values)}
+        return [spelled[value] for value in values]
     return map(_text, values)
+
+
+#: Types of columns that mostly have a few values in many rows.
+_FEW_VALUES = frozenset({int, bool, float, type(None)})
 
 
 def _text(value: Any) -> str:

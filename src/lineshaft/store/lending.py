@@ -33,19 +33,20 @@ class Lent:
     async def __aenter__(self) -> AsyncConnection[Any]:
         cancelled = _cancellations()
         try:
-            self._connection: AsyncConnection[Any] = await self._pool.getconn()
+            connection: AsyncConnection[Any] = await self._pool.getconn()
         except psycopg.OperationalError as error:
             _tell(error)
             raise
         if _cancellations() > cancelled:
             # Python 3.11 forgets one that comes at the same instant as what was waited for (wait_for, which
             # the pool uses). Whoever cancelled would wait for ever.
-            await self._pool.putconn(self._connection)
+            await self._pool.putconn(connection)
             raise asyncio.CancelledError
+        self._connection = connection
         if self._answer_within_sec is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._answer_within_sec, shut_down, self._connection)
-        return self._connection
+            self._timer = loop.call_later(self._answer_within_sec, shut_down, connection)
+        return connection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -90,7 +90,7 @@ class Submission:
 
         With a `connection` it becomes part of that connection's transaction, and of its commit or rollback.
         """
-        if connection is None and len(tasks) >= _COPY_FROM and _may_go_as_one(tasks):
+        if connection is None and len(tasks) >= _COPY_FROM and _by_themselves(tasks[0]) and all_alike(tasks):
             return await self._submit_alike(tasks)
         heads, drafts = draft_each(tasks, self.gate_faults)
         # A standalone task's DAG is virtual, but one with children is a real one.
@@ -398,11 +398,9 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
     return {name: column_literal(values) for name, values in columns.items()}
 
 
-def _may_go_as_one(tasks: Sequence[NewTask]) -> bool:
-    """Alike, and each by itself."""
-    first = tasks[0]
-    named = first.id or first.idempotency_key or first.parent_id or first.depends_on or first.children
-    return not named and all_alike(tasks)
+def _by_themselves(one: NewTask) -> bool:
+    """Tasks that are like this one have nothing to do with any other."""
+    return one.idempotency_key is None and not one.children
 
 
 def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
