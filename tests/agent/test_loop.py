@@ -1,6 +1,7 @@
 """The loop: slots, limits, wake-ups, batches, registration."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
@@ -319,6 +320,80 @@ async def test_a_new_incarnation_for_every_run(shaft: Lineshaft) -> None:
     await drain(shaft, agent)
 
     assert (await engine_of(shaft).fleet.read("a")).incarnation == 2
+
+
+async def test_claims_ahead_fill_all_slots_and_not_one_more(shaft: Lineshaft) -> None:
+    """R-076: with many slots the next are claimed while the last are started."""
+    agent = Agent("a", max_concurrent_tasks=60)
+    gauge, full, go = Gauge(), asyncio.Event(), asyncio.Event()
+
+    @agent.handles("t")
+    async def handler() -> None:
+        if gauge.now["t"] == 59:
+            full.set()
+        await gauge.hold("t", go)
+
+    submitted = await shaft.submit_many([NewTask("t") for _ in range(150)])
+    async with at_work(agent, shaft=shaft):
+        await soon(full)
+        held = (await engine_of(shaft).fleet.read("a")).held
+        go.set()
+        for task in submitted:
+            assert (await shaft.wait(task, PATIENCE)).status is Status.COMPLETED
+
+    assert (gauge.most["t"], held) == (60, 60)
+
+
+async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) -> None:
+    """R-081: what was claimed meanwhile is done or handed back."""
+    agent = Agent("a", max_concurrent_tasks=60)
+    started = 0
+
+    @agent.handles("t")
+    async def handler() -> None:
+        nonlocal started
+        started += 1
+        if started == 25:
+            agent.stop(now=True)
+        await asyncio.sleep(0)
+
+    submitted = await shaft.submit_many([NewTask("t") for _ in range(300)])
+    await asyncio.wait_for(agent.run(shaft, handle_signals=False), PATIENCE)
+
+    statuses = Counter([(await shaft.get(task)).status for task in submitted])
+    assert set(statuses) == {Status.COMPLETED, Status.READY}
+    assert (await engine_of(shaft).fleet.read("a")).held == 0
+
+
+PROCESS_OF_ITS_OWN = """
+import asyncio, gc, sys
+from lineshaft import Agent, Lineshaft
+
+agent = Agent("a")
+
+@agent.handles("t")
+async def handler():
+    agent.stop()
+    return gc.get_freeze_count()
+
+async def main():
+    async with Lineshaft(sys.argv[1]) as shaft:
+        await agent.run(shaft)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_is_an_agent_spares_the_collector(dsn: str) -> None:
+    async with Lineshaft(dsn) as shaft:
+        submitted = await shaft.submit(NewTask("t"))
+        command = (sys.executable, "-c", PROCESS_OF_ITS_OWN, dsn)
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+        frozen = (await shaft.get(submitted)).result
+
+    assert isinstance(frozen, int)
+    assert frozen > 10_000
 
 
 async def test_outcomes_are_written_in_batches(shaft: Lineshaft, connection: psycopg.Connection) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -100,6 +101,7 @@ class Agent:
     ) -> None:
         """Work until stopped: by `stop`, by SIGTERM or SIGINT, or because the agent was registered elsewhere.
 
+        Without `handle_signals` the process is left as it is: signals are its own affair, and its garbage.
         With `until_idle` it ends when there is nothing left that it could do now. It waits for a retry that
         is due within `retries_within_sec`; what was snoozed, rate limited or scheduled for later is left.
         Several agents of one process that run so end together, when all of them are idle.
@@ -110,6 +112,9 @@ class Agent:
             raise LineshaftError("This agent has no handlers. Give it one with @agent.handles('TYPE').")
         run = self._run = _Run(self, shaft, retries_within_sec if until_idle else None)
         try:
+            if handle_signals and not until_idle:
+                # The process is there for this agent.
+                _spare_the_collector()
             if handle_signals:
                 with signals(run.stop):
                     await run.work()
@@ -229,3 +234,10 @@ class _Run:
         with contextlib.suppress(UnavailableError, TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._backend.leave(agent_id, incarnation)
+
+
+def _spare_the_collector() -> None:
+    """What is there by now stays: looking through it again and again is a fifth of a busy agent's time."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
