@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> Results:
     with stage.set_up() as place:
         if place.redis is None and any(subject.store == "redis" for subject in chosen):
             without = ", ".join(subject.title for subject in chosen if subject.store == "redis")
-            console.print(f"redis-server is not installed here: {without} are left out.")
+            console.print(f"redis-server is not installed here. Left out: {without}.")
             chosen = [subject for subject in chosen if subject.store != "redis"]
         results.tell_server(place)
         planned = list(plan(chosen, args.workloads or list(WORKLOADS), sizes))
