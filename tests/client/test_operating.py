@@ -1,10 +1,11 @@
 """DAGs, pauses and dead letters from Python: the same over a database and over HTTP."""
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
-from lineshaft import Lineshaft, NewTask, SyncLineshaft
+from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, NotFoundError
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
@@ -60,6 +61,26 @@ async def test_a_dag_is_cancelled(shaft: Lineshaft) -> None:
     assert (await shaft.get(dag.tasks["a"])).cancel_reason == "the customer left"
     with pytest.raises(NotFoundError, match="no DAG dag_nope"):
         await shaft.cancel_dag("dag_nope")
+
+
+async def test_more_money_for_a_dag(shaft: Lineshaft) -> None:
+    """R-234: what it can afford then is to be had at once."""
+    dag = await shaft.submit_dag("Page", [NewTask("a", max_cost_usd=2)], budget_ceiling_usd=1)
+    agent = Agent("a")
+    agent.handles("a")(lambda: None)
+    await agent.run(shaft, until_idle=True, handle_signals=False)
+    assert (await shaft.get_dag(dag)).status == "pending"
+
+    assert (await shaft.add_to_ceiling(dag, Decimal("1.5"))).budget_ceiling_usd == Decimal("2.5")
+    await agent.run(shaft, until_idle=True, handle_signals=False)
+
+    assert (await shaft.get_dag(dag)).status == "completed"
+    assert (await shaft.set_ceiling(dag, 7)).budget_ceiling_usd == 7
+    assert (await shaft.set_ceiling(dag, None)).budget_ceiling_usd is None
+    with pytest.raises(InvalidInputError, match="budget_ceiling_usd"):
+        await shaft.set_ceiling(dag, -1)
+    with pytest.raises(NotFoundError, match="no DAG dag_nope"):
+        await shaft.add_to_ceiling("dag_nope", 1)
 
 
 async def test_nothing_is_claimed_while_it_is_paused(shaft: Lineshaft) -> None:

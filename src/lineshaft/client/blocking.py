@@ -165,6 +165,8 @@ class SyncLineshaft:
     wait = _blocking(Lineshaft.wait)
     cancel = _blocking(Lineshaft.cancel)
     cancel_dag = _blocking(Lineshaft.cancel_dag)
+    set_ceiling = _blocking(Lineshaft.set_ceiling)
+    add_to_ceiling = _blocking(Lineshaft.add_to_ceiling)
     retry = _blocking(Lineshaft.retry)
     pause = _blocking(Lineshaft.pause)
     resume = _blocking(Lineshaft.resume)

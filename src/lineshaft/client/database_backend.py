@@ -174,6 +174,12 @@ class DatabaseBackend:
     async def cancel_dag(self, dag_id: str, reason: str) -> None:
         await self.engine.operations.cancel_dag(dag_id, reason)
 
+    async def set_ceiling(self, dag_id: str, usd: Decimal | float | None) -> None:
+        await self.engine.budgets.set_ceiling(dag_id, usd)
+
+    async def add_to_ceiling(self, dag_id: str, usd: Decimal | float) -> None:
+        await self.engine.budgets.add_to_ceiling(dag_id, usd)
+
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)
 

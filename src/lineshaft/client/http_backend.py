@@ -177,6 +177,14 @@ class HttpBackend:
     async def cancel_dag(self, dag_id: str, reason: str) -> None:
         await self._post(f"/v1/dags/{_part(dag_id)}/cancel", object, {"reason": mended(reason)})
 
+    async def set_ceiling(self, dag_id: str, usd: Decimal | float | None) -> None:
+        body = wire.encode({"budget_ceiling_usd": usd})
+        await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body)
+
+    async def add_to_ceiling(self, dag_id: str, usd: Decimal | float) -> None:
+        body = wire.encode({"add_budget_usd": usd})
+        await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body, again=False)
+
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
         body = {"delay_sec": delay_sec} if delay_sec else {}
         await self._post(f"/v1/tasks/{_part(task_id)}/retry", object, body, again=False)

@@ -334,6 +334,16 @@ class Lineshaft:
         await self.backend.cancel_dag(_id(dag), reason)
         return await self.backend.dag(_id(dag))
 
+    async def set_ceiling(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
+        """What all tasks of a DAG may cost; None: no limit. What it can afford now is to be had at once."""
+        await self.backend.set_ceiling(_id(dag), usd)
+        return await self.backend.dag(_id(dag))
+
+    async def add_to_ceiling(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
+        """More money for a DAG that has a ceiling; one without stays without."""
+        await self.backend.add_to_ceiling(_id(dag), usd)
+        return await self.backend.dag(_id(dag))
+
     async def retry(self, task: str | Submitted, *, delay_sec: float = 0.0) -> Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
         await self.backend.retry(_id(task), delay_sec=delay_sec)

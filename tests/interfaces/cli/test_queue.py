@@ -73,6 +73,11 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in tree[:2]] == ["Research", "└─ Implement"]
     assert tree[2].startswith("   └─ Test")
     assert made["dag"]["id"] in cli("dag", "list").out
+    budget = cli("dag", "budget", made["dag"]["id"], "--ceiling", "5")
+    assert "5 USD" in budget.out
+    more = cli("dag", "budget", made["dag"]["id"], "--add", "2.5", "--json").json
+    assert more["budget_ceiling_usd"] == 7.5
+    assert "none" in cli("dag", "budget", made["dag"]["id"], "--no-ceiling").out
     cancelled = cli("dag", "cancel", made["dag"]["id"], "--reason", "no longer wanted", "--json").json
     assert cancelled["status"] == "cancelled"
 

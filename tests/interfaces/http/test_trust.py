@@ -93,6 +93,7 @@ SCOPES: dict[str, str | None] = {
     "POST /v1/approvals/{id}": "operate",
     "POST /v1/breakers/{key:path}/open": "operate",
     "POST /v1/breakers/{key:path}/reset": "operate",
+    "PATCH /v1/dags/{id}": "operate",
     "POST /v1/dags/{id}/cancel": "operate",
     "POST /v1/dead-letters/resolve": "operate",
     "POST /v1/dead-letters/{id}/resolve": "operate",

@@ -1,4 +1,4 @@
-"""`lineshaft dag`: look at DAGs, as trees, and cancel them."""
+"""`lineshaft dag`: look at DAGs, as trees, change what they may cost, and cancel them."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from lineshaft.interfaces.cli.output import moment, print_facts, print_json, pri
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = commands.add_parser("dag", help="list, show and cancel DAGs", description="DAGs.")
+    command = commands.add_parser("dag", help="list, show, fund and cancel DAGs", description="DAGs.")
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list DAGs", description="Lists DAGs, newest first.")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many at the most (50)")
@@ -23,9 +23,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     cancel.add_argument("--reason", default="cancelled on the command line")
     cancel.set_defaults(run=cancel_)
-    for action in (show, cancel):
+    budget = actions.add_parser(
+        "budget",
+        help="change what a DAG may cost",
+        description="Changes the ceiling of a DAG. What it can afford now is to be had at once.",
+    )
+    sum_ = budget.add_mutually_exclusive_group(required=True)
+    sum_.add_argument("--add", type=float, metavar="USD", help="more than before")
+    sum_.add_argument("--ceiling", type=float, metavar="USD", help="this much in all")
+    sum_.add_argument("--no-ceiling", action="store_true", help="no limit")
+    budget.set_defaults(run=budget_)
+    for action in (show, budget, cancel):
         action.add_argument("id", metavar="DAG", help="its id")
-    for action in (listing, show, cancel):
+    for action in (listing, show, budget, cancel):
         add_flags(action)
 
 
@@ -110,6 +120,25 @@ def _tree(tasks: dict[str, Any]) -> Iterator[Sequence[object]]:
 
 def _marked(names: list[str]) -> list[tuple[str, bool]]:
     return [(name, number == len(names) - 1) for number, name in enumerate(names)]
+
+
+def budget_(args: argparse.Namespace) -> int:
+    change = {"budget_ceiling_usd": args.ceiling} if args.add is None else {"add_budget_usd": args.add}
+    with connect(args) as api:
+        dag = api.call("PATCH", f"/v1/dags/{segment(args.id)}", body=change)
+    if args.json:
+        print_json(dag)
+    else:
+        ceiling = dag["budget_ceiling_usd"]
+        print_facts(
+            [
+                ("DAG", dag["id"]),
+                ("Ceiling", "none" if ceiling is None else f"{usd(ceiling)} USD"),
+                ("Spent", f"{usd(dag['spent_usd'])} USD"),
+                ("Reserved", f"{usd(dag['reserved_usd'])} USD"),
+            ]
+        )
+    return 0
 
 
 def cancel_(args: argparse.Namespace) -> int:

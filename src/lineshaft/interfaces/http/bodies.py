@@ -62,6 +62,12 @@ class CancelDag(Body, frozen=True, kw_only=True):
     reason: Reason = "cancelled by hand"
 
 
+class ChangeDag(Body, frozen=True, kw_only=True):
+    add_budget_usd: Decimal | float | None = None
+    #: None: no limit.
+    budget_ceiling_usd: Decimal | float | UnsetType | None = UNSET
+
+
 class Change(Body, frozen=True, kw_only=True):
     priority: int | UnsetType = UNSET
     deadline: datetime | UnsetType | None = UNSET

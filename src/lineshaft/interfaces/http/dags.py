@@ -1,5 +1,8 @@
-"""Submitting, reading and cancelling DAGs."""
+"""Submitting, reading, funding and cancelling DAGs."""
 
+from msgspec import UNSET
+
+from lineshaft.errors import InvalidInputError
 from lineshaft.interfaces.http import bodies, examples, views
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.store.listing import DagFilter
@@ -52,6 +55,30 @@ async def list_dags(call: Call, query: bodies.DagQuery) -> Answer:
 @routes.get("/v1/dags/{id}", Scope.READ, views.Dag, codes=("not_found",))
 async def get_dag(call: Call) -> Answer:
     """A DAG, as it is now."""
+    return await _dag(call)
+
+
+@routes.patch(
+    "/v1/dags/{id}",
+    Scope.OPERATE,
+    views.Dag,
+    codes=("not_found", "invalid_transition"),
+    example={"add_budget_usd": 5},
+)
+async def change_dag(call: Call, body: bodies.ChangeDag) -> Answer:
+    """Add to what a DAG may cost, or set it; a ceiling of null is none.
+
+    What it can afford now is to be had at once.
+    """
+    budgets, dag_id = call.service.engine.budgets, call.path["id"]
+    if (body.add_budget_usd is None) == (body.budget_ceiling_usd is UNSET):
+        raise InvalidInputError(
+            errors=[("add_budget_usd", "give this, to add to the ceiling, or budget_ceiling_usd, to set it")]
+        )
+    if body.budget_ceiling_usd is not UNSET:
+        await budgets.set_ceiling(dag_id, body.budget_ceiling_usd)
+    elif body.add_budget_usd is not None:
+        await budgets.add_to_ceiling(dag_id, body.add_budget_usd)
     return await _dag(call)
 
 
