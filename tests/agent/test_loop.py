@@ -344,6 +344,78 @@ async def test_claims_ahead_fill_all_slots_and_not_one_more(shaft: Lineshaft) ->
     assert (gauge.most["t"], held) == (60, 60)
 
 
+async def test_a_backlog_does_not_keep_handlers_with_a_limit_from_their_turn(shaft: Lineshaft) -> None:
+    agent = Agent("a", max_concurrent_tasks=60)
+    order: list[str] = []
+
+    @agent.handles("common")
+    async def common() -> None:
+        order.append("common")
+
+    @agent.handles("rare", concurrency=1)
+    async def rare() -> None:
+        order.append("rare")
+
+    await shaft.submit_many([NewTask("common") for _ in range(400)])
+    await shaft.submit(NewTask("rare"))
+    await drain(shaft, agent)
+
+    assert len(order) == 401
+    assert order.index("rare") < 300
+
+
+async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
+    shaft: Lineshaft, connection: psycopg.Connection
+) -> None:
+    """Ten outcomes are written at once, two of them of threads that hang past their time: nine slots are free."""
+    agent = Agent("a", max_concurrent_tasks=30)
+    loop = asyncio.get_running_loop()
+    begun, hanging = Counter[str](), asyncio.Semaphore(0)
+    all_begun, go, end, over = asyncio.Event(), asyncio.Event(), asyncio.Event(), threading.Event()
+
+    async def work(name: str, until: asyncio.Event) -> None:
+        begun[name] += 1
+        if begun.total() == 28:
+            all_begun.set()
+        await until.wait()
+
+    @agent.handles("first")
+    async def first() -> None:
+        await work("first", go)
+
+    @agent.handles("quick")
+    async def quick() -> None:
+        await work("quick", go)
+
+    @agent.handles("long")
+    async def long() -> None:
+        await work("long", end)
+
+    @agent.handles("hangs", time_limit_sec=0.5)
+    def hangs(ctx: SyncTaskContext) -> None:
+        while not ctx.cancelled:
+            over.wait(0.01)
+        loop.call_soon_threadsafe(hanging.release)
+        over.wait(PATIENCE)
+
+    head = await shaft.submit(NewTask("first"))
+    await shaft.submit_many(
+        [NewTask("quick")] * 8 + [NewTask("long")] * 19 + [NewTask("hangs", max_attempts=1)] * 2
+    )
+    async with at_work(agent, shaft=shaft):
+        await soon(all_begun)
+        with connection.transaction():
+            # Its end can't be written, and what ends meanwhile waits for the next turn of the writer.
+            connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [head.id])
+            go.set()
+            for _ in range(2):
+                await asyncio.wait_for(hanging.acquire(), PATIENCE)
+        last = await shaft.submit(NewTask("quick"))
+        assert (await shaft.wait(last, PATIENCE)).status is Status.COMPLETED
+        end.set()
+        over.set()
+
+
 async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) -> None:
     """R-081: what was claimed meanwhile is done or handed back."""
     agent = Agent("a", max_concurrent_tasks=60)

@@ -137,8 +137,8 @@ async def test_alike_tasks_are_all_there_in_their_order(world: World) -> None:
     submitted = await world.engine.submission.submit(tasks)
 
     rows = world.rows(
-        "SELECT task.id, spec, dag_id FROM lineshaft.task JOIN lineshaft.task_live AS live USING (id)"
-        " ORDER BY submission_no".replace("spec, dag_id", "spec, task.dag_id")
+        "SELECT task.id, spec, task.dag_id FROM lineshaft.task JOIN lineshaft.task_live AS live USING (id)"
+        " ORDER BY submission_no"
     )
     assert [row["id"] for row in rows] == [found.id for found in submitted]
     assert [row["spec"] for row in rows] == [task.spec for task in tasks]

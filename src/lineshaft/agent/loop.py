@@ -255,7 +255,8 @@ class Worker:
             if full:
                 idler.pass_on()
             started_at, asked_at = asked_at, self.loop.time()
-            goes_on = full and types is self._unlimited and not self._stopping
+            # Not before handlers with a limit of their own have had their turn.
+            goes_on = full and not self._limited and not self._stopping
             if goes_on and self._slots - len(self._running) - len(assignments) >= self._batch < self._slots:
                 # The database looks for the next while these are started.
                 room = self._batch
@@ -307,7 +308,12 @@ class Worker:
         if handler.is_async:
             run.task = self.loop.create_task(self._run(run, args, kwargs))
         else:
-            run.thread = self._threads.submit(partial(handler.function, *args, **kwargs))
+            try:
+                run.thread = self._threads.submit(partial(handler.function, *args, **kwargs))
+            except RuntimeError as error:
+                # The system has no thread left for it.
+                self._report(run, failed(str(error), FailureCategory.CRASH))
+                return
             run.thread.add_done_callback(partial(self._thread_ended, run))
 
     async def _run(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -351,6 +357,9 @@ class Worker:
             self._crew.expect_due()
         if run.task is None and run.thread is None:
             self._free(run)
+        else:
+            # Who waits because more was being written must look again: this slot is still taken.
+            self._freed.set()
 
     def _free(self, run: Run) -> None:
         if self._running.get(run.id) is run:

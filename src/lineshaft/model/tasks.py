@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import msgspec
@@ -256,7 +256,8 @@ class Resolver:
     def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
         fields = msgspec.structs.astuple(task)
         shape, row = _shape(fields), self._row
-        if row is None or shape != self._shape or not _is_plain(task.spec) or _is_misplaced(fields):
+        known = row is not None and self._shape is not None and _is_same(shape, self._shape)
+        if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
             row = resolve(task, place=place, gate_faults=self._gate_faults)
             # A title or a dependency taken from the spec is this task's own.
             self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
@@ -283,7 +284,7 @@ def all_alike(tasks: Sequence[NewTask]) -> bool:
     first = _shape(msgspec.structs.astuple(tasks[0]))
     for task in tasks:
         fields = msgspec.structs.astuple(task)
-        if _place(fields) not in _NO_PLACE or _shape(fields) != first or not _is_plain(task.spec):
+        if not (_place(fields) in _NO_PLACE and _is_same(_shape(fields), first) and _is_plain(task.spec)):
             return False
     return True
 
@@ -296,6 +297,25 @@ _place = itemgetter(*map(_fields.index, _PLACE))
 _shape = itemgetter(*(n for n, name in enumerate(_fields) if name not in {*_PLACE, "spec"}))
 #: Keys of a spec that decide more than the spec.
 _SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
+
+
+def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Equal is not enough: 1, 1.0 and true are equal, and so may be two times that are an hour apart."""
+    return all(map(is_, one, other)) or all(map(_is_same_value, one, other))
+
+
+def _is_same_value(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, datetime):
+        return bool(one.utcoffset() == other.utcoffset())
+    return type(one) in _COMPARABLE
+
+
+#: Of these, what is equal is the same. Lists have texts, or are at fault.
+_COMPARABLE = frozenset({str, int, float, bool, Decimal, list, tuple})
 
 
 def _is_plain(spec: Any) -> bool:

@@ -417,7 +417,12 @@ CREATE TABLE lineshaft.task_live (
     progress jsonb,
     CONSTRAINT held_or_free CHECK (
 CASE
-    WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND (status = ANY ('{PENDING,READY,VALIDATING,RETRYING}'::lineshaft.task_status[])) AND ((blocked = 0) OR (status <> 'READY'::lineshaft.task_status)))
+    WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND
+    CASE status
+        WHEN 'READY'::lineshaft.task_status THEN (blocked = 0)
+        WHEN 'VALIDATING'::lineshaft.task_status THEN true
+        ELSE (((blocked > 0) OR (due_at IS NOT NULL)) AND (status = ANY ('{PENDING,RETRYING}'::lineshaft.task_status[])))
+    END)
     ELSE ((agent_id IS NOT NULL) AND (status = ANY ('{CLAIMED,RUNNING,VALIDATING}'::lineshaft.task_status[])))
 END),
     CONSTRAINT task_live_pkey PRIMARY KEY (id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, LiteralString
 
 from psycopg import abc, errors, sql
@@ -59,7 +60,8 @@ def written_out(table: LiteralString, columns: Mapping[str, Column], defaults: M
     for name, column in columns.items():
         if isinstance(column, Same):
             same[name] = column.value
-        elif column.count(column[0]) == len(column) > 1:
+        elif not isinstance(column[0], datetime) and column.count(column[0]) == len(column) > 1:
+            # (Not times: two that Python calls equal may be an hour apart, when clocks are put back.)
             same[name] = column[0]
         else:
             differ[name] = column
@@ -139,7 +141,7 @@ def _texts(values: Sequence[Any]) -> Iterable[str]:
         together = "\n".join(values)
         if together.count("\n") == len(values) - 1 and not any(sign in together for sign in "\\\t\r"):
             return values
-    elif kinds <= _FEW_VALUES:
+    elif kinds <= _FEW_VALUES and len(kinds - {type(None)}) == 1:
         spelled = {value: _text(value) for value in set(values)}
         return [spelled[value] for value in values]
     return map(_text, values)

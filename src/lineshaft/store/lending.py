@@ -54,13 +54,15 @@ class Lent:
         if self._timer is not None:
             self._timer.cancel()
         connection = self._connection
-        if isinstance(error, asyncio.CancelledError):
-            # Nobody knows what it has still to say: it is not used again.
-            connection.pgconn.finish()
-        elif connection.pgconn.transaction_status not in _AT_REST:
-            with contextlib.suppress(psycopg.Error):
-                await connection.rollback()
-        await self._pool.putconn(connection)
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                # Nobody knows what it has still to say: it is not used again.
+                connection.pgconn.finish()
+            elif connection.pgconn.transaction_status not in _AT_REST:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.rollback()
+        finally:
+            await self._pool.putconn(connection)
         if error is not None:
             _tell(error)
 

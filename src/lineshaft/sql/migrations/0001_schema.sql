@@ -229,7 +229,11 @@ CREATE TABLE lineshaft.task_live (
     CONSTRAINT held_or_free CHECK (
         CASE
             WHEN lease_until IS NULL THEN
-                agent_id IS NULL AND status = ANY ('{PENDING,READY,VALIDATING,RETRYING}') AND (blocked = 0 OR status <> 'READY')
+                agent_id IS NULL AND CASE status
+                    WHEN 'READY' THEN blocked = 0
+                    WHEN 'VALIDATING' THEN true
+                    ELSE (blocked > 0 OR due_at IS NOT NULL) AND status = ANY ('{PENDING,RETRYING}')
+                END
             ELSE agent_id IS NOT NULL AND status = ANY ('{CLAIMED,RUNNING,VALIDATING}')
         END
     )
