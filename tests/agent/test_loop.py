@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
-from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
+from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon, until
 
 
 class Gauge:
@@ -364,14 +365,23 @@ async def test_a_backlog_does_not_keep_handlers_with_a_limit_from_their_turn(sha
     assert order.index("rare") < 300
 
 
+async def _somebody_waits(connection: psycopg.Connection) -> bool:
+    row = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    ).fetchone()
+    return row is not None and row[0] > 0
+
+
 async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
     shaft: Lineshaft, connection: psycopg.Connection
 ) -> None:
-    """Ten outcomes are written at once, two of them of threads that hang past their time: nine slots are free."""
+    """Ten outcomes are written at once, two of them of threads that hang past their time."""
     agent = Agent("a", max_concurrent_tasks=30)
     loop = asyncio.get_running_loop()
     begun, hanging = Counter[str](), asyncio.Semaphore(0)
-    all_begun, go, end, over = asyncio.Event(), asyncio.Event(), asyncio.Event(), threading.Event()
+    all_begun, go_first, go, end = (asyncio.Event() for _ in range(4))
+    over = threading.Event()
 
     async def work(name: str, until: asyncio.Event) -> None:
         begun[name] += 1
@@ -381,7 +391,7 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
 
     @agent.handles("first")
     async def first() -> None:
-        await work("first", go)
+        await work("first", go_first)
 
     @agent.handles("quick")
     async def quick() -> None:
@@ -391,7 +401,7 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
     async def long() -> None:
         await work("long", end)
 
-    @agent.handles("hangs", time_limit_sec=0.5)
+    @agent.handles("hangs", time_limit_sec=2)
     def hangs(ctx: SyncTaskContext) -> None:
         while not ctx.cancelled:
             over.wait(0.01)
@@ -407,6 +417,8 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
         with connection.transaction():
             # Its end can't be written, and what ends meanwhile waits for the next turn of the writer.
             connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [head.id])
+            go_first.set()
+            await until(partial(_somebody_waits, connection))
             go.set()
             for _ in range(2):
                 await asyncio.wait_for(hanging.acquire(), PATIENCE)
