@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.sql import catalog
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
@@ -148,3 +149,40 @@ def test_detours_get_longer_but_end() -> None:
     shortcut.tried("ann", worked=True)
     assert shortcut.is_open("ann")
     assert detour() == lengths[0]
+
+
+@pytest.mark.parametrize("way", ["claim_plain", "claim_tasks"])
+async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: str) -> None:
+    """By the clock, too: its transaction may have begun before the task was READY."""
+    async with Engine(dsn) as engine:
+        await register(engine, "ann")
+        dag = await engine.submission.submit_dag(
+            "d", [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
+        )
+        (first,) = (await engine.claims.claim("ann", 1, start=True)).tasks
+        statement = catalog.load("shortcuts" if way == "claim_plain" else "claims")[way]
+        parameters = {
+            "agent_id": "ann",
+            "incarnation": 1,
+            "limit": 1,
+            "types": None,
+            "start": True,
+            "task_id": None,
+            "lock_ttl": 60,
+            "probing": None,
+            "daily_budget": None,
+            "now": None,
+        }
+        async with (
+            await psycopg.AsyncConnection.connect(dsn) as early,
+            early.transaction(),
+        ):
+            await early.execute("SELECT now()")
+            await engine.lifecycle.complete([Completion(ref(first))])
+            await early.execute(statement, parameters)
+        upstream = await engine.insights.task(first.id)
+        downstream = await engine.insights.task(dag.tasks["b"].id)
+
+    assert upstream.completed_at is not None
+    assert downstream.started_at is not None
+    assert upstream.completed_at < downstream.started_at

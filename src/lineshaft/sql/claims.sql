@@ -14,7 +14,9 @@ SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 -- One statement is enough here. Its snapshot may be older than the locks it waits for, but whatever it decides by is read again from the
 -- row as it is once the lock is had: the agent's slots and money, each task, each DAG's money, each document lock.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+    -- Not now(), the time at which the transaction began: what this sees may have happened since, while the statement was planned, and
+    -- a task must not seem to have started before what it waited for was done.
+    SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
 ),
 -- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
 me AS MATERIALIZED (

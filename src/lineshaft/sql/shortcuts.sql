@@ -7,7 +7,8 @@
 -- more than that, nothing is claimed and `weigh` says so.
 WITH me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec, coalesce(%(now)s::timestamptz, now()) AS now,
+        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
+        coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room
     FROM lineshaft.agent
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND budget_usd IS NULL
