@@ -273,6 +273,31 @@ async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lo
     await closed(engine)
 
 
+async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    """It should never be there. The last generations are looked through by every turn, all by the janitor."""
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
+    for _ in range(9):
+        assert await engine.upkeep.turn_generation(5)
+        await closed(engine)
+    old, recent = await engine.submission.submit([NewTask("old"), NewTask("recent")])
+    for task, generation in ((old, 2), (recent, 8)):
+        connection.execute(
+            "UPDATE lineshaft.task_live SET generation = %s WHERE id = %s", [generation, task.id]
+        )
+
+    await Promoter(engine.upkeep).run_once()
+    assert [task.id for task in (await engine.claims.claim("a1", view.incarnation, limit=9)).tasks] == [
+        recent.id
+    ]
+
+    await Janitor(engine.upkeep, Partitions(engine.database)).run_once()
+    assert [task.id for task in (await engine.claims.claim("a1", view.incarnation, limit=9)).tasks] == [
+        old.id
+    ]
+
+
 async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine, dsn: str) -> None:
     with psycopg.connect(dsn) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

@@ -38,4 +38,5 @@ class Janitor:
                 counts["finished tasks deleted"] += deleted
                 if deleted < self.batch:
                     break
+        await self.upkeep.sweep_generations(self.batch)
         return counts

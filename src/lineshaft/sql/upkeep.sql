@@ -156,14 +156,21 @@ INSERT INTO lineshaft.generation (no)
 SELECT last_value FROM lineshaft.generation_no WHERE last_value NOT IN (SELECT no FROM lineshaft.generation)
 
 -- name: move_stragglers
--- What remains in older generations goes along, best first, so that they can be closed.
+-- What remains in older generations goes along, so that they can be closed. Only in those that are open: the dead entries of all others,
+-- which may be millions while an old transaction holds up cleaning, would be read again by every turn.
 UPDATE lineshaft.task_live AS live
 SET generation = (SELECT last_value FROM lineshaft.generation_no)
 FROM (
-    SELECT id FROM lineshaft.task_live
-    WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT last_value FROM lineshaft.generation_no)
+    SELECT remaining.id
+    FROM lineshaft.generation AS older
+    CROSS JOIN LATERAL (
+        SELECT id FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = older.no
+        LIMIT %(limit)s::integer
+        FOR UPDATE SKIP LOCKED
+    ) AS remaining
+    WHERE older.no < (SELECT last_value FROM lineshaft.generation_no)
     LIMIT %(limit)s::integer
-    FOR UPDATE SKIP LOCKED
 ) AS left_behind
 WHERE live.id = left_behind.id
 
@@ -186,12 +193,14 @@ RETURNING no
 SELECT count(*) FROM lineshaft.generation
 
 -- name: sweep_generations
--- READY tasks in a generation that is closed: nobody would look at them. There should be none.
+-- READY tasks in a generation that is closed: nobody would look at them. There should be none. Looked for in the last ones that were
+-- closed, for the reason given at move_stragglers; NULL: in all.
 UPDATE lineshaft.task_live AS live
 SET generation = (SELECT last_value FROM lineshaft.generation_no)
 FROM (
     SELECT id FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT min(no) FROM lineshaft.generation)
+      AND generation >= coalesce((SELECT min(no) FROM lineshaft.generation) - %(last)s::integer, 0)
     LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED
 ) AS lost

@@ -12,6 +12,9 @@ from lineshaft.store.changes import LockedTask
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
 
+#: So many generations that were closed last are looked through for tasks that should not be there.
+_LOOK_BACK = 3
+
 
 class Upkeep:
     def __init__(
@@ -121,10 +124,18 @@ class Upkeep:
             await connection.execute(self._sql["mend_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": limit})
             await connection.execute(self._sql["close_generations"], {})
-            await connection.execute(self._sql["sweep_generations"], {"limit": limit})
+            await connection.execute(self._sql["sweep_generations"], {"limit": limit, "last": _LOOK_BACK})
             return await self._ask(connection, "count_generations") - 1
 
         return await self._database.run(work)
+
+    async def sweep_generations(self, limit: int) -> None:
+        """Bring back what became READY in any generation that is closed, should there ever be such a task."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(self._sql["sweep_generations"], {"limit": limit, "last": None})
+
+        await self._database.run(work)
 
     async def delete_finished(self, older_than_sec: float, limit: int) -> int:
         async def work(connection: Connection) -> int:
