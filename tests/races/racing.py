@@ -23,7 +23,7 @@ def status(connection: psycopg.Connection, task_id: str) -> str | None:
 
 
 @contextmanager
-def held(dsn: str, statement: str, *values: str) -> Iterator[psycopg.Connection]:
+def held(dsn: str, statement: str, *values: str | list[str]) -> Iterator[psycopg.Connection]:
     """Rows that a third connection keeps locked while the block runs."""
     with psycopg.connect(dsn) as holder:
         holder.execute(statement.encode(), values)

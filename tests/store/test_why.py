@@ -375,6 +375,7 @@ def would_be_claimed(
                 "task_id": None,
                 "lock_ttl": 600.0,
                 "probing": None,
+                "passed_over": [],
                 "daily_budget": None,
             },
         ).fetchall()

@@ -6,6 +6,7 @@ SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 -- name: claim_tasks
 -- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named. With `probing` it takes
 -- only what these breakers hold back: whoever called makes the task their probe. `daily_budget` is what all may spend today, NULL: no limit.
+-- `passed_over` are parts of lanes (see `part`) that an earlier round found in the hands of others.
 --
 -- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
 -- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
@@ -79,6 +80,7 @@ due_breaker AS MATERIALIZED (
 head AS MATERIALIZED (
     SELECT
         eligible.id, eligible.aged, eligible.cost, eligible.model, generation.no AS generation,
+        (eligible.id::bigint << 32) + generation.no AS part,
         -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
         round((first.rank - eligible.aged) * 1e6) AS effective,
         first.submission_no
@@ -93,6 +95,7 @@ head AS MATERIALIZED (
         OFFSET 0
     ) AS first
     WHERE %(task_id)s::text IS NULL
+      AND (eligible.id::bigint << 32) + generation.no <> ALL (%(passed_over)s::bigint[])
 ),
 -- The best `room` tasks lie in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
 best_head AS MATERIALIZED (
@@ -101,10 +104,10 @@ best_head AS MATERIALIZED (
 ),
 -- How many to take from each lane. Read without locks; from a single lane it is simply all.
 quota AS MATERIALIZED (
-    SELECT id, generation, aged, cost, model, (SELECT room FROM me)::bigint AS n
+    SELECT id, generation, part, aged, cost, model, (SELECT room FROM me)::bigint AS n
     FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT best_head.id, best_head.generation, best_head.aged, best_head.cost, best_head.model, share.n
+    SELECT best_head.id, best_head.generation, best_head.part, best_head.aged, best_head.cost, best_head.model, share.n
     FROM best_head
     JOIN (
         SELECT id, generation, count(*) AS n
@@ -131,7 +134,7 @@ quota AS MATERIALIZED (
 -- task's end, because a new one depends on it, is no rival.)
 locked AS MATERIALIZED (
     SELECT
-        taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
+        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
         -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks. A DAG that has spent more than its ceiling pays for
         -- nothing, not even for what may cost nothing: that is what it has been overdrawn by.
         taken.lock_key IS NULL AND (SELECT money FROM me) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
@@ -147,7 +150,7 @@ locked AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     UNION ALL
-    SELECT named.*, 0, eligible.cost, eligible.model, false
+    SELECT named.*, 0, 0, eligible.cost, eligible.model, false
     FROM (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
@@ -289,7 +292,6 @@ parked AS (
     SET parked = decided.obstacle
     FROM decided
     WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
-    RETURNING live.id
 ),
 -- Others that want a lock which was found held would only be found again by every claim: out of sight with them, some thousands at
 -- a time. Nobody can release the lock meanwhile: its row is locked by lock_granted.
@@ -338,8 +340,15 @@ SELECT
     -- The rest tells of the whole claim, in the first row, which is there even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
-    -- Whoever called looks again if some were in the way of others ...
-    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT count(*)::integer FROM parked) END AS parked,
+    -- Whoever called looks again if some were in the way of others: parked by now, or to be decided anew ...
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN EXISTS (SELECT FROM decided WHERE obstacle IS NOT NULL) END AS again,
+    -- ... and into other lanes, if others were just taking what was best ...
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1 THEN ARRAY(
+            SELECT quota.part FROM quota WHERE quota.n > (SELECT count(*) FROM locked WHERE locked.part = quota.part)
+        )
+        ELSE '{}'
+    END AS contested,
     -- ... and if some got their document's lock, but another claim was quicker with their DAG's money.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN

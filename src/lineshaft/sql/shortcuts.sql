@@ -142,6 +142,9 @@ SELECT
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM me) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
+    -- Others were just taking some of what was best, and there is more in other lanes.
+    (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1
+      AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked) AS contested,
     -- Whoever called sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always

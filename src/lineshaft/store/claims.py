@@ -119,8 +119,10 @@ class _Round:
     """What one statement gave."""
 
     tasks: list[ClaimedTask]
-    #: How many were put out of the way, so that others come into sight.
-    parked: int
+    #: Some were in the way of others, and are no more; or it must be decided anew what can be paid.
+    again: bool
+    #: Where others were just taking what was best, though there is more elsewhere.
+    contested: list[int]
     #: Who has a lock for nothing.
     stranded: list[str]
     #: A breaker may be probed.
@@ -177,18 +179,19 @@ class Claims:
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
         elif self._daily_budget is None and self._shortcut.is_open(agent_id):
-            plain = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
-            if plain is not None:
-                return await self._claimed(plain, None)
+            tasks, is_all = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
+            if is_all:
+                return await self._claimed(tasks, None)
         for _ in range(_ROUNDS):
             parameters["limit"] = limit - len(tasks)
             found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
             tasks += found.tasks
             stranded.update(found.stranded)
             slowdown_until = found.slowdown_until
-            # What was parked made room for others, which may be free.
-            if not found.parked and not found.stranded:
+            # Whoever is told that there is nothing, while there is, waits for the next wake-up, or poll.
+            if len(tasks) == limit or not (found.again or found.contested or found.stranded):
                 break
+            parameters["passed_over"] = [*parameters["passed_over"], *found.contested]
         if not tried and len(tasks) < limit and agent_id in self._probers:
             parameters["limit"] = limit - len(tasks)
             tasks += await self._claim_probes(parameters, stranded)
@@ -234,6 +237,7 @@ class Claims:
             "types": types,
             "start": start,
             "task_id": task_id,
+            "passed_over": [],
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,
             "daily_budget": self._daily_budget,
@@ -252,7 +256,7 @@ class Claims:
             tasks += found.tasks
             stranded.update(found.stranded)
             # What was parked made room for others, as in any claim.
-            if len(tasks) == parameters["limit"] or not (found.tasks or found.parked):
+            if len(tasks) == parameters["limit"] or not (found.tasks or found.again):
                 break
         return tasks
 
@@ -284,30 +288,29 @@ class Claims:
         if parameters["daily_budget"] is not None:
             calls.insert(0, (self._sql["lock_day"], {}))
         *_, rows = await round_trip(connection, *calls)
-        *_, now, claim_ttl_sec, parked, stranded, probe_due, slowdown_until = rows[0]
+        *_, now, claim_ttl_sec, again, contested, stranded, probe_due, slowdown_until = rows[0]
         agent_id = parameters["agent_id"]
         (self._probers.add if probe_due else self._probers.discard)(agent_id)
         if rows[0][0] is not None:
             common = (parameters["start"], now, claim_ttl_sec)
-            tasks = [ClaimedTask(*row[:-6] + common) for row in rows]
-            return _Round(tasks, parked, stranded, probe_due, slowdown_until)
+            tasks = [ClaimedTask(*row[:-7] + common) for row in rows]
+            return _Round(tasks, again, contested, stranded, probe_due, slowdown_until)
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
         found = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
         _check_agent(agent_id, parameters["incarnation"], await found.fetchone())
-        return _Round([], parked, stranded, probe_due, slowdown_until)
+        return _Round([], again, contested, stranded, probe_due, slowdown_until)
 
     async def _claim_plain(
         self, connection: Connection, parameters: dict[str, Any]
-    ) -> list[ClaimedTask] | None:
-        """None: there is something to weigh."""
+    ) -> tuple[list[ClaimedTask], bool]:
+        """And whether that is all there is for now: nothing to weigh, nothing elsewhere."""
         (rows,) = await round_trip(connection, (self._plain, {**self._database.now, **parameters}))
         rows.sort(key=itemgetter(-1))
-        *_, now, claim_ttl_sec, weigh, _ = rows[0]
+        *_, now, claim_ttl_sec, weigh, contested, _ = rows[0]
         self._shortcut.tried(parameters["agent_id"], worked=not weigh)
-        if weigh:
-            return None
         common = (parameters["start"], now, claim_ttl_sec)
-        return [ClaimedTask(*row[:-4] + common) for row in rows if row[0] is not None]
+        tasks = [ClaimedTask(*row[:-5] + common) for row in rows if row[0] is not None]
+        return tasks, not (weigh or contested)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:
         cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
