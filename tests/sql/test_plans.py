@@ -36,7 +36,7 @@ SELECT 'task_' || i, 'task_' || i - 1 FROM generate_series(2, 50000) AS i;
 NOW = {"now": None}
 IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs": [1] * 100}
 SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
-CLAIM = NOW | {
+CLAIM: dict[str, Any] = NOW | {
     "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "task_id": None, "start": True,
     "lock_ttl": 600.0, "passed_over": [], "probing": None, "daily_budget": None,
 }  # fmt: skip
