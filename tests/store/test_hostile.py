@@ -11,8 +11,9 @@ from psycopg import sql
 
 from lineshaft.checks.verdict import Verdict
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.model.fields import MAX_SPEC_BYTES
 from lineshaft.model.reviews import Decision
-from lineshaft.model.tasks import MAX_SPEC_BYTES, Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.store import approvals
 from lineshaft.store.changes import Spent
 from lineshaft.store.claims import ClaimedTask

@@ -24,9 +24,10 @@ from lineshaft.client.http_work import POLL_SEC, HttpIdler, HttpPulse, checked
 from lineshaft.client.problems import strange
 from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
 from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.model.fields import check_fields
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.storable import mended
-from lineshaft.model.tasks import NewTask, check_fields
+from lineshaft.model.tasks import NewTask
 from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
 from lineshaft.store.deadletters import BulkReview

@@ -16,8 +16,9 @@ from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
 from lineshaft.client.waiting import EndWatch
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import Decision as Resolving
-from lineshaft.model.tasks import NewTask, encoded_json
+from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.store.approvals import Decision
 from lineshaft.store.deadletters import BulkReview

@@ -5,13 +5,11 @@ once, and gives a `TaskRow`: the columns of a new task, with nothing left to dec
 task or, as in document 004, in `spec.constraints`; given in both places it must be the same.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from operator import is_, itemgetter
 from typing import Any
 
 import msgspec
@@ -19,19 +17,20 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
-from lineshaft.model.priority import DEFAULT_PRIORITY, Lane, check_priority
+from lineshaft.model.fields import (
+    CHECKS,
+    LIMIT_CHECKS,
+    MAX_TEXT,
+    Faults,
+    encoded_json,
+    refusal,
+    stored_json,
+    text_fault,
+)
+from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
 from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
-from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
 
-MAX_TEXT = 1_000
-MAX_LIST = 1_000
-#: A join may wait for everything else that was submitted with it.
-MAX_DEPENDENCIES = 10_000
-MAX_SPEC_BYTES = 4 << 20
 MAX_CHILD_DEPTH = 10
-MAX_ATTEMPTS = 1_000
-MIN_SECONDS = 0.05
-LONGEST_SECONDS = 365 * 86_400.0
 
 #: How an output can be checked; whoever registers a gate of their own adds its name.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
@@ -43,9 +42,6 @@ LIMITS_IN_SPEC = (
     "model_preferences",
     "fallback_models",
 )
-_SAFE_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-
-Faults = list[tuple[str, str]]
 
 
 class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,11 +173,11 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         given = {}
     limits = _constraints(task, faults) if "constraints" in given else None
     # Most fields of most tasks are left out; a bulk submission feels every look at them.
-    for name, check in _CHECKS:
+    for name, check in CHECKS.items():
         value = getattr(task, name)
         if value is not None and (fault := check(value)):
             faults.append((name, fault))
-    for name, check in _LIMIT_CHECKS:
+    for name, check in LIMIT_CHECKS.items():
         value = limits[name] if limits else getattr(task, name)
         if value is not None and (fault := check(value)):
             faults.append((name, fault))
@@ -190,13 +186,13 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
     retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
     gates = output.gates if task.output else ()
     checks = _gates_json(gates, gate_faults or _unknown_methods, faults) if gates else None
-    if output.type is not None and (fault := _text(output.type)):
+    if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
-    spec = _json("spec", given, faults) if given else b"{}"
+    spec = stored_json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
-    surface = None if task.surface is None else _json("surface", task.surface, faults)
+    surface = None if task.surface is None else stored_json("surface", task.surface, faults)
     if faults:
-        raise _refusal(faults, place)
+        raise refusal(faults, place)
     defaults = PRESETS[preset]
     boost, report = task.priority_boost_per_minute, output.require_decision_report
     heartbeat = task.heartbeat_interval_sec
@@ -232,102 +228,6 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         surface=surface,
         context_tasks=refs,
     )
-
-
-def check_fields(**fields: Any) -> None:
-    """Refuse what a submission would refuse, in the same words."""
-    checks = dict(_CHECKS)
-    faults = [(name, fault) for name, value in fields.items() if (fault := checks[name](value))]
-    if faults:
-        raise InvalidInputError(errors=faults)
-
-
-class Resolver:
-    """Resolves the tasks of one call, mostly alike: what equals the task before is not checked again.
-
-    Gives a row, which alike tasks share, and the spec, which is each task's own.
-    """
-
-    def __init__(self, gate_faults: GateFaults | None = None) -> None:
-        self._gate_faults = gate_faults
-        self._shape: tuple[Any, ...] | None = None
-        self._row: TaskRow | None = None
-
-    def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
-        fields = msgspec.structs.astuple(task)
-        shape, row = _shape(fields), self._row
-        known = row is not None and self._shape is not None and _is_same(shape, self._shape)
-        if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
-            row = resolve(task, place=place, gate_faults=self._gate_faults)
-            # A title or a dependency taken from the spec is this task's own.
-            self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
-            return row, row.spec
-        return row, encoded_spec(task, place)
-
-
-def encoded_spec(task: NewTask, place: str) -> bytes:
-    """The spec as it is stored; everything else about the task is known to be right."""
-    faults: Faults = []
-    encoded = _json("spec", task.spec, faults)
-    if faults:
-        raise _refusal(faults, place)
-    return encoded
-
-
-def _refusal(faults: "Faults", place: str) -> InvalidInputError:
-    prefix = f"{place}." if place else ""
-    return InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
-
-
-def all_alike(tasks: Sequence[NewTask]) -> bool:
-    """Whether they differ in nothing but their specs, and have no names and no place in a graph."""
-    first = _shape(msgspec.structs.astuple(tasks[0]))
-    for task in tasks:
-        fields = msgspec.structs.astuple(task)
-        if not (_place(fields) in _NO_PLACE and _is_same(_shape(fields), first) and _is_plain(task.spec)):
-            return False
-    return True
-
-
-#: What a task doesn't share with others that are like it: its names and its place in a graph, and its spec.
-_PLACE = ("key", "id", "depends_on", "parent_id")
-_NO_PLACE: tuple[tuple[Any, ...], ...] = ((None, None, (), None), (None, None, [], None))
-_fields = NewTask.__struct_fields__
-_place = itemgetter(*map(_fields.index, _PLACE))
-_shape = itemgetter(*(n for n, name in enumerate(_fields) if name not in {*_PLACE, "spec"}))
-#: Keys of a spec that decide more than the spec.
-_SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
-
-
-def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Equal is not enough: 1, 1.0 and true are equal, and so may be two times that are an hour apart."""
-    return all(map(is_, one, other)) or all(map(_is_same_value, one, other))
-
-
-def _is_same_value(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or one != other:
-        return False
-    if isinstance(one, datetime):
-        return bool(one.utcoffset() == other.utcoffset())
-    return type(one) in _COMPARABLE
-
-
-#: Of these, what is equal is the same. Lists have texts, or are at fault.
-_COMPARABLE = frozenset({str, int, float, bool, Decimal, list, tuple})
-
-
-def _is_plain(spec: Any) -> bool:
-    return isinstance(spec, dict) and _SPECIAL.isdisjoint(spec)
-
-
-def _is_misplaced(fields: tuple[Any, ...]) -> bool:
-    """Whether a name, or what it depends on, is at fault."""
-    for check, value in zip(_PLACE_CHECKS, _place(fields), strict=True):
-        if value is not None and check(value):
-            return True
-    return False
 
 
 _PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
@@ -417,7 +317,7 @@ def _context_tasks(spec: Mapping[str, Any], faults: Faults) -> tuple[str, ...]:
 
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
     known = len(faults)
-    encoded = _json("output.validation_schema", gates, faults)
+    encoded = stored_json("output.validation_schema", gates, faults)
     # What is no JSON, or too much of it, is not looked into.
     if len(faults) == known:
         faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
@@ -462,143 +362,3 @@ def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
         if value is not UNSET
     }
     return replace(base, **given)
-
-
-def encoded_json(name: str, value: Any) -> bytes:
-    """As it is stored, or a refusal by this name."""
-    faults: Faults = []
-    encoded = _json(name, value, faults)
-    if faults:
-        raise InvalidInputError(errors=faults)
-    return encoded
-
-
-def _json(name: str, value: Any, faults: Faults) -> bytes:
-    """As it is stored; what JSON or PostgreSQL can't hold is a fault."""
-    try:
-        encoded = msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        faults.append((name, f"must be JSON: {error}"))
-        return b"null"
-    if len(encoded) > MAX_SPEC_BYTES:
-        faults.append(
-            (
-                name,
-                f"must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(encoded)}; put it in an artifact",
-            )
-        )
-    if fault := json_fault(encoded):
-        faults.append((name, fault))
-    if holds_no_number(value, encoded):
-        faults.append((name, NO_NUMBER))
-    return encoded
-
-
-def _text(value: Any) -> str | None:
-    if not isinstance(value, str) or not value.strip() or len(value) > MAX_TEXT or "\0" in value:
-        return f"must be a text of 1 to {MAX_TEXT} characters, got {shown(value)}"
-    if not value.isascii() and _SURROGATE.search(value):
-        return f"must be valid Unicode, got {shown(value)}"
-    return None
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _texts(value: Any, most: int = MAX_LIST) -> str | None:
-    if value in ((), []):
-        return None
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > most:
-        return f"must be a list of at most {most} texts, got {shown(value)}"
-    for item in value:
-        if fault := _text(item):
-            return fault
-    return None
-
-
-def _dependencies(value: Any) -> str | None:
-    return _texts(value, MAX_DEPENDENCIES)
-
-
-def _id(value: Any) -> str | None:
-    if not isinstance(value, str) or not 1 <= len(value) <= 128 or not _SAFE_ID_CHARACTERS.issuperset(value):  # noqa: PLR2004
-        return f"must be 1 to 128 letters, digits, '.', '_' or '-', got {shown(value)}"
-    return None if value[0].isalnum() else f"must start with a letter or digit, got {shown(value)}"
-
-
-def _number(low: float, high: float, *, whole: bool = False) -> Callable[[Any], str | None]:
-    kind = "whole number" if whole else "number"
-
-    def check(value: Any) -> str | None:
-        right_type = isinstance(value, int) if whole else isinstance(value, int | float | Decimal)
-        # A Decimal that is no number can't even be compared.
-        unordered = isinstance(value, Decimal) and not value.is_finite()
-        if isinstance(value, bool) or not right_type or unordered or not low <= value <= high:
-            return f"must be a {kind} from {low:.15g} to {high:.15g}, got {shown(value)}"
-        return None
-
-    return check
-
-
-def _instant(value: Any) -> str | None:
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return None
-    return f"must be a time with its time zone, got {shown(value)}"
-
-
-def _dollars(value: Any) -> str | None:
-    try:
-        money(value)
-    except InvalidInputError as error:
-        return error.errors[0][1]
-    return None
-
-
-def _priority(value: Any) -> str | None:
-    if type(value) is int and 0 <= value <= 100:  # noqa: PLR2004 - the common case, at once
-        return None
-    try:
-        check_priority(value)
-    except InvalidInputError as error:
-        return error.errors[0][1]
-    except (TypeError, ValueError, OverflowError):
-        return f"must be a whole number from 0 to 100, got {shown(value)}"
-    return None
-
-
-def _preset(value: Any) -> str | None:
-    return (
-        None
-        if value is None or value in tuple(Preset)
-        else f"must be one of {', '.join(Preset)}, got {shown(value)}"
-    )
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
-    ("type", _text),
-    ("key", _text),
-    ("title", _text),
-    ("id", _id),
-    ("priority", _priority),
-    ("priority_boost_per_minute", _number(0, 1_000)),
-    ("deadline", _instant),
-    ("run_at", _instant),
-    ("depends_on", _dependencies),
-    ("parent_id", _text),
-    ("lock_key", _text),
-    ("max_total_cost_usd", _dollars),
-    ("heartbeat_interval_sec", _number(MIN_SECONDS, LONGEST_SECONDS)),
-    ("max_attempts", _number(1, MAX_ATTEMPTS, whole=True)),
-    ("idempotency_key", _text),
-    ("tags", _texts),
-    ("created_by", _text),
-    ("preset", _preset),
-)
-_PLACE_CHECKS = tuple(dict(_CHECKS)[name] for name in _PLACE)
-_LIMIT_CHECKS: tuple[tuple[str, Callable[[Any], str | None]], ...] = (
-    ("max_cost_usd", _dollars),
-    ("max_duration_sec", _number(MIN_SECONDS, LONGEST_SECONDS)),
-    ("required_capabilities", _texts),
-    ("model_preferences", _texts),
-    ("fallback_models", _texts),
-)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from lineshaft.ids import new_id
-from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, encoded_spec, resolve
+from lineshaft.model.fields import encoded_json
+from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
 from lineshaft.store.copying import Copy, Layout, copy_in_turn, written_out
 from lineshaft.store.database import Connection
 from lineshaft.store.drafts import (
@@ -61,7 +62,10 @@ class AlikeTasks:
     def _parts(self, layout: Layout) -> Iterator[bytes]:
         for first in range(0, len(self._tasks), _PART):
             part = self._tasks[first : first + _PART]
-            specs = [encoded_spec(task, f"tasks[{n}]").decode() for n, task in enumerate(part, first)]
+            specs = [
+                encoded_json("spec", task.spec, place=f"tasks[{n}]").decode()
+                for n, task in enumerate(part, first)
+            ]
             ids = [new_id("task") for _ in part]
             yield layout.rows(ids, list(map(virtual_dag, ids)), specs)
             self.ids += ids

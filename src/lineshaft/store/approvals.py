@@ -17,10 +17,10 @@ from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN
 from lineshaft.checks.verdict import Verdict
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, is_storable
-from lineshaft.model.tasks import MAX_TEXT
 from lineshaft.sql import catalog
 from lineshaft.store.changes import Changes, LockedTask
 from lineshaft.store.database import Connection, Database

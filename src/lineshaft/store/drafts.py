@@ -15,7 +15,8 @@ from lineshaft.ids import new_id
 from lineshaft.model import graph
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
-from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, Resolver, TaskRow
+from lineshaft.model.resolving import Resolver
+from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow
 from lineshaft.store.copying import Column, Same
 from lineshaft.store.lanes import array_literal
 

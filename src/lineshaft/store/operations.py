@@ -16,9 +16,10 @@ from lineshaft.errors import (
     NotFoundError,
 )
 from lineshaft.model import graph
+from lineshaft.model.fields import check_fields
 from lineshaft.model.states import Status
 from lineshaft.model.storable import mended
-from lineshaft.model.tasks import NewTask, check_fields
+from lineshaft.model.tasks import NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.cancelling import Cancelling
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent

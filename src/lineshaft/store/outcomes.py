@@ -12,9 +12,9 @@ from lineshaft.errors import (
     StaleClaimError,
 )
 from lineshaft.model import ratelimit, retry
+from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, is_storable, mended
-from lineshaft.model.tasks import MAX_TEXT
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 
 MAX_ERROR = 10_000

@@ -25,8 +25,10 @@ from lineshaft.errors import (
 )
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.model.fields import check_fields
 from lineshaft.model.priority import Lane
-from lineshaft.model.tasks import GateFaults, NewTask, Resolver, all_alike, check_fields
+from lineshaft.model.resolving import Resolver, all_alike
+from lineshaft.model.tasks import GateFaults, NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.alike import AlikeTasks
 from lineshaft.store.copying import Column, Same, copy_in_turn, written_out

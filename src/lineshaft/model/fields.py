@@ -1,0 +1,184 @@
+"""What the value of a field must be, whoever gives it: texts, names, numbers, times, money, JSON."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import money, shown
+from lineshaft.model.priority import check_priority
+from lineshaft.model.retry import Preset
+from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
+
+MAX_TEXT = 1_000
+MAX_LIST = 1_000
+#: A join may wait for everything else that was submitted with it.
+MAX_DEPENDENCIES = 10_000
+MAX_SPEC_BYTES = 4 << 20
+MAX_ATTEMPTS = 1_000
+MIN_SECONDS = 0.05
+LONGEST_SECONDS = 365 * 86_400.0
+
+#: Field and fault.
+Faults = list[tuple[str, str]]
+#: What is wrong with a value, or None.
+Check = Callable[[Any], str | None]
+
+_SAFE_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def check_fields(**fields: Any) -> None:
+    """Refuse what a submission would refuse, in the same words."""
+    faults = [(name, fault) for name, value in fields.items() if (fault := CHECKS[name](value))]
+    if faults:
+        raise InvalidInputError(errors=faults)
+
+
+def refusal(faults: Faults, place: str) -> InvalidInputError:
+    prefix = f"{place}." if place else ""
+    return InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
+
+
+def encoded_json(name: str, value: Any, *, place: str = "") -> bytes:
+    """As it is stored, or a refusal by this name."""
+    faults: Faults = []
+    encoded = stored_json(name, value, faults)
+    if faults:
+        raise refusal(faults, place)
+    return encoded
+
+
+def stored_json(name: str, value: Any, faults: Faults) -> bytes:
+    """As it is stored; what JSON or PostgreSQL can't hold is a fault."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        faults.append((name, f"must be JSON: {error}"))
+        return b"null"
+    if len(encoded) > MAX_SPEC_BYTES:
+        faults.append(
+            (
+                name,
+                f"must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(encoded)}; put it in an artifact",
+            )
+        )
+    if fault := json_fault(encoded):
+        faults.append((name, fault))
+    if holds_no_number(value, encoded):
+        faults.append((name, NO_NUMBER))
+    return encoded
+
+
+def text_fault(value: Any) -> str | None:
+    if not isinstance(value, str) or not value.strip() or len(value) > MAX_TEXT or "\0" in value:
+        return f"must be a text of 1 to {MAX_TEXT} characters, got {shown(value)}"
+    if not value.isascii() and _SURROGATE.search(value):
+        return f"must be valid Unicode, got {shown(value)}"
+    return None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _texts(value: Any, most: int = MAX_LIST) -> str | None:
+    if value in ((), []):
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > most:
+        return f"must be a list of at most {most} texts, got {shown(value)}"
+    for item in value:
+        if fault := text_fault(item):
+            return fault
+    return None
+
+
+def _dependencies(value: Any) -> str | None:
+    return _texts(value, MAX_DEPENDENCIES)
+
+
+def _id(value: Any) -> str | None:
+    if not isinstance(value, str) or not 1 <= len(value) <= 128 or not _SAFE_ID_CHARACTERS.issuperset(value):  # noqa: PLR2004
+        return f"must be 1 to 128 letters, digits, '.', '_' or '-', got {shown(value)}"
+    return None if value[0].isalnum() else f"must start with a letter or digit, got {shown(value)}"
+
+
+def _number(low: float, high: float, *, whole: bool = False) -> Check:
+    kind = "whole number" if whole else "number"
+
+    def check(value: Any) -> str | None:
+        right_type = isinstance(value, int) if whole else isinstance(value, int | float | Decimal)
+        # A Decimal that is no number can't even be compared.
+        unordered = isinstance(value, Decimal) and not value.is_finite()
+        if isinstance(value, bool) or not right_type or unordered or not low <= value <= high:
+            return f"must be a {kind} from {low:.15g} to {high:.15g}, got {shown(value)}"
+        return None
+
+    return check
+
+
+def _instant(value: Any) -> str | None:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return None
+    return f"must be a time with its time zone, got {shown(value)}"
+
+
+def _dollars(value: Any) -> str | None:
+    try:
+        money(value)
+    except InvalidInputError as error:
+        return error.errors[0][1]
+    return None
+
+
+def _priority(value: Any) -> str | None:
+    if type(value) is int and 0 <= value <= 100:  # noqa: PLR2004 - the common case, at once
+        return None
+    try:
+        check_priority(value)
+    except InvalidInputError as error:
+        return error.errors[0][1]
+    except (TypeError, ValueError, OverflowError):
+        return f"must be a whole number from 0 to 100, got {shown(value)}"
+    return None
+
+
+def _preset(value: Any) -> str | None:
+    return (
+        None
+        if value is None or value in tuple(Preset)
+        else f"must be one of {', '.join(Preset)}, got {shown(value)}"
+    )
+
+
+#: By field of a task.
+CHECKS: Mapping[str, Check] = {
+    "type": text_fault,
+    "key": text_fault,
+    "title": text_fault,
+    "id": _id,
+    "priority": _priority,
+    "priority_boost_per_minute": _number(0, 1_000),
+    "deadline": _instant,
+    "run_at": _instant,
+    "depends_on": _dependencies,
+    "parent_id": text_fault,
+    "lock_key": text_fault,
+    "max_total_cost_usd": _dollars,
+    "heartbeat_interval_sec": _number(MIN_SECONDS, LONGEST_SECONDS),
+    "max_attempts": _number(1, MAX_ATTEMPTS, whole=True),
+    "idempotency_key": text_fault,
+    "tags": _texts,
+    "created_by": text_fault,
+    "preset": _preset,
+}
+#: Those that may stand in `spec.constraints` instead.
+LIMIT_CHECKS: Mapping[str, Check] = {
+    "max_cost_usd": _dollars,
+    "max_duration_sec": _number(MIN_SECONDS, LONGEST_SECONDS),
+    "required_capabilities": _texts,
+    "model_preferences": _texts,
+    "fallback_models": _texts,
+}

@@ -1,0 +1,84 @@
+"""Tasks of one call are mostly alike: what equals the task before is not checked again, nor written twice."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from operator import is_, itemgetter
+from typing import Any
+
+import msgspec
+
+from lineshaft.model.fields import CHECKS, encoded_json
+from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
+
+
+class Resolver:
+    """Resolves the tasks of one call: gives a row, which alike tasks share, and the spec, each task's own."""
+
+    def __init__(self, gate_faults: GateFaults | None = None) -> None:
+        self._gate_faults = gate_faults
+        self._shape: tuple[Any, ...] | None = None
+        self._row: TaskRow | None = None
+
+    def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
+        fields = msgspec.structs.astuple(task)
+        shape, row = _shape(fields), self._row
+        known = row is not None and self._shape is not None and _is_same(shape, self._shape)
+        if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
+            row = resolve(task, place=place, gate_faults=self._gate_faults)
+            # A title or a dependency taken from the spec is this task's own.
+            self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
+            return row, row.spec
+        return row, encoded_json("spec", task.spec, place=place)
+
+
+def all_alike(tasks: Sequence[NewTask]) -> bool:
+    """Whether they differ in nothing but their specs, and have no names and no place in a graph."""
+    first = _shape(msgspec.structs.astuple(tasks[0]))
+    for task in tasks:
+        fields = msgspec.structs.astuple(task)
+        if not (_place(fields) in _NO_PLACE and _is_same(_shape(fields), first) and _is_plain(task.spec)):
+            return False
+    return True
+
+
+#: What a task doesn't share with others that are like it: its names and its place in a graph, and its spec.
+_PLACE = ("key", "id", "depends_on", "parent_id")
+_NO_PLACE: tuple[tuple[Any, ...], ...] = ((None, None, (), None), (None, None, [], None))
+_fields = NewTask.__struct_fields__
+_place = itemgetter(*map(_fields.index, _PLACE))
+_PLACE_CHECKS = tuple(CHECKS[name] for name in _PLACE)
+_shape = itemgetter(*(n for n, name in enumerate(_fields) if name not in {*_PLACE, "spec"}))
+#: Keys of a spec that decide more than the spec.
+_SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
+
+
+def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Equal is not enough: 1, 1.0 and true are equal, and so may be two times that are an hour apart."""
+    return all(map(is_, one, other)) or all(map(_is_same_value, one, other))
+
+
+def _is_same_value(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, datetime):
+        return bool(one.utcoffset() == other.utcoffset())
+    return type(one) in _COMPARABLE
+
+
+#: Of these, what is equal is the same. Lists have texts, or are at fault.
+_COMPARABLE = frozenset({str, int, float, bool, Decimal, list, tuple})
+
+
+def _is_plain(spec: Any) -> bool:
+    return isinstance(spec, dict) and _SPECIAL.isdisjoint(spec)
+
+
+def _is_misplaced(fields: tuple[Any, ...]) -> bool:
+    """Whether a name, or what it depends on, is at fault."""
+    for check, value in zip(_PLACE_CHECKS, _place(fields), strict=True):
+        if value is not None and check(value):
+            return True
+    return False
