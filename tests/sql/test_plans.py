@@ -56,11 +56,11 @@ CASES = [
     ("claims", "claim_tasks", CLAIM, ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"]),
     ("shortcuts", "claim_plain", CLAIM, ["task_live_claimable", "task_pkey", "agent_pkey", "dag_pkey"]),
     ("shortcuts", "complete_plain", COMPLETE, ["task_live_pkey", "agent_pkey"]),
-    ("lifecycle", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
-    ("lifecycle", "complete_tasks", COMPLETE, ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"]),
-    ("lifecycle", "unblock_dependents", NOW | IDS, ["edge_dependents", "task_live_pkey", "task_end_pkey"]),
+    ("standing", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
+    ("completing", "complete_tasks", COMPLETE, ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"]),
+    ("changes", "unblock_dependents", NOW | IDS, ["edge_dependents", "task_live_pkey", "task_end_pkey"]),
     ("lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
-    ("lifecycle", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
+    ("standing", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
     ("upkeep", "lock_expired", NOW | {"limit": 100}, ["task_live_leased"]),
     ("gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
     ("gates", "renew_gates", NOW | RENEW, ["attempt_pkey"]),
@@ -123,14 +123,18 @@ GROWING = frozenset({
 })  # fmt: skip
 #: Statements that start at one end of an index and stop after a row or so; or that read what few agents hold.
 MAY_SCAN = frozenset({"parked_for_nothing", "dags_with_parked", "openings", "held_by"})
-HOT = ("claims", "lifecycle", "submission", "operations", "upkeep", "fleet", "working", "guards")
+HOT = (
+    "claims", "shortcuts", "lifecycle", "standing", "completing", "failing", "changes", "reviving",
+    "submission", "operations", "upkeep", "fleet", "working", "guards",
+)  # fmt: skip
 
 
 def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Nodes that read a table that grows, or one of its indexes, from one end to the other."""
     reads_table = plan.get("Relation Name") in GROWING and plan["Node Type"] != "Bitmap Heap Scan"
     of_index = plan["Node Type"] == "Bitmap Index Scan" and plan["Index Name"].startswith(tuple(GROWING))
-    if (reads_table or of_index) and "Scan" in plan["Node Type"] and "Index Cond" not in plan:
+    is_scan = (reads_table or of_index) and "Scan" in plan["Node Type"]
+    if is_scan and "Index Cond" not in plan and "TID Cond" not in plan:
         yield plan
     for below in plan.get("Plans", ()):
         yield from scans(below)
@@ -175,7 +179,7 @@ _OURS = re.compile(r"\b(rank|rekey_at|minutes)\(")
 def test_our_functions_are_inlined(connection: psycopg.Connection) -> None:
     """One that isn't is read from the catalog and planned by every statement that calls it, at each call."""
     connection.execute(PLAN_BY_INDEX)
-    for stem in ("submission", "claims", "shortcuts", "lifecycle", "upkeep", "operations"):
+    for stem in HOT:
         for name, statement in catalog.load(stem).items():
             if not _OURS.search(statement):
                 continue

@@ -1,5 +1,5 @@
 -- Money beyond a single claim: ceilings, who can't be paid for, how fast it goes. Used by store/budgets.py. Claims reserve and ends settle
--- by themselves (claims.sql, lifecycle.sql).
+-- by themselves (claims.sql, changes.sql).
 
 -- name: set_ceiling
 -- NULL: no limit. Gives what it was before.

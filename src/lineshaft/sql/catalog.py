@@ -17,9 +17,16 @@ _PLACEHOLDER = re.compile(r"%\([a-z][a-z0-9_]*\)s")
 
 
 @cache
-def load(stem: str) -> dict[str, LiteralString]:
-    """All statements of one file, by name."""
-    return parse(files(__package__).joinpath(f"{stem}.sql").read_text(encoding="utf-8"), source=f"{stem}.sql")
+def load(*stems: str) -> dict[str, LiteralString]:
+    """All statements of these files, by name."""
+    found: dict[str, LiteralString] = {}
+    for stem in stems:
+        text = files(__package__).joinpath(f"{stem}.sql").read_text(encoding="utf-8")
+        new = parse(text, source=f"{stem}.sql")
+        if twice := found.keys() & new.keys():
+            raise ValueError(f"{', '.join(sorted(twice))} of {stem}.sql also stands in another of {stems}")
+        found |= new
+    return found
 
 
 def parse(text: str, *, source: str) -> dict[str, LiteralString]:

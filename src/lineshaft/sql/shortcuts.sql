@@ -1,5 +1,5 @@
 -- The same as claim_tasks and complete_tasks, in short, for tasks that have nothing to do with anything else, as most of a big
--- fleet's are: a third of the server's work at a time. Used by store/claims.py and store/lifecycle.py, which go the long way with
+-- fleet's are: a third of the server's work at a time. Used by store/claims.py and store/completing.py, which go the long way with
 -- whatever these leave alone.
 
 -- name: claim_plain

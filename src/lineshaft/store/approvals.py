@@ -27,6 +27,7 @@ from lineshaft.store.database import Connection, Database
 from lineshaft.store.gates import GatedOutput, Gates, Said, Step
 from lineshaft.store.insights import Insights
 from lineshaft.store.lifecycle import Lifecycle
+from lineshaft.store.literals import raw_json
 from lineshaft.store.outcomes import Moved, check_report_size
 from lineshaft.store.reading import DEFAULT_LIMIT, Page, check_limit, decode_cursor, encode_cursor
 from lineshaft.store.views import TaskView
@@ -149,7 +150,11 @@ class Approvals:
 
     async def _asked(self, task_id: str, decision: Decision) -> GatedOutput | None:
         """The task with the answer as its output, if it is one that waits for a person."""
-        output = {"data": _raw(decision.data), "artifacts": None, "decision_report": _raw(decision.report)}
+        output = {
+            "data": raw_json(decision.data),
+            "artifacts": None,
+            "decision_report": raw_json(decision.report),
+        }
         async with (
             self._database.connection() as connection,
             connection.cursor(row_factory=class_row(GatedOutput)) as cursor,
@@ -235,7 +240,3 @@ class _Waiting:
     kind: str
     since: datetime
     schema: bytes | None
-
-
-def _raw(json: bytes | None) -> msgspec.Raw | None:
-    return None if json is None else msgspec.Raw(json)

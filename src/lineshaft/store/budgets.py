@@ -35,7 +35,7 @@ class Budgets:
         self._lifecycle = lifecycle
         self._rules = rules
         self._sql = catalog.load("budgets")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("changes")
         self._inserts = catalog.load("submission")
         self._operations = catalog.load("operations")
 

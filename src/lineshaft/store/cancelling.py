@@ -70,7 +70,7 @@ class Cancelling:
         self._lifecycle = lifecycle
         self._reviving = reviving
         self._sql = catalog.load("operations")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("reviving")
         self._letters = catalog.load("deadletters")
 
     async def cancel(

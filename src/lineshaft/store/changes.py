@@ -325,7 +325,7 @@ class Changes:
 
     async def write(self, connection: Connection) -> list[str]:
         """Write everything; gives the batches whose children are all done, which have to be finished next."""
-        sql = catalog.load("lifecycle")
+        sql = catalog.load("changes")
         async with connection.pipeline():
             send = _Sender(connection, sql, self.now)
             await send("requeue_tasks", _REQUEUE, self._requeued)

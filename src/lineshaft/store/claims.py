@@ -154,7 +154,7 @@ class Claims:
         self._plain = catalog.load("shortcuts")["claim_plain"]
         self._shortcut = Shortcut()
         self._take_probing = catalog.load("breakers")["take_probing"]
-        self._unpark = catalog.load("lifecycle")["unpark_lock_waiters"]
+        self._unpark = catalog.load("changes")["unpark_lock_waiters"]
         #: Tasks this process has claimed since it last saw to the generations.
         self._left = 0
         self._turn_at = _TURN_AFTER

@@ -18,7 +18,7 @@ from lineshaft.model.priority import PriorityInputs, rank, rekey_at
 from lineshaft.model.resolving import Resolver
 from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow
 from lineshaft.store.copying import Column, Same
-from lineshaft.store.lanes import array_literal
+from lineshaft.store.literals import array_literal, json_text
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
@@ -189,12 +189,12 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         row.max_cost_usd,
         row.max_total_cost_usd,
         row.lock_key,
-        _text(row.retry),
+        json_text(row.retry),
         row.output_type,
-        _text(row.gates),
+        json_text(row.gates),
         array_literal(row.tags),
         row.created_by,
-        _text(row.surface),
+        json_text(row.surface),
         row.deadline,
         row.run_at,
         row.priority_boost_per_minute,
@@ -278,10 +278,6 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         draft.is_batch,
         row.gates is not None or row.require_decision_report,
     )
-
-
-def _text(json: bytes | None) -> str | None:
-    return None if json is None else json.decode()
 
 
 def draft_task(

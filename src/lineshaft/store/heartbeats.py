@@ -18,8 +18,8 @@ from lineshaft.errors import UnavailableError
 from lineshaft.sql import catalog
 from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.database import PLAN_BY_INDEX, configure
-from lineshaft.store.lanes import array_literal
 from lineshaft.store.lending import shut_down
+from lineshaft.store.literals import array_literal
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ class Interventions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = catalog.load("interventions")
-        self._unpark = catalog.load("lifecycle")["unpark_lock_waiters"]
+        self._unpark = catalog.load("changes")["unpark_lock_waiters"]
         self._wake_everybody = catalog.load("operations")["wake_everybody"]
 
     async def release_lock(self, key: str) -> None:

@@ -1,11 +1,12 @@
 """Lanes: found or made, and remembered, because every new task needs the number of its lane."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from lineshaft.model.priority import Lane
 from lineshaft.sql import catalog
 from lineshaft.store.database import Connection
+from lineshaft.store.literals import array_literal
 
 #: They are few and never change; bounded in case somebody makes millions.
 _REMEMBERED = 10_000
@@ -43,40 +44,3 @@ class Lanes:
         """To be called once they are committed: what is rolled back never existed."""
         if len(self._known) < _REMEMBERED:
             self._known.update(lanes)
-
-
-def array_literal(values: Sequence[object]) -> str:
-    """PostgreSQL's text form of an array.
-
-    Arrays of different lengths can't be elements of one array parameter, and for long ones this is many times
-    quicker than the driver's own way.
-    """
-    if not values:
-        return "{}"
-    nones = values.count(None)
-    if nones == len(values):
-        return "{" + "NULL," * (nones - 1) + "NULL}"
-    kinds = {type(value) for value in values}
-    if kinds == {int}:
-        return "{" + ",".join(map(str, values)) + "}"
-    if kinds == {str}:
-        # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
-        joined = '","'.join(cast("Sequence[str]", values))
-        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
-            return '{"' + joined + '"}'
-    return "{" + ",".join([_element(value) for value in values]) + "}"
-
-
-def column_literal(values: Sequence[object]) -> str | None:
-    """For an array that is one of several in an `unnest`, which fills up the shorter ones with NULLs."""
-    return None if values.count(None) == len(values) else array_literal(values)
-
-
-def _element(value: object) -> str:
-    if value is None:
-        return "NULL"
-    if not isinstance(value, str):
-        return str(value)
-    if "\\" in value or '"' in value:
-        value = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{value}"'

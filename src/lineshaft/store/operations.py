@@ -43,7 +43,7 @@ class Operations:
         self.cancelling = Cancelling(database, lifecycle, self.reviving)
         self._submission = submission
         self._sql = catalog.load("operations")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("changes", "reviving", "standing")
         self._inserts = catalog.load("submission")
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool = True) -> list[str]:

@@ -1,5 +1,6 @@
 """What agents say about their claims, what they are answered, and what a failure comes to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, is_storable, mended
 from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
+from lineshaft.store.literals import array_literal
 
 MAX_ERROR = 10_000
 #: In somebody's hands, or on its way out of them.
@@ -36,6 +38,14 @@ class ClaimRef:
 
     id: str
     epoch: int
+
+
+def claim_columns(claims: Sequence[ClaimRef]) -> dict[str, str]:
+    """As parameters of a statement that takes many."""
+    return {
+        "ids": array_literal([claim.id for claim in claims]),
+        "epochs": array_literal([claim.epoch for claim in claims]),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Parting:
         self._lifecycle = lifecycle
         self._operations = operations
         self._sql = catalog.load("working")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("standing")
 
     async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
         by_delay: defaultdict[float | None, list[HandBack]] = defaultdict(list)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.spec_change import Change
+from lineshaft.store.literals import json_text
 
 #: So many changed places are named in an event; the whole change is in the table review.
 _NAMED = 20
@@ -28,8 +29,8 @@ class Review:
             "reviewer": self.reviewer,
             "note": self.note,
             "not_before": self.not_before,
-            "spec_before": _text(self.spec_before),
-            "spec_change": _text(self.spec_change),
+            "spec_before": json_text(self.spec_before),
+            "spec_change": json_text(self.spec_change),
         }
 
     def told(self, task_id: str, *, root: str | None = None) -> dict[str, Any]:
@@ -46,7 +47,3 @@ class Review:
 
 
 BY_HAND = Review(resolution=Resolution.RETRY)
-
-
-def _text(json: bytes | None) -> str | None:
-    return None if json is None else json.decode()

@@ -52,7 +52,7 @@ class Reviving:
         self._lanes = lanes
         self._lifecycle = lifecycle
         self._sql = catalog.load("operations")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("changes", "failing", "reviving", "standing")
         self._inserts = catalog.load("submission")
         self._letters = catalog.load("deadletters")
 

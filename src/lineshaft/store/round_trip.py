@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait
 
 from lineshaft.store.database import Connection
-from lineshaft.store.lanes import array_literal
+from lineshaft.store.literals import array_literal
 
 Call = tuple[LiteralString, Mapping[str, Any]]
 Rows = list[tuple[Any, ...]]

@@ -49,7 +49,8 @@ from lineshaft.store.drafts import (
     task_values,
     with_refs,
 )
-from lineshaft.store.lanes import Lanes, column_literal
+from lineshaft.store.lanes import Lanes
+from lineshaft.store.literals import column_literal
 from lineshaft.store.round_trip import round_trip
 
 T = TypeVar("T")

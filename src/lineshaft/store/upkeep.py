@@ -25,7 +25,7 @@ class Upkeep:
         self._breakers = breakers
         self._budgets = budgets
         self._sql = catalog.load("upkeep")
-        self._moves = catalog.load("lifecycle")
+        self._moves = catalog.load("changes")
 
     async def reap(self, limit: int) -> dict[str, int]:
         """Take back what nobody works on any more; counts by reason."""

@@ -1,0 +1,344 @@
+-- What Python has decided, written down. Used by store/changes.py, which sends them in one pipeline: the tasks are locked, and all that
+-- decides was read (lock_tasks). Only claim and complete are worth a statement of their own.
+
+-- name: requeue_tasks
+-- Out of the agent's hands without ending: RETRYING after a failure or a rate limit, READY after a release, PENDING after a snooze or
+-- while it waits for children. Guarded by the row locks that lock_tasks holds.
+UPDATE lineshaft.task_live AS live
+SET status = input.status::lineshaft.task_status,
+    due_at = CASE WHEN input.delay IS NOT NULL THEN clock.now + make_interval(secs => input.delay) END,
+    ready_at = CASE WHEN input.status = 'READY' THEN coalesce(live.ready_at, clock.now) ELSE live.ready_at END,
+    rank = lineshaft.rank(
+        live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+    ),
+    generation = (SELECT last_value FROM lineshaft.generation_no),
+    lane_id = input.lane_id,
+    attempts = input.attempts, rate_limits = input.rate_limits, blocked = live.blocked + input.blocked,
+    cost_usd = live.cost_usd + input.cost,
+    tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
+    last_category = coalesce(input.category, live.last_category),
+    attempt_cost_usd = 0, reserved_usd = 0, agent_id = NULL, model = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
+    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL
+FROM unnest(
+        %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
+        %(rate_limits)s::smallint[], %(blocked)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[],
+        %(categories)s::text[]
+    ) AS input (id, status, delay, lane_id, attempts, rate_limits, blocked, cost, tokens_in, tokens_out, category),
+    lineshaft.lane,
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE live.id = input.id AND lane.id = input.lane_id
+
+-- name: end_tasks
+-- CANCELLED, DEAD_LETTERED, or a batch COMPLETED. Guarded by the row locks that lock_tasks holds.
+WITH input AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(ids)s::text[], %(statuses)s::text[], %(attempts)s::smallint[], %(costs)s::numeric[], %(tokens_in)s::bigint[],
+        %(tokens_out)s::bigint[], %(reasons)s::text[], %(categories)s::text[], %(outputs)s::jsonb[]
+    ) AS input (id, status, attempts, cost, tokens_in, tokens_out, reason, category, output)
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live USING input WHERE live.id = input.id
+    RETURNING live.*, input.status AS end_status, input.attempts AS end_attempts, input.cost, input.tokens_in, input.tokens_out,
+        input.reason, input.category, input.output
+)
+INSERT INTO lineshaft.task_end (
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, cost_usd,
+    tokens_input, tokens_output, reason, category, output
+)
+SELECT
+    id, end_status::lineshaft.task_status, epoch, coalesce(%(now)s::timestamptz, now()), ready_at, claimed_at, started_at,
+    first_started_at, end_attempts, revivals, agent_id, model, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
+    reason, category, output
+FROM gone
+
+-- name: record_attempts
+-- How a claim ended; one that was being validated has its row already.
+INSERT INTO lineshaft.attempt (
+    task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, ended_at, outcome, category, error, cost_usd, tokens_input,
+    tokens_output
+)
+SELECT
+    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.model, coalesce(input.claimed_at, clock.now), input.started_at,
+    clock.now, input.outcome, input.category, input.error, input.cost, input.tokens_in, input.tokens_out
+FROM unnest(
+        %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
+        %(models)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
+        %(errors)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (
+        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, category, error, cost, tokens_in, tokens_out
+    ),
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+ON CONFLICT (task_id, epoch) DO UPDATE
+    SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, ended_at = excluded.ended_at,
+        gate = NULL, gate_due_at = NULL,
+        -- What was booked when the output was handed in, or by a gate since, stays.
+        cost_usd = greatest(attempt.cost_usd, excluded.cost_usd),
+        tokens_input = greatest(attempt.tokens_input, excluded.tokens_input),
+        tokens_output = greatest(attempt.tokens_output, excluded.tokens_output)
+
+-- name: settle_agents
+UPDATE lineshaft.agent
+SET held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
+    spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END + share.actual,
+    spend_day = greatest(spend_day, clock.today)
+FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, n, reserved, actual),
+    (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today) AS clock
+WHERE agent.id = share.id
+
+-- name: settle_dags
+UPDATE lineshaft.dag
+SET reserved_usd = dag.reserved_usd - share.reserved, spent_usd = dag.spent_usd + share.actual, total = dag.total + share.added,
+    completed = dag.completed + share.completed, cancelled = dag.cancelled + share.cancelled, dead_lettered = dag.dead_lettered + share.dead
+FROM unnest(
+    %(dag_ids)s::text[], %(reserved)s::numeric[], %(actual)s::numeric[], %(added)s::integer[], %(completed)s::integer[],
+    %(cancelled)s::integer[], %(dead)s::integer[]
+) AS share (id, reserved, actual, added, completed, cancelled, dead)
+WHERE dag.id = share.id
+
+-- name: judge_dags
+-- A DAG's status, worked out from its counters and from what can still run; called while its row is locked, so of two transactions that
+-- end its last tasks the second sees what the first did. Writes, and tells, only a change.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+verdict AS MATERIALIZED (
+    SELECT dag.id,
+        CASE
+            WHEN dag.completed + dag.cancelled + dag.dead_lettered = dag.total THEN CASE
+                WHEN dag.dead_lettered > 0 THEN 'failed'
+                WHEN dag.cancelled = dag.total THEN 'cancelled'
+                ELSE 'completed'
+            END
+            WHEN dag.dead_lettered > 0 AND NOT EXISTS (
+                -- Can anything still run? Whatever waits for nothing ...
+                SELECT FROM lineshaft.task
+                JOIN lineshaft.task_live AS live ON live.id = task.id
+                WHERE task.dag_id = dag.id AND (live.status <> 'PENDING' OR live.blocked = 0)
+                OFFSET 0
+            ) AND NOT EXISTS (
+                -- ... or waits only for tasks of other DAGs, none of which, directly or not, waits for one that has ended badly. (What
+                -- waits for a task of this DAG need not be looked at: that one would have to run before.)
+                WITH RECURSIVE outward AS MATERIALIZED (
+                    SELECT live.id
+                    FROM lineshaft.task
+                    JOIN lineshaft.task_live AS live ON live.id = task.id
+                    WHERE task.dag_id = dag.id
+                      AND NOT EXISTS (
+                        SELECT FROM lineshaft.edge
+                        LEFT JOIN lineshaft.task_live AS upstream ON upstream.id = edge.depends_on
+                        WHERE edge.task_id = live.id AND NOT edge.satisfied AND (upstream.id IS NULL OR upstream.dag_id = dag.id)
+                      )
+                ),
+                -- OFFSET 0: one look-up a step, whatever the planner thinks of a table that it knows nothing about.
+                above AS (
+                    SELECT id FROM outward
+                    UNION
+                    SELECT next.id
+                    FROM above
+                    CROSS JOIN LATERAL (
+                        SELECT edge.depends_on AS id FROM lineshaft.edge WHERE edge.task_id = above.id AND NOT edge.satisfied OFFSET 0
+                    ) AS next
+                ),
+                stuck AS (
+                    SELECT above.id FROM above WHERE NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = above.id)
+                    UNION
+                    SELECT next.id
+                    FROM stuck
+                    CROSS JOIN LATERAL (
+                        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = stuck.id AND NOT edge.satisfied OFFSET 0
+                    ) AS next
+                )
+                SELECT id FROM outward EXCEPT SELECT id FROM stuck
+            ) THEN 'failed'
+            WHEN dag.status IN ('completed', 'failed', 'cancelled') THEN 'running'
+            ELSE dag.status::text
+        END::lineshaft.dag_status AS status
+    FROM lineshaft.dag
+    WHERE dag.id = ANY (%(dag_ids)s::text[])
+),
+changed AS (
+    UPDATE lineshaft.dag
+    SET status = verdict.status,
+        ended_at = CASE WHEN verdict.status IN ('completed', 'failed', 'cancelled') THEN clock.now END
+    FROM verdict, clock
+    WHERE dag.id = verdict.id AND dag.status <> verdict.status
+    RETURNING dag.id, dag.status
+)
+INSERT INTO lineshaft.event (at, kinds, dag_id)
+SELECT clock.now, ARRAY['dag.' || changed.status::text], changed.id FROM changed CROSS JOIN clock
+
+-- name: lock_dags_below
+-- These DAGs, and those of whatever waits for these tasks, directly or through others: their verdict may change too. Locked together in
+-- one order, before any of them is written. All of them, not only those with a dead letter: one may just be getting its first.
+WITH RECURSIVE below AS (
+    SELECT unnest(%(ids)s::text[]) COLLATE "C" AS id
+    UNION
+    SELECT next.id
+    FROM below
+    CROSS JOIN LATERAL (
+        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = below.id AND NOT edge.satisfied OFFSET 0
+    ) AS next
+)
+SELECT dag.id
+FROM lineshaft.dag
+WHERE dag.id = ANY (ARRAY(
+    SELECT live.dag_id FROM below JOIN lineshaft.task_live AS live ON live.id = below.id WHERE live.dag_id IS NOT NULL
+    UNION
+    SELECT unnest(%(dag_ids)s::text[])
+))
+ORDER BY dag.id
+FOR NO KEY UPDATE
+
+-- name: release_locks
+-- Only the holder's own: a lock that expired and was granted to another stays with that one.
+DELETE FROM lineshaft.lock
+USING unnest(%(keys)s::text[], %(holders)s::text[]) AS held (key, holder)
+WHERE lock.key = held.key AND lock.holder_task_id = held.holder
+
+-- name: unblock_dependents
+-- Follows whatever ends tasks, in the same transaction. Only ends count, so tasks that didn't move do no harm here; and each edge
+-- counts down once.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+satisfied AS (
+    UPDATE lineshaft.edge
+    SET satisfied = true
+    WHERE edge.depends_on = ANY (%(ids)s::text[])
+      AND NOT edge.satisfied
+      -- (Not a join: planned while the table is empty, that might read all of the history ever after.)
+      AND (SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on)
+    RETURNING edge.task_id
+),
+freed AS MATERIALIZED (
+    SELECT task_id AS id, count(*)::integer AS n FROM satisfied GROUP BY task_id ORDER BY task_id
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET blocked = live.blocked - freed.n,
+        status = CASE
+            WHEN live.status = 'PENDING' AND live.blocked = freed.n AND NOT live.is_batch AND coalesce(live.due_at <= clock.now, true)
+            THEN 'READY' ELSE live.status
+        END::lineshaft.task_status,
+        due_at = CASE
+            -- A batch whose children are all done waits for nothing, until finish_batches ends it in this transaction.
+            WHEN live.status = 'PENDING' AND live.blocked = freed.n AND live.is_batch THEN clock.now
+            WHEN live.due_at > clock.now THEN live.due_at
+        END,
+        ready_at = CASE
+            WHEN live.blocked = freed.n AND coalesce(live.due_at <= clock.now, true) THEN coalesce(live.ready_at, clock.now)
+            ELSE live.ready_at
+        END,
+        rank = lineshaft.rank(
+            live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
+        ),
+        rekey_at = coalesce(lineshaft.rekey_at(live.deadline, clock.now), live.rekey_at),
+        generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM freed, lineshaft.lane, clock
+    WHERE live.id = freed.id
+      AND lane.id = live.lane_id
+    RETURNING live.id, live.dag_id, live.lane_id, live.status, live.is_batch AND live.blocked = 0 AS batch_done
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id)
+    SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
+),
+woken AS (
+    SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+)
+SELECT moved.id, moved.batch_done, (SELECT count(*) FROM woken) AS notified FROM moved
+
+-- name: unpark_lock_waiters
+-- The best waiter of each lane comes back into the claims' sight; under a snapshot that is newer than the release, so that one who was
+-- parked while the release waited is not forgotten.
+WITH RECURSIVE waiting AS MATERIALIZED (
+    SELECT free.key, first.lane_id, first.id
+    FROM unnest(%(keys)s::text[]) AS free (key)
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = free.key AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT waiting.key, next.lane_id, next.id
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = waiting.key AND lane_id > waiting.lane_id AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS next
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM waiting)) AND live.parked = 'lock'
+      AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
+
+-- name: unpark_budget_waiters
+-- READY tasks of DAGs that have money again, best first while the sum fits.
+WITH fitting AS MATERIALIZED (
+    SELECT waiting.id
+    FROM (
+        SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
+            sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
+        FROM lineshaft.dag
+        CROSS JOIN LATERAL (
+            SELECT id, dag_id, lane_id, rank, submission_no FROM lineshaft.task_live
+            WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id
+            OFFSET 0
+        ) AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        WHERE dag.id = ANY (%(dag_ids)s::text[])
+          -- One that is still too dear holds up nobody.
+          AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
+    ) AS waiting
+    WHERE waiting.money IS NULL OR waiting.needed <= waiting.money
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, budget_told = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
+      -- In words that no index knows: it is to be found by its id.
+      AND live.parked || '' = 'dag_budget'
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
+
+-- name: free_keys
+-- Cancelled and dead-lettered tasks give their idempotency key back (U8): it has run out, and whoever asks for it next takes it over. Until
+-- then what was asked with it is still known, should the task be revived.
+UPDATE lineshaft.task_key SET expires_at = timestamptz 'epoch' WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
+
+-- name: insert_dead_letters
+INSERT INTO lineshaft.dead_letter (
+    task_id, epoch, revival, dead_lettered_at, total_cost_usd, poison_pill, category, error, pattern
+)
+SELECT input.task_id, input.epoch, input.revival, coalesce(%(now)s::timestamptz, now()), input.cost, input.poison, input.category, input.error,
+    input.pattern
+FROM unnest(
+    %(task_ids)s::text[], %(epochs)s::integer[], %(revivals)s::smallint[], %(costs)s::numeric[], %(poison)s::boolean[],
+    %(categories)s::text[], %(errors)s::text[], %(patterns)s::text[]
+) AS input (task_id, epoch, revival, cost, poison, category, error, pattern)
+
+-- name: insert_events
+INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
+SELECT coalesce(%(now)s::timestamptz, now()), input.kinds::text[], input.task_id, input.dag_id, input.agent_id, input.epoch, input.data
+FROM unnest(
+    %(kinds)s::text[], %(task_ids)s::text[], %(dag_ids)s::text[], %(agent_ids)s::text[], %(epochs)s::integer[], %(data)s::jsonb[]
+) AS input (kinds, task_id, dag_id, agent_id, epoch, data)
+
+-- name: wake_ready
+-- Tasks that were just made READY by requeue_tasks.
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
+
+-- name: dag_runs
+-- A virtual DAG that becomes real while its task runs.
+UPDATE lineshaft.dag
+SET status = 'running', reserved_usd = %(reserved)s::numeric, spent_usd = %(spent)s::numeric
+WHERE id = %(id)s::text

@@ -1,0 +1,144 @@
+-- Tasks that end well. Used by store/completing.py.
+--
+-- Every statement takes arrays and moves a batch. A row moves only if its status and epoch are as expected; what didn't move is
+-- missing from the answer, and Python finds out why.
+
+-- name: complete_tasks
+-- RUNNING → VALIDATING → COMPLETED in one go, for tasks without a gate that must run elsewhere; also VALIDATING → COMPLETED. The live
+-- row goes, the end row comes. What waits for these tasks is moved by unblock_dependents, in the same transaction but under a
+-- newer snapshot: an edge that was added while this waited for a row must not be missed.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+input AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
+        %(output_types)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, output_type, cost, tokens_in, tokens_out)
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live
+    USING input
+    WHERE live.id = input.id
+      AND live.epoch = input.epoch
+      -- Out of VALIDATING only once the gates have accepted it: handing in again is no way past them.
+      AND CASE WHEN %(accepted)s::boolean THEN live.status = 'VALIDATING' ELSE live.status = 'RUNNING' AND NOT live.is_gated END
+      -- More than the task may cost is not accepted (R-235).
+      AND (
+        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        OR live.agent_id IS NULL
+        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+      )
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.reserved_usd, input.output, input.artifacts, input.report, input.output_type,
+        coalesce(input.cost, live.attempt_cost_usd) AS actual, input.tokens_in, input.tokens_out
+),
+ended AS (
+    INSERT INTO lineshaft.task_end (
+        id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+    )
+    SELECT
+        gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
+        gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+        gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+        gone.output, gone.artifacts, gone.report, gone.output_type
+    FROM gone CROSS JOIN clock
+),
+settled AS (
+    UPDATE lineshaft.agent
+    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
+        spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
+        spend_day = greatest(spend_day, share.today)
+    FROM (
+        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
+    ) AS share
+    WHERE agent.id = share.agent_id
+    RETURNING agent.id
+),
+-- The counts make the order: agents, locks, DAGs, the same as in claims.
+lock_released AS (
+    DELETE FROM lineshaft.lock
+    USING gone
+    WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND gone.lock_key IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
+    RETURNING lock.key
+),
+dag_moved AS (
+    UPDATE lineshaft.dag
+    SET completed = dag.completed + share.n,
+        reserved_usd = dag.reserved_usd - share.reserved,
+        spent_usd = dag.spent_usd + share.actual,
+        status = CASE
+            WHEN dag.completed + share.n + dag.cancelled = dag.total THEN 'completed' ELSE dag.status
+        END::lineshaft.dag_status,
+        ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
+    FROM (
+        -- A gate that ran elsewhere gave the money back when it began: only what an agent still held is settled here.
+        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(sum(actual) FILTER (WHERE agent_id IS NOT NULL), 0) AS actual
+        FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
+    ) AS share, clock
+    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) >= 0
+    RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
+    SELECT clock.now,
+        CASE WHEN gone.status = 'RUNNING' THEN '{task.validating,task.completed}' ELSE '{task.completed}' END::text[],
+        gone.id, gone.dag_id, gone.agent_id, gone.epoch
+    FROM gone CROSS JOIN clock
+),
+dag_logged AS (
+    INSERT INTO lineshaft.event (at, kinds, dag_id)
+    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
+),
+troubled AS MATERIALIZED (
+    SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0
+)
+SELECT
+    gone.id, gone.dag_id,
+    -- Whoever called looks after these: a DAG with a dead letter or with money that was freed, and locks that others wait for.
+    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
+    gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
+    gone.lock_key,
+    -- Breakers that have failures to forget, or wait for this very task; NULL while all goes well.
+    CASE
+        WHEN EXISTS (SELECT FROM troubled) THEN ARRAY(
+            SELECT troubled.key
+            FROM troubled
+            WHERE (troubled.state = 'closed' OR troubled.probe_task_id = gone.id)
+              AND troubled.key IN ((SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model)
+        )
+    END AS breakers
+FROM gone
+
+-- name: hand_in
+-- RUNNING → VALIDATING: the output is safe with the attempt from now on. Its agent holds the task until a gate runs elsewhere (gates.sql).
+WITH kept AS (
+    INSERT INTO lineshaft.attempt (
+        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output, output
+    )
+    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.model, live.claimed_at, live.started_at, 'validating',
+        input.cost, input.tokens_in, input.tokens_out, input.output
+    FROM lineshaft.task_live AS live
+    JOIN unnest(
+        %(ids)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[], %(outputs)s::jsonb[]
+    ) AS input (id, cost, tokens_in, tokens_out, output) ON input.id = live.id
+    RETURNING task_id, cost_usd, tokens_input, tokens_output
+)
+UPDATE lineshaft.task_live AS live
+SET status = 'VALIDATING', attempt_cost_usd = kept.cost_usd,
+    tokens_input = live.tokens_input + kept.tokens_input, tokens_output = live.tokens_output + kept.tokens_output
+FROM kept
+WHERE live.id = kept.task_id
+
+-- name: batch_outputs
+-- What a batch parent's output is made of: its children's. Each waits for the one listed before it, which gives their order.
+SELECT child.parent_id, child.id, ended.output,
+    ARRAY(SELECT before.depends_on FROM lineshaft.edge AS before WHERE before.task_id = child.id) AS after
+FROM lineshaft.edge
+JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = edge.task_id
+JOIN lineshaft.task_end AS ended ON ended.id = child.id
+WHERE edge.task_id = ANY (%(ids)s::text[])

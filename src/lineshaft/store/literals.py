@@ -1,0 +1,53 @@
+"""How values are written for the database, where the driver's own way is slower or doesn't fit."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+
+def array_literal(values: Sequence[object]) -> str:
+    """PostgreSQL's text form of an array.
+
+    Arrays of different lengths can't be elements of one array parameter, and for long ones this is many times
+    quicker than the driver's own way.
+    """
+    if not values:
+        return "{}"
+    nones = values.count(None)
+    if nones == len(values):
+        return "{" + "NULL," * (nones - 1) + "NULL}"
+    kinds = {type(value) for value in values}
+    if kinds == {int}:
+        return "{" + ",".join(map(str, values)) + "}"
+    if kinds == {str}:
+        # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
+        joined = '","'.join(cast("Sequence[str]", values))
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return '{"' + joined + '"}'
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def column_literal(values: Sequence[object]) -> str | None:
+    """For an array that is one of several in an `unnest`, which fills up the shorter ones with NULLs."""
+    return None if values.count(None) == len(values) else array_literal(values)
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if not isinstance(value, str):
+        return str(value)
+    if "\\" in value or '"' in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'
+
+
+def json_text(json: bytes | None) -> str | None:
+    """For a parameter of type jsonb: bytes would be bytea."""
+    return None if json is None else json.decode()
+
+
+def raw_json(json: bytes | None) -> msgspec.Raw | None:
+    """For a part of a larger JSON text."""
+    return None if json is None else msgspec.Raw(json)
