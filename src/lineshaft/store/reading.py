@@ -53,7 +53,7 @@ async def in_snapshot(
     database: Database, work: Callable[[Reader], Awaitable[T]], *, for_filters: bool = False
 ) -> T:
     async def read(connection: Connection) -> T:
-        reader = Reader(connection, catalog.load("insights"), database.now)
+        reader = Reader(connection, catalog.load("insights", "listing", "stats"), database.now)
         await connection.execute(reader.sql["snapshot"], {})
         if for_filters:
             await connection.execute(reader.sql["plan_for_filters"], {})

@@ -1,6 +1,6 @@
 """What waits for a person: dead letters and approvals."""
 
-from lineshaft.interfaces.http import bodies, problems, views
+from lineshaft.interfaces.http import bodies, problems, review_views, views
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.model.reviews import Decision
 from lineshaft.store import approvals
@@ -10,7 +10,7 @@ from lineshaft.store.tokens import Scope
 routes = Routes()
 
 
-@routes.get("/v1/dead-letters", Scope.READ, views.DeadLetterPage)
+@routes.get("/v1/dead-letters", Scope.READ, review_views.DeadLetterPage)
 async def list_dead_letters(call: Call, query: bodies.LetterQuery) -> Answer:
     """What failed for good, newest first."""
     wanted = LetterFilter(
@@ -25,22 +25,24 @@ async def list_dead_letters(call: Call, query: bodies.LetterQuery) -> Answer:
         hidden=query.hidden,
     )
     page = await call.service.engine.dead_letters.letters(wanted, limit=query.limit, cursor=query.cursor)
-    return Answer(views.DeadLetterPage([views.dead_letter(view) for view in page.items], page.next_cursor))
+    return Answer(
+        review_views.DeadLetterPage([review_views.dead_letter(view) for view in page.items], page.next_cursor)
+    )
 
 
-@routes.get("/v1/dead-letters/groups", Scope.READ, views.DeadLetterGroups)
+@routes.get("/v1/dead-letters/groups", Scope.READ, review_views.DeadLetterGroups)
 async def list_dead_letter_groups(call: Call, query: bodies.GroupQuery) -> Answer:
     """What nobody has looked at, by like error; the largest group first."""
     groups = await call.service.engine.dead_letters.groups(
         types=query.type, categories=query.category, limit=query.limit
     )
-    return Answer(views.DeadLetterGroups(groups))
+    return Answer(review_views.DeadLetterGroups(groups))
 
 
-@routes.get("/v1/dead-letters/{id}", Scope.READ, views.DeadLetter, codes=("not_found",))
+@routes.get("/v1/dead-letters/{id}", Scope.READ, review_views.DeadLetter, codes=("not_found",))
 async def get_dead_letter(call: Call) -> Answer:
     """The last time that a task failed for good, with its whole history and what was decided since."""
-    return Answer(views.dead_letter(await call.service.engine.dead_letters.letter(call.path["id"])))
+    return Answer(review_views.dead_letter(await call.service.engine.dead_letters.letter(call.path["id"])))
 
 
 @routes.post(
@@ -59,7 +61,7 @@ async def resolve_dead_letter(call: Call, body: Decision) -> Answer:
 @routes.post(
     "/v1/dead-letters/resolve",
     Scope.OPERATE,
-    views.Resolved,
+    review_views.Resolved,
     example={"filter": {"category": "timeout"}, "resolution": "retry", "reviewer": "ada", "note": "all back"},
 )
 async def resolve_dead_letters(call: Call, body: bodies.ResolveMany) -> Answer:
@@ -69,26 +71,30 @@ async def resolve_dead_letters(call: Call, body: bodies.ResolveMany) -> Answer:
     """
     done = await call.service.engine.dead_letters.resolve_all(body.filter.letters(), body.decision())
     refused = [
-        views.Refusal(task_id, problems.problem(error).code, str(error))
+        review_views.Refusal(task_id, problems.problem(error).code, str(error))
         for task_id, error in done.refused.items()
     ]
-    return Answer(views.Resolved(done.resolved, refused, done.more))
+    return Answer(review_views.Resolved(done.resolved, refused, done.more))
 
 
-@routes.get("/v1/reports", Scope.READ, views.ReportPage)
+@routes.get("/v1/reports", Scope.READ, review_views.ReportPage)
 async def search_reports(call: Call, query: bodies.ReportQuery) -> Answer:
     """Decision reports with all of these words, newest first; a phrase stands in quotes."""
     page = await call.service.engine.reports.search(
         query.q, type_=query.type, dag_id=query.dag_id, limit=query.limit, cursor=query.cursor
     )
-    return Answer(views.ReportPage([views.report(found) for found in page.items], page.next_cursor))
+    return Answer(
+        review_views.ReportPage([review_views.report(found) for found in page.items], page.next_cursor)
+    )
 
 
-@routes.get("/v1/approvals", Scope.READ, views.ApprovalPage)
+@routes.get("/v1/approvals", Scope.READ, review_views.ApprovalPage)
 async def list_approvals(call: Call, query: bodies.Page) -> Answer:
     """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
     page = await call.service.engine.approvals.waiting(limit=query.limit, cursor=query.cursor)
-    return Answer(views.ApprovalPage([views.approval(found) for found in page.items], page.next_cursor))
+    return Answer(
+        review_views.ApprovalPage([review_views.approval(found) for found in page.items], page.next_cursor)
+    )
 
 
 @routes.post(
