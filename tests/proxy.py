@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -116,9 +117,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def listening(proxy: Proxy) -> AsyncIterator[int]:
+async def listening(proxy: Proxy, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port on which it listens."""
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, family=socket.AF_INET)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, family=socket.AF_INET, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -67,7 +67,7 @@ class Answer:
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext:
     """The certificates that this machine trusts, read once."""
     return ssl.create_default_context()
 
@@ -130,7 +130,7 @@ class Connection:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = self._address
-        context = _trust() if address.is_secure else None
+        context = trusted() if address.is_secure else None
         self._protocol, self._idle_since = h11.Connection(h11.CLIENT), None
         self._streams = await asyncio.open_connection(address.host, address.port, ssl=context, limit=_CHUNK)
         return self._streams

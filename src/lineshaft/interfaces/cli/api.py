@@ -95,7 +95,11 @@ def connect(args: argparse.Namespace) -> Iterator[Api]:
     settings = Settings.load()
     url = args.url or settings.url
     if url is not None:
-        yield Api(_Remote(url, settings.token))
+        remote = _Remote(url, settings.token)
+        try:
+            yield Api(remote)
+        finally:
+            remote.close()
         return
     with _local(settings) as caller:
         yield Api(caller)
@@ -116,6 +120,9 @@ class _Remote:
         self._headers = {"Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+
+    def close(self) -> None:
+        self._connection.close()
 
     def send(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes]:
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
