@@ -1,6 +1,7 @@
 """Handlers: what a signature asks of a spec, and every style of function."""
 
 import re
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -257,3 +258,33 @@ async def test_the_context_tells_about_the_task(shaft: Lineshaft) -> None:
         "last": None,
         "max": 3,
     }
+
+
+async def test_a_system_without_threads_left_fails_the_attempt_and_nothing_else(shaft: Lineshaft) -> None:
+    agent = Agent("a", max_concurrent_tasks=1)
+
+    @agent.handles("more_than_there_is")
+    async def more_than_there_is() -> None:
+        # No machine has so much memory for the stack of a thread.
+        threading.stack_size(1 << 40)
+
+    @agent.handles("sync")
+    def sync() -> str:
+        return "ran"
+
+    @agent.handles("enough")
+    async def enough() -> None:
+        threading.stack_size(0)
+
+    try:
+        await shaft.submit(NewTask("more_than_there_is", priority=0))
+        failed = await shaft.submit(NewTask("sync", priority=1, max_attempts=1))
+        await shaft.submit(NewTask("enough", priority=2))
+        ran = await one(shaft, agent, "sync", priority=3)
+    finally:
+        threading.stack_size(0)
+
+    letter = await shaft.get(failed)
+    assert letter.status is Status.DEAD_LETTERED
+    assert "can't start new thread" in letter.failure_history[0].error
+    assert ran.result == "ran"

@@ -25,15 +25,16 @@ class Threads:
         self._count = 0
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Run it with the context variables of the caller."""
+        """Run it with the context variables of the caller. A RuntimeError: the system has no thread left."""
         future: Future[Any] = Future()
         context = contextvars.copy_context()
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
+                name = f"{self._name} {self._count + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._count += 1
-                threading.Thread(target=self._work, name=f"{self._name} {self._count}", daemon=True).start()
         self._jobs.put((future, lambda: context.run(function)))
         return future
 
