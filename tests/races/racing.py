@@ -42,6 +42,14 @@ async def waiting(connection: psycopg.Connection, n: int) -> None:
         await asyncio.sleep(0)
 
 
+async def passes_or_waits(connection: psycopg.Connection, side: "asyncio.Future[Any]", n: int) -> None:
+    """Until a side is through, or so many sessions wait for a lock, its own among them."""
+    held_up = asyncio.ensure_future(waiting(connection, n))
+    await asyncio.wait({side, held_up}, return_when=asyncio.FIRST_COMPLETED)
+    held_up.cancel()
+    await asyncio.wait({held_up})
+
+
 async def race(
     connection: psycopg.Connection, holder: psycopg.Connection, *sides: Awaitable[Any], already: int = 0
 ) -> list[Any]:
@@ -53,3 +61,5 @@ async def race(
 
 
 LIVE_ROW = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"
+AGENT_ROW = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
+DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"

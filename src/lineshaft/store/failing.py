@@ -1,9 +1,10 @@
 """Attempts that fail: retried, waited for, or dead-lettered, as the model decides; and batches with them."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +14,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
 from lineshaft.sql import catalog
 from lineshaft.store.breakers import Breakers, FailedAttempt
-from lineshaft.store.changes import UNREPORTED, Changes, LockedTask
+from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.guards import Guards, RateLimited
 from lineshaft.store.lanes import Lanes
@@ -23,6 +24,14 @@ from lineshaft.store.standing import Standing
 
 _SQL = catalog.load("failing")
 _BATCH_OUTPUTS = catalog.load("completing")["batch_outputs"]
+
+_Decision = retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit
+
+
+class _Decided(NamedTuple):
+    task: LockedTask
+    failure: Failure
+    decision: _Decision
 
 
 class Failing(Standing):
@@ -97,39 +106,55 @@ class Failing(Standing):
     ) -> dict[str, Moved]:
         if not failures:
             return {}
+        changes = Changes(self._database.now)
+        decided = await self._decide_all(connection, failures)
+        # Those that die come first: what goes down with their batches is not tried again.
+        dead = [each for each in decided if isinstance(each.decision, retry.DeadLetter)]
+        moved = await self._record(connection, changes, dead)
+        spent = {each.task.id: each.failure.spent for each in decided}
+        cancelled = await self._fail_batches(connection, changes, [each.task for each in dead], spent)
+        moved |= {name: Moved(name, Status.CANCELLED) for name in spent if name in cancelled}
+        rest = [each for each in decided if each.task.id not in moved]
+        moved |= await self._record(connection, changes, rest)
+        await self.finish(connection, changes)
+        limits: list[RateLimited] = []
+        against: list[FailedAttempt] = []
+        for task, failure, decision in [*dead, *rest]:
+            if isinstance(decision, ratelimit.WaitForLimit):
+                limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
+            elif breaker.counts_against(failure.kind):
+                against.append(FailedAttempt(task.id, task.type, task.model))
+        await self._breakers.failed(connection, against)
+        await self._guards.signal_slowdowns(connection, limits)
+        return moved
+
+    async def _decide_all(
+        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+    ) -> list[_Decided]:
         cursor = await connection.execute(
             _SQL["failed_agents"],
             {"ids": [t.id for t, _ in failures], "revivals": [t.revivals for t, _ in failures]},
         )
         agents: dict[str, list[str | None]] = dict(await cursor.fetchall())
-        changes = Changes(self._database.now)
-        moved: dict[str, Moved] = {}
-        dead: list[LockedTask] = []
-        limits: list[RateLimited] = []
-        against: list[FailedAttempt] = []
+        decided = []
         for task, reported in failures:
             failure = _overdrawn(task, reported)
             decision = self._decide(task, failure, [*agents.get(task.id, []), task.agent_id])
+            decided.append(_Decided(task, failure, decision))
+        return decided
+
+    async def _record(
+        self, connection: Connection, changes: Changes, decided: Sequence[_Decided]
+    ) -> dict[str, Moved]:
+        moved = {}
+        for task, failure, decision in decided:
             lane_id = task.lane_id
             if isinstance(decision, retry.Retry):
                 lane_id = await self._lane(connection, task, decision.models)
-            status = record_failure(changes, task, failure, decision, lane_id)
-            moved[task.id] = Moved(task.id, status)
-            if status is Status.DEAD_LETTERED:
-                dead.append(task)
-            if isinstance(decision, ratelimit.WaitForLimit):
-                limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
-            elif breaker.counts_against(failure.kind):
-                against.append(FailedAttempt(task.id, task.type, task.model))
-        await self._fail_batches(connection, changes, dead)
-        await self.finish(connection, changes)
-        await self._breakers.failed(connection, against)
-        await self._guards.signal_slowdowns(connection, limits)
+            moved[task.id] = Moved(task.id, record_failure(changes, task, failure, decision, lane_id))
         return moved
 
-    def _decide(
-        self, task: LockedTask, failure: Failure, agents: list[str | None]
-    ) -> retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit:
+    def _decide(self, task: LockedTask, failure: Failure, agents: list[str | None]) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
             told = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
@@ -198,17 +223,29 @@ class Failing(Standing):
                 changes.event(task, ["task.completed"])
             batches = await changes.write(connection)
 
-    async def _fail_batches(self, connection: Connection, changes: Changes, dead: list[LockedTask]) -> None:
-        """A child that failed for good takes its batch along: siblings cancelled, parent dead (R-193)."""
-        seen = {task.id for task in dead}
-        while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - seen):
+    async def _fail_batches(
+        self,
+        connection: Connection,
+        changes: Changes,
+        dead: list[LockedTask],
+        spent: Mapping[str, Spent],
+    ) -> set[str]:
+        """A child that failed for good takes its batch along: siblings cancelled, parent dead (R-193).
+
+        `spent` is what some of them have just reported. Gives who was cancelled.
+        """
+        ended = {task.id for task in dead}
+        cancelled: set[str] = set()
+        while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - ended - cancelled):
             causes = {t.parent_id: t for t in dead}
             families = await self.lock(connection, parents)
             batches = [task for task in families.values() if task.is_batch]
-            siblings = await self._descendants(connection, [task.id for task in batches], seen)
-            for task in (await self.lock(connection, siblings)).values():
-                changes.end(task, Status.CANCELLED, spent=UNREPORTED, reason="sibling failed")
-                changes.attempt(task, "cancelled", spent=UNREPORTED)
+            ended |= {task.id for task in batches}
+            siblings = await self._lock_below(connection, [task.id for task in batches], ended | cancelled)
+            for task in siblings:
+                used = spent.get(task.id, UNREPORTED)
+                changes.end(task, Status.CANCELLED, spent=used, reason="sibling failed")
+                changes.attempt(task, "cancelled", spent=used)
                 changes.event(task, ["task.cancelled"], {"reason": "sibling failed"})
             for task in batches:
                 reason = f"child {causes[task.id].id} failed"
@@ -216,17 +253,30 @@ class Failing(Standing):
                     task, Status.DEAD_LETTERED, spent=UNREPORTED, reason=reason, category="dependency"
                 )
                 changes.event(task, ["task.dead_lettered"], {"reason": reason})
-            seen |= {*parents, *siblings}
+            cancelled |= {task.id for task in siblings}
             dead = batches
+        return cancelled
 
-    async def _descendants(self, connection: Connection, ids: list[str], without: set[str]) -> list[str]:
+    async def _lock_below(
+        self, connection: Connection, ids: list[str], without: set[str]
+    ) -> list[LockedTask]:
+        """Whatever is live below these tasks."""
+        known: set[str] = set()
+        locked: dict[str, LockedTask] = {}
+        # Whoever spawns holds the parent: once these are locked, no more can come.
+        while not (found := await self._descendants(connection, ids, without)) <= known:
+            known = found
+            locked = await self.lock(connection, sorted(found))
+        return list(locked.values())
+
+    async def _descendants(self, connection: Connection, ids: list[str], without: set[str]) -> set[str]:
         """Children of these tasks, and theirs; not those of the ones left out."""
-        found: dict[str, None] = {}
+        found: set[str] = set()
         while ids:
             cursor = await connection.execute(_SQL["children"], {"ids": ids})
             ids = [row[0] for row in await cursor.fetchall() if row[0] not in found and row[0] not in without]
-            found |= dict.fromkeys(ids)
-        return list(found)
+            found |= set(ids)
+        return found
 
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
