@@ -42,6 +42,19 @@ async def waiting(connection: psycopg.Connection, n: int) -> None:
         await asyncio.sleep(0)
 
 
+async def blocked_by(connection: psycopg.Connection, holder: psycopg.Connection) -> None:
+    """Until a session waits for what the holder has locked."""
+    while True:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND %s = ANY (pg_blocking_pids(pid))",
+            [holder.info.backend_pid],
+        ).fetchone()
+        if row is not None and row[0] > 0:
+            return
+        await asyncio.sleep(0)
+
+
 async def passes_or_waits(connection: psycopg.Connection, side: "asyncio.Future[Any]", n: int) -> None:
     """Until a side is through, or so many sessions wait for a lock, its own among them."""
     held_up = asyncio.ensure_future(waiting(connection, n))

@@ -169,11 +169,7 @@ FROM lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS cl
 WHERE live.id = %(id)s::text AND live.status = 'RETRYING' AND lane.id = live.lane_id
 RETURNING live.id, live.dag_id, live.lane_id
 
--- name: lock_waited_for
--- Before a revival counts what its tasks wait for: no upstream may end between the count and the commit, or it would find nobody to
--- count down. Whoever was ending already is waited for, and counted by the next statement, under a newer snapshot.
-SELECT live.id
-FROM lineshaft.task_live AS live
-WHERE live.id = ANY (ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied))
-ORDER BY live.id
-FOR KEY SHARE
+-- name: waited_for
+-- What the tasks of a revival still wait for. It is held (upstream.sql) before the revival counts: no upstream may end, or be revived and
+-- then end, between the count and the commit, or it would find nobody to count down.
+SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied

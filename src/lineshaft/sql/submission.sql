@@ -55,33 +55,6 @@ RETURNING key
 -- name: read_dag_key
 SELECT dag_id, tasks FROM lineshaft.dag_key WHERE key = %(key)s::text
 
--- name: lock_dead_upstream
--- Before lock_upstream: dead letters that new tasks depend on. A person might just be reviving one, after which it could end before the
--- new edge is there to be counted down, or be cancelling it, without knowing of the new dependent.
-SELECT id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[]) AND status = 'DEAD_LETTERED' ORDER BY id FOR KEY SHARE
-
--- name: lock_upstream
--- Tasks that exist already and that new ones depend on. KEY SHARE holds back their end, but neither claims nor other submissions,
--- until the new edges are committed; who waited for a task to end finds it in upstream_ends. One without a DAG is marked, so that its end
--- looks for what waits; a claim passes over the row meanwhile, so it is told again that it is there.
-WITH held AS MATERIALIZED (
-    SELECT id, dag_id, awaited FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR KEY SHARE
-),
-marked AS (
-    UPDATE lineshaft.task_live AS live
-    SET awaited = true
-    FROM (SELECT id FROM held WHERE dag_id IS NULL AND NOT awaited ORDER BY id) AS unmarked
-    WHERE live.id = unmarked.id
-    RETURNING live.lane_id, live.status
-),
-told AS (
-    SELECT pg_notify('lineshaft', '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0
-)
-SELECT id, dag_id, (SELECT count(*) FROM told) AS notified FROM held
-
--- name: upstream_ends
-SELECT id, status::text FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
-
 -- name: read_parents
 SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
 FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id

@@ -1,6 +1,6 @@
 """What people and parents do to tasks: cancel, retry by hand, change, spawn children, add a dependency."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -31,6 +31,7 @@ from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.review import BY_HAND
 from lineshaft.store.reviving import Reviving
 from lineshaft.store.submission import Submission, Submitted, draft_by_key
+from lineshaft.store.upstream import hold_upstream
 
 
 class Operations:
@@ -178,14 +179,12 @@ class Operations:
     async def _wait_for(self, connection: Connection, parent: str, children: Sequence[Submitted]) -> int:
         """Edges from a parent to children it waits for; those that have ended already don't count."""
         names = list(dict.fromkeys(child.id for child in children))
-        if any(child.duplicate for child in children):
-            # These exist already, so they must not end meanwhile, and may be waiting for others.
+        if any(child.duplicate for child in children) or await self._lead_on(connection, names):
+            # What exists already may just be made to wait for others, in the end for the parent.
             await connection.execute(self._sql["lock_edges"], {})
-            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": names})
-            await connection.execute(self._inserts["lock_upstream"], {"ids": names})
+        stands = await hold_upstream(connection, names)
         await self._refuse_late_cycle(connection, parent, names)
-        cursor = await connection.execute(self._moves["read_ends"], {"ids": names})
-        ended = {row[0] for row in await cursor.fetchall()}
+        ended = {name for name, status in stands.items() if status is not None}
         await connection.execute(
             self._sql["insert_waits"],
             {"parent": parent, "ids": names, "ended": [name in ended for name in names]},
@@ -209,9 +208,7 @@ class Operations:
 
         async def work(connection: Connection) -> Status:
             await connection.execute(self._sql["lock_edges"], {})
-            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": wanted})
-            cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
-            live = {row[0] for row in await cursor.fetchall()}
+            stands = await hold_upstream(connection, wanted)
             locked = await self._lifecycle.lock(connection, [task_id])
             if task_id not in locked or locked[task_id].status not in {Status.PENDING, Status.READY}:
                 status = locked[task_id].status if task_id in locked else await self._end(connection, task_id)
@@ -219,7 +216,7 @@ class Operations:
                     f"Can't add a dependency to task {task_id}: it is {status}; only what nobody has claimed "
                     "yet can be made to wait."
                 )
-            waits = await self._add_edges(connection, task_id, wanted, live)
+            waits = await self._add_edges(connection, task_id, stands, wanted)
             await connection.execute(self._sql["block_task"], {"id": task_id, "n": waits})
             await self._rekey_paths(connection, [task_id])
             if not waits:
@@ -238,28 +235,27 @@ class Operations:
     async def wait_for_inputs(self, connection: Connection, task_id: str, names: Sequence[str]) -> None:
         """Before a revival, as part of it: the task waits for what its new spec refers to."""
         if names:
-            wanted = list(names)
             await connection.execute(self._sql["lock_edges"], {})
-            await connection.execute(self._inserts["lock_dead_upstream"], {"ids": wanted})
-            cursor = await connection.execute(self._inserts["lock_upstream"], {"ids": wanted})
-            await self._add_edges(connection, task_id, wanted, {row[0] for row in await cursor.fetchall()})
+            await self._add_edges(connection, task_id, await hold_upstream(connection, names), names)
 
     async def _add_edges(
-        self, connection: Connection, task_id: str, wanted: Sequence[str], live: set[str]
+        self,
+        connection: Connection,
+        task_id: str,
+        stands: Mapping[str, Status | None],
+        wanted: Sequence[str],
     ) -> int:
-        """Under lock_edges and lock_upstream, which found the `live` ones; gives how many it waits for."""
-        cursor = await connection.execute(self._inserts["upstream_ends"], {"ids": list(wanted)})
-        ends = dict(await cursor.fetchall())
+        """Under lock_edges, to tasks that are held as they stand; gives how many it waits for."""
         for name in wanted:
-            if name not in live and name not in ends:
+            if name not in stands:
                 raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
-            if ends.get(name) == Status.CANCELLED:
+            if stands[name] is Status.CANCELLED:
                 raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
         await self._refuse_late_cycle(connection, task_id, wanted)
         cursor = await connection.execute(self._sql["existing_edges"], {"id": task_id})
         known = {row[0] for row in await cursor.fetchall()}
         new = [name for name in wanted if name not in known]
-        satisfied = {name for name in new if ends.get(name) == Status.COMPLETED}
+        satisfied = {name for name in new if stands[name] is Status.COMPLETED}
         await connection.execute(
             self._inserts["insert_edges"],
             {
@@ -347,11 +343,21 @@ class Operations:
 
         return await self._database.run(work)
 
-    async def _refuse_late_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
-        cursor = await connection.execute(self._sql["upstream_of"], {"ids": list(wanted)})
+    async def _lead_on(self, connection: Connection, names: Sequence[str]) -> bool:
+        """Whether these tasks wait for any others but themselves."""
+        upstream = await self._upstream_of(connection, names)
+        return any(name not in names for above in upstream.values() for name in above)
+
+    async def _upstream_of(self, connection: Connection, names: Sequence[str]) -> dict[str, list[str]]:
+        """Whatever these tasks wait for, directly or not: for each all that it waits for."""
+        cursor = await connection.execute(self._sql["upstream_of"], {"ids": list(names)})
         upstream: dict[str, list[str]] = {}
         for below, above in await cursor.fetchall():
             upstream.setdefault(below, []).append(above)
+        return upstream
+
+    async def _refuse_late_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
+        upstream = await self._upstream_of(connection, wanted)
         cycle = graph.closes_cycle(upstream, task_id, wanted)
         if cycle is not None:
             raise CycleError(cycle)

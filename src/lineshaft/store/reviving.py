@@ -18,6 +18,7 @@ from lineshaft.store.database import Connection, Database
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.review import Review
+from lineshaft.store.upstream import hold_upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Reviving:
         await self._retake_keys(connection, revived)
         lanes = await self._lanes.find(connection, [task.lane for task in revived])
         owners = await self._lock_owners(connection, tasks)
-        await connection.execute(self._sql["lock_waited_for"], {"ids": list(tasks)})
+        await self._hold_waited_for(connection, tasks)
         cursor = await connection.execute(
             self._moves["revive_tasks"],
             {
@@ -150,6 +151,11 @@ class Reviving:
             task.id: next((name for name in task.lock_owners if name in able), None)
             for task in tasks.values()
         }
+
+    async def _hold_waited_for(self, connection: Connection, ids: Iterable[str]) -> None:
+        cursor = await connection.execute(self._sql["waited_for"], {"ids": list(ids)})
+        if names := [row[0] for row in await cursor.fetchall()]:
+            await hold_upstream(connection, names)
 
     async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
         async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:

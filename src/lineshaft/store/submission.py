@@ -28,6 +28,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.fields import check_fields
 from lineshaft.model.priority import Lane
 from lineshaft.model.resolving import Resolver, all_alike
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import GateFaults, NewTask
 from lineshaft.sql import catalog
 from lineshaft.store.alike import AlikeTasks
@@ -52,6 +53,7 @@ from lineshaft.store.drafts import (
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.literals import column_literal
 from lineshaft.store.round_trip import round_trip
+from lineshaft.store.upstream import hold_upstream
 
 T = TypeVar("T")
 
@@ -313,26 +315,22 @@ class Submission:
         outside = sorted({name for draft in new for name in draft.depends_on if name not in own})
         if not outside:
             return set()
-        await connection.execute(self._sql["lock_dead_upstream"], {"ids": outside})
-        cursor = await connection.execute(self._sql["lock_upstream"], {"ids": outside})
-        live = {row[0] for row in await cursor.fetchall()}
-        cursor = await connection.execute(self._sql["upstream_ends"], {"ids": outside})
-        ends = dict(await cursor.fetchall())
+        stands = await hold_upstream(connection, outside)
         for draft in new:
             for name in draft.depends_on:
-                if name in own or name in live:
+                if name in own:
                     continue
                 where = f"{draft.place}." if draft.place else ""
-                if name not in ends:
+                if name not in stands:
                     raise DependencyNotFoundError(
                         f"{where}depends_on names {name!r}, which is neither a key of this call nor an "
                         "existing task; nothing was changed."
                     )
-                if ends[name] == "CANCELLED":
+                if stands[name] is Status.CANCELLED:
                     raise InvalidInputError(
                         errors=[(f"{where}depends_on", f"{name} was cancelled and will never complete")]
                     )
-        return {name for name, status in ends.items() if status == "COMPLETED"}
+        return {name for name, status in stands.items() if status is Status.COMPLETED}
 
     async def _insert(self, connection: Connection, new: list[Draft]) -> None:
         if new:
