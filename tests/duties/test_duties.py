@@ -312,6 +312,7 @@ async def test_a_turn_that_was_rolled_back_leaves_nothing_behind(
 ) -> None:
     """The number is raised all the same: what becomes READY after that must not be out of sight."""
     with connection.transaction(force_rollback=True):
+        connection.execute(catalog.load("upkeep")["announce_generation"])
         connection.execute(catalog.load("upkeep")["open_generation"])
     await engine.submission.submit([NewTask("unseen")])
     view = await engine.fleet.register(NewAgent(id="a1"))

@@ -61,7 +61,7 @@ CASES = [
     ("changes", "unblock_dependents", NOW | IDS, ["edge_dependents", "task_live_pkey", "task_end_pkey"]),
     ("lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
     ("standing", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
-    ("upkeep", "lock_expired", NOW | {"limit": 100}, ["task_live_leased"]),
+    ("upkeep", "lock_expired", NOW | {"limit": 100, "without": []}, ["task_live_leased"]),
     ("gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
     ("gates", "renew_gates", NOW | RENEW, ["attempt_pkey"]),
     ("gates", "read_handed_in", IDS, ["task_live_pkey", "attempt_pkey", "task_pkey"]),

@@ -235,6 +235,7 @@ class Worker:
         """Claim and start; whether there may be more to be had."""
         room = min(self._slots - len(self._running), self._batch)
         full = bool(self._unlimited) and await self._claim_types(self._unlimited, room, idler)
+        has_room = True
         for handler in self._limited:
             room = min(
                 self._slots - len(self._running),
@@ -242,6 +243,10 @@ class Worker:
             )
             if room > 0:
                 full = await self._claim_types([handler.type], min(room, self._batch), idler) or full
+            else:
+                has_room = False
+        if not has_room and not full:
+            idler.decline()
         return full
 
     async def _claim_types(self, types: list[str], room: int, idler: Idler) -> bool:
@@ -368,6 +373,9 @@ class Worker:
         if run.handler.concurrency is not None:
             self._running_of[run.handler.type] -= 1
             self.nudge()
+        elif self._view.budget_usd is not None:
+            # What it had reserved may pay for another.
+            self.nudge()
         if not self._running:
             self._empty.set()
             if self._drain_within is not None:
@@ -435,6 +443,9 @@ class Worker:
                 f"{self.presence.incarnation} must stop."
             )
             self._soon(self._supersede, error)
+        elif status == "offline":
+            # It was, until this heartbeat: its claims found nothing.
+            self._soon(self.nudge)
 
     def told_slowdown(self, until: datetime | None) -> None:
         self.slowdown_until = until

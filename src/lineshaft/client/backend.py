@@ -66,6 +66,10 @@ class Idler(Protocol):
         """There may be more than this one could take: let another agent of this process look too."""
         ...
 
+    def decline(self) -> None:
+        """It had no room for what woke it: let another look instead."""
+        ...
+
 
 class Pulse(Protocol):
     """Heartbeats. Made in one thread, used and closed in the event loop of another."""

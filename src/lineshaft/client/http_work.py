@@ -115,6 +115,9 @@ class HttpIdler:
     def pass_on(self) -> None:
         """Nothing to tell: the server sees which claims came back full, and who leaves."""
 
+    def decline(self) -> None:
+        """As above: whoever waits at the server waits for what it has room for."""
+
     def hang_up(self) -> None:
         """Whoever waits learns at once that nobody answers, and asks anew."""
         self._connection.abort()

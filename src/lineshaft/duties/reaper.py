@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from lineshaft.duties.loop import Counts
-from lineshaft.errors import UnavailableError
-from lineshaft.store.upkeep import Upkeep
+from lineshaft.store.upkeep import UnreapableError, Upkeep
 
 _log = logging.getLogger("lineshaft.duties")
 
@@ -25,16 +24,18 @@ class Reaper:
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
         batch = self.batch
+        bad: list[str] = []
         while True:
             try:
-                reaped = await self.upkeep.reap(batch)
-            except UnavailableError:
-                raise
-            except Exception:
-                if batch == 1:
-                    raise
+                reaped = await self.upkeep.reap(batch, without=bad)
+            except UnreapableError as error:
                 # One bad task must not keep all the others from being reaped: find it by taking them singly.
-                _log.exception("A batch of expired tasks could not be reaped; going on one by one")
+                _log.exception("Some expired tasks could not be reaped; going on one by one")
+                if batch == 1:
+                    bad += error.ids
+                    counts["not to be taken back"] += 1
+                    if not error.ids or len(bad) > self.batch:
+                        raise
                 batch = 1
                 continue
             counts.update(reaped)

@@ -47,16 +47,19 @@ class Validator:
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
-        counts["people told"] += await self.approvals.announce(self.batch)
         runs: _Runs = {}
         async with self._renewing(runs):
             while True:
+                counts["people told"] += await self.approvals.announce(self.batch)
                 room = self.concurrency - len(runs)
                 for output in await self.gates.take(limit=room, lease_sec=self.lease_sec) if room else ():
                     runs[asyncio.create_task(self._run(output), name=f"lineshaft gate {output.id}")] = output
                 if not runs:
                     return counts
-                done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+                # No longer than between two runs: a check may take hours, and others come meanwhile.
+                done, _ = await asyncio.wait(
+                    runs, timeout=self.interval_sec, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     del runs[task]
                     counts["given up" if task.cancelled() else task.result()] += 1

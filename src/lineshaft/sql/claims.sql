@@ -138,8 +138,8 @@ locked AS MATERIALIZED (
         -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks. A DAG that has spent more than its ceiling pays for
         -- nothing, not even for what may cost nothing: that is what it has been overdrawn by.
         taken.lock_key IS NULL AND (SELECT money FROM me) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
-            SELECT dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd FROM lineshaft.dag WHERE dag.id = taken.dag_id
-        ) IS NOT TRUE)) AS plain
+            SELECT (dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd) IS NOT TRUE FROM lineshaft.dag WHERE dag.id = taken.dag_id
+        ) IS TRUE)) AS plain
     FROM quota
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
@@ -167,6 +167,7 @@ locked AS MATERIALIZED (
 weighed AS MATERIALIZED (
     SELECT
         affordable.*,
+        affordable.dag_id IS NOT NULL AND purse.is_seen IS NULL AS has_unseen_dag,
         coalesce(purse.money >= affordable.cost, true) AS fits_alone,
         coalesce(purse.money >= sum(affordable.cost) FILTER (WHERE purse.money >= affordable.cost)
             OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
@@ -174,7 +175,7 @@ weighed AS MATERIALIZED (
         SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT plain
     ) AS affordable
     LEFT JOIN LATERAL (
-        SELECT dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
+        SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
         FROM lineshaft.dag WHERE dag.id = affordable.dag_id
         OFFSET 0
     ) AS purse ON true
@@ -251,12 +252,21 @@ decided AS MATERIALIZED (
             WHEN NOT unlocked.fits_alone THEN 'dag_budget'
             -- Next time, when it is known what the better ones have left.
             WHEN NOT unlocked.fits THEN 'later'
+            -- Its DAG was made while this waited.
+            WHEN unlocked.has_unseen_dag THEN 'contended'
             WHEN NOT unlocked.has_lock THEN 'lock'
             WHEN unlocked.dag_id IS NULL OR unlocked.cost = 0 THEN NULL
             WHEN dag_reserved.id IS NULL THEN 'contended'
         END AS obstacle
     FROM unlocked
     LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
+),
+-- By itself: where a row is newer than the snapshot, PostgreSQL checks it again with what it is joined to. That is remembered for a CTE,
+-- but not for the parts of a UNION ALL in FROM, which would be read anew from their start: the row would be lost, its money and lock not.
+claimable AS MATERIALIZED (
+    SELECT id, chosen_model, cost, resume, effective FROM locked WHERE plain
+    UNION ALL
+    SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
 ),
 -- All that a READY row has no value for yet; whatever puts a row back empties these again.
 moved AS (
@@ -278,11 +288,7 @@ moved AS (
             WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)), live.limit_sec)
             ELSE (SELECT claim_ttl_sec FROM me)
         END
-    FROM (
-        SELECT id, chosen_model, cost, resume, effective FROM locked WHERE plain
-        UNION ALL
-        SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
-    ) AS claimable
+    FROM claimable
     WHERE live.id = claimable.id
     RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
         live.heartbeat_sec, live.limit_sec, live.submission_no, claimable.resume, claimable.effective
@@ -340,8 +346,12 @@ SELECT
     -- The rest tells of the whole claim, in the first row, which is there even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
-    -- Whoever called looks again if some were in the way of others: parked by now, or to be decided anew ...
-    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN EXISTS (SELECT FROM decided WHERE obstacle IS NOT NULL) END AS again,
+    coalesce((SELECT room > 0 FROM me), false) AS has_room,
+    -- Whoever called looks again if some were in the way of others: parked by now, or too dear together with what came before them ...
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN
+            (SELECT count(*) FROM locked WHERE NOT plain) > (SELECT count(*) FROM decided WHERE obstacle IS NULL)
+    END AS again,
     -- ... and into other lanes, if others were just taking what was best ...
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1 THEN ARRAY(
@@ -349,6 +359,21 @@ SELECT
         )
         ELSE '{}'
     END AS contested,
+    -- ... and a little later, if somebody holds what is there: it may stay, and nobody would be told ...
+    CASE
+        WHEN moved.n IS NULL THEN EXISTS (
+            SELECT
+            FROM quota
+            CROSS JOIN LATERAL (
+                SELECT FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+                LIMIT 1
+                OFFSET 0
+            ) AS there
+            WHERE NOT EXISTS (SELECT FROM locked WHERE locked.part = quota.part)
+        )
+        ELSE false
+    END AS missed,
     -- ... and if some got their document's lock, but another claim was quicker with their DAG's money.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
@@ -356,7 +381,7 @@ SELECT
     END AS stranded,
     -- ... and if a breaker may be probed, for which this agent could take a task.
     CASE
-        WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) THEN EXISTS (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (
             SELECT
             FROM due_breaker CROSS JOIN me CROSS JOIN lineshaft.lane
             WHERE (

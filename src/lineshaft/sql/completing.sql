@@ -24,6 +24,8 @@ gone AS (
       AND live.epoch = input.epoch
       -- Out of VALIDATING only once the gates have accepted it: handing in again is no way past them.
       AND CASE WHEN %(accepted)s::boolean THEN live.status = 'VALIDATING' ELSE live.status = 'RUNNING' AND NOT live.is_gated END
+      -- A DAG that was made while this waited for the task can't be counted here: whoever called begins anew.
+      AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
       -- More than the task may cost is not accepted (R-235).
       AND (
         coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd

@@ -141,10 +141,16 @@ SELECT
     -- The rest stands in the first row, which is there even when nothing was claimed; `weigh`: claim_tasks must decide.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM me) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
+    (SELECT room > 0 FROM me) AS has_room,
     moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
-    -- Others were just taking some of what was best, and there is more in other lanes.
-    (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1
-      AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked) AS contested,
+    -- Others were just taking some of what was best: there may be more, here or in other lanes.
+    CASE
+        WHEN moved.n IS NULL THEN EXISTS (SELECT FROM head)
+        WHEN moved.n = 1 THEN
+            (SELECT count(*) FROM moved) < (SELECT count(*) FROM locked)
+            OR ((SELECT count(*) FROM head) > 1 AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked))
+        ELSE false
+    END AS contested,
     -- Whoever called sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always

@@ -1,8 +1,11 @@
 -- Submitting. Used by store/submission.py. These statements also run in callers' own transactions.
 
 -- name: read_clock
--- A bulk submission computes ranks in Python and needs what the database would put in.
-SELECT coalesce(%(now)s::timestamptz, now()) AS now, (SELECT last_value FROM lineshaft.generation_no) AS generation
+-- A bulk submission computes ranks in Python and needs what the database would put in. Here and below the number of the generation is
+-- read by a transaction that has its xid: otherwise close_generations could not know that it is going to write there.
+SELECT
+    coalesce(%(now)s::timestamptz, now()) AS now,
+    (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL) AS generation
 
 -- name: ensure_lanes
 -- Finds or makes the lanes of new tasks. The unique index lane_identity decides; DO UPDATE would write a row for nothing, so
@@ -124,7 +127,7 @@ placed AS (
         coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
-        (SELECT last_value FROM lineshaft.generation_no),
+        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
         lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report
     FROM new CROSS JOIN clock
     ORDER BY n
@@ -171,7 +174,7 @@ placed AS (
         -- A deadline that is past already is looked at once more, to be told as missed.
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
-        (SELECT last_value FROM lineshaft.generation_no), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
+        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean
     FROM (
         SELECT

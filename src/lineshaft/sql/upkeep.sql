@@ -3,10 +3,10 @@
 
 -- name: lock_expired
 -- Leases that have run out, through task_live_leased. A heartbeat that was quicker is seen: the condition is checked again once
--- the row is locked.
+-- the row is locked. `without`: tasks that could not be taken back.
 SELECT id
 FROM lineshaft.task_live
-WHERE lease_until < coalesce(%(now)s::timestamptz, now())
+WHERE lease_until < coalesce(%(now)s::timestamptz, now()) AND id <> ALL (%(without)s::text[])
 ORDER BY lease_until
 LIMIT %(limit)s::integer
 FOR UPDATE SKIP LOCKED
@@ -119,6 +119,7 @@ WHERE NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = wanted.lock_key)
 LIMIT %(limit)s::integer
 
 -- name: dags_with_parked
+-- With a parked task that could be paid by now: those that can't must not hide others.
 WITH RECURSIVE waiting AS (
     (SELECT dag_id FROM lineshaft.task_live WHERE parked = 'dag_budget' ORDER BY dag_id LIMIT 1)
     UNION ALL
@@ -130,7 +131,19 @@ WITH RECURSIVE waiting AS (
         ORDER BY live.dag_id LIMIT 1
     ) AS next
 )
-SELECT dag_id FROM waiting LIMIT %(limit)s::integer
+SELECT waiting.dag_id
+FROM waiting
+WHERE EXISTS (
+    SELECT
+    FROM lineshaft.dag
+    CROSS JOIN LATERAL (
+        SELECT lane_id FROM lineshaft.task_live WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id OFFSET 0
+    ) AS live
+    JOIN lineshaft.lane ON lane.id = live.lane_id
+    WHERE dag.id = waiting.dag_id
+      AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
+)
+LIMIT %(limit)s::integer
 
 -- name: try_turn
 -- One process at a time turns generations; whoever doesn't get the lock leaves it to the other.
@@ -145,38 +158,58 @@ FROM (
     LIMIT %(limit)s::integer
 ) AS counted
 
+-- name: announce_generation
+-- Claims look into the next generation from when this is committed; tasks go there only once it is opened. The other way round a task
+-- could be told and not found. Who may still write into the one before is known when it is dated; until then, anybody.
+INSERT INTO lineshaft.generation (no, opened_by)
+SELECT last_value + 1, '9223372036854775807' FROM lineshaft.generation_no
+ON CONFLICT (no) DO NOTHING
+
 -- name: open_generation
--- Not nextval, which jumps with a crash of the server; see the sequence.
-INSERT INTO lineshaft.generation (no) SELECT setval('lineshaft.generation_no', last_value + 1) FROM lineshaft.generation_no RETURNING no
+-- In a transaction after that. Not nextval, which jumps with a crash of the server; see the sequence.
+SELECT setval('lineshaft.generation_no', last_value + 1)
+FROM lineshaft.generation_no
+WHERE EXISTS (SELECT FROM lineshaft.generation WHERE no = last_value + 1)
+
+-- name: date_generation
+-- After the statement that opened it, so that this one's snapshot is younger: whoever has an xid that isn't in it reads the new number.
+UPDATE lineshaft.generation
+SET opened_by = pg_snapshot_xmax(pg_current_snapshot())
+WHERE no <= (SELECT last_value FROM lineshaft.generation_no) AND opened_by = '9223372036854775807'
 
 -- name: mend_generation
--- A sequence is in no transaction: where the one that raised it was rolled back, tasks become READY in a generation that no claim
--- would look into.
+-- The sequence should never be ahead of the table; tasks would become READY in a generation that no claim looks into.
 INSERT INTO lineshaft.generation (no)
 SELECT last_value FROM lineshaft.generation_no WHERE last_value NOT IN (SELECT no FROM lineshaft.generation)
 
 -- name: move_stragglers
 -- What remains in older generations goes along, so that they can be closed. Only in those that are open: the dead entries of all others,
--- which may be millions while an old transaction holds up cleaning, would be read again by every turn.
-UPDATE lineshaft.task_live AS live
-SET generation = (SELECT last_value FROM lineshaft.generation_no)
-FROM (
-    SELECT remaining.id
-    FROM lineshaft.generation AS older
-    CROSS JOIN LATERAL (
-        SELECT id FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = older.no
+-- which may be millions while an old transaction holds up cleaning, would be read again by every turn. They are told once more: claims
+-- pass over what is locked here.
+WITH moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM (
+        SELECT remaining.id
+        FROM lineshaft.generation AS older
+        CROSS JOIN LATERAL (
+            SELECT id FROM lineshaft.task_live
+            WHERE status = 'READY' AND parked IS NULL AND generation = older.no
+            LIMIT %(limit)s::integer
+            FOR UPDATE SKIP LOCKED
+        ) AS remaining
+        WHERE older.no < (SELECT last_value FROM lineshaft.generation_no)
         LIMIT %(limit)s::integer
-        FOR UPDATE SKIP LOCKED
-    ) AS remaining
-    WHERE older.no < (SELECT last_value FROM lineshaft.generation_no)
-    LIMIT %(limit)s::integer
-) AS left_behind
-WHERE live.id = left_behind.id
+    ) AS left_behind
+    WHERE live.id = left_behind.id
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+FROM moved HAVING count(*) > 0
 
 -- name: close_generations
 -- Drained generations, once no transaction is left that could have read their number before the next one was opened: it might still
--- write into them. Readers, however old, don't hold this up.
+-- write into them. (Whoever writes reads the number after it has got its xid: submission.sql.) Readers, however old, don't hold this up.
 DELETE FROM lineshaft.generation
 WHERE no < (SELECT last_value FROM lineshaft.generation_no)
   AND (
@@ -184,7 +217,7 @@ WHERE no < (SELECT last_value FROM lineshaft.generation_no)
     WHERE status = 'READY' AND parked IS NULL AND task_live.generation = generation.no
     LIMIT 1
   ) IS NULL
-  AND pg_snapshot_xmin(pg_current_snapshot()) > (
+  AND pg_snapshot_xmin(pg_current_snapshot()) >= (
     SELECT next.opened_by FROM lineshaft.generation AS next WHERE next.no > generation.no ORDER BY next.no LIMIT 1
   )
 RETURNING no
@@ -195,16 +228,21 @@ SELECT count(*) FROM lineshaft.generation
 -- name: sweep_generations
 -- READY tasks in a generation that is closed: nobody would look at them. There should be none. Looked for in the last ones that were
 -- closed, for the reason given at move_stragglers; NULL: in all.
-UPDATE lineshaft.task_live AS live
-SET generation = (SELECT last_value FROM lineshaft.generation_no)
-FROM (
-    SELECT id FROM lineshaft.task_live
-    WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT min(no) FROM lineshaft.generation)
-      AND generation >= coalesce((SELECT min(no) FROM lineshaft.generation) - %(last)s::integer, 0)
-    LIMIT %(limit)s::integer
-    FOR UPDATE SKIP LOCKED
-) AS lost
-WHERE live.id = lost.id
+WITH moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET generation = (SELECT last_value FROM lineshaft.generation_no)
+    FROM (
+        SELECT id FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation < (SELECT min(no) FROM lineshaft.generation)
+          AND generation >= coalesce((SELECT min(no) FROM lineshaft.generation) - %(last)s::integer, 0)
+        LIMIT %(limit)s::integer
+        FOR UPDATE SKIP LOCKED
+    ) AS lost
+    WHERE live.id = lost.id
+    RETURNING live.lane_id
+)
+SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+FROM moved HAVING count(*) > 0
 
 -- name: try_lead
 -- For duties of which one in the whole fleet is enough: leadership lasts as long as the transaction.

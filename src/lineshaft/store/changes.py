@@ -296,6 +296,11 @@ class Changes:
         if dag_id is not None:
             self.touch_dag(dag_id)
 
+    def lend_lock(self, task: LockedTask) -> None:
+        """A part of a batch waits for others, which may need the document of the batch."""
+        if task.lock_key is not None and task.lock_owner is not None:
+            self._locks.append((task.lock_key, task.lock_owner))
+
     def hand_over(self, task: LockedTask) -> None:
         """Its output waits for a gate that runs elsewhere: slot, money and lock are free again."""
         self._settle(task, task.attempt_cost_usd)

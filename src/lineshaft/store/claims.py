@@ -7,6 +7,8 @@ next claim begins with the probe, or this one ends with it if there is room: oth
 other work would never try.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 from psycopg.rows import class_row
 
-from lineshaft.errors import LineshaftError, NotFoundError, SupersededError
+from lineshaft.errors import LineshaftError, NotFoundError, SupersededError, UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
 from lineshaft.store.breakers import MODEL, Breakers
@@ -26,8 +28,10 @@ from lineshaft.store.round_trip import round_trip, transaction
 from lineshaft.store.shortcut import Shortcut
 
 LOCK_TTL_SEC = 600.0
-#: A claim that found tasks whose lock is held looks again, this often; each time it has parked more of them.
-_ROUNDS = 20
+#: A claim that found tasks in the way looks again, this often at most; what is parked is in nobody's way.
+_ROUNDS = 1_000
+#: So long it waits for those who hold all that it found. Mostly that is another claim, over at once.
+_PAUSES_SEC = (0.01, 0.04, 0.16)
 #: A new generation is worth opening after so many claims; one that can't be closed yet is tried again sooner.
 _TURN_AFTER = 5_000
 _CLOSE_AFTER = 500
@@ -112,6 +116,8 @@ class Claim:
     inputs: dict[str, bytes | None] = field(default_factory=dict)
     #: Some of this agent's models are slowed down until then; None: none.
     slowdown_until: datetime | None = None
+    #: False: the agent has no slot free, or takes nothing now. Others may.
+    has_room: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +125,14 @@ class _Round:
     """What one statement gave."""
 
     tasks: list[ClaimedTask]
+    #: The agent could take something.
+    has_room: bool
     #: Some were in the way of others, and are no more; or it must be decided anew what can be paid.
     again: bool
     #: Where others were just taking what was best, though there is more elsewhere.
     contested: list[int]
+    #: Somebody else holds all that is there.
+    missed: bool
     #: Who has a lock for nothing.
     stranded: list[str]
     #: A breaker may be probed.
@@ -174,36 +184,64 @@ class Claims:
         parameters = self._parameters(agent_id, incarnation, limit=limit, types=types, start=start)
         tasks: list[ClaimedTask] = []
         stranded: set[str] = set()
-        slowdown_until = None
         tried = agent_id in self._probers
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
         elif self._daily_budget is None and self._shortcut.is_open(agent_id):
-            tasks, is_all = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
+            tasks, has_room, is_all = await self._database.run_alone(
+                lambda own: self._claim_plain(own, parameters)
+            )
             if is_all:
-                return await self._claimed(tasks, None)
-        for _ in range(_ROUNDS):
+                return await self._claimed(Claim(tasks, has_room=has_room))
+        claim = Claim(tasks)
+        try:
+            last = await self._claim_in_rounds(parameters, limit, tasks, stranded)
+            claim = Claim(tasks, slowdown_until=last.slowdown_until, has_room=last.has_room)
+            if not tried and len(tasks) < limit and agent_id in self._probers:
+                parameters["limit"] = limit - len(tasks)
+                tasks += await self._claim_probes(parameters, stranded)
+            if stranded := stranded - {task.id for task in tasks}:
+                await self._database.run(lambda own: self._free(own, sorted(stranded)))
+        except UnavailableError:
+            # What is had already is given: nobody else knows who has it.
+            if not tasks:
+                raise
+        return await self._claimed(claim)
+
+    async def _claim_in_rounds(
+        self, parameters: dict[str, Any], limit: int, tasks: list[ClaimedTask], stranded: set[str]
+    ) -> _Round:
+        """Look until there are enough, or no more to be had; gives the last round.
+
+        Whoever is told that there is nothing, while there is, waits for the next wake-up, or poll.
+        """
+        pauses = iter(_PAUSES_SEC)
+        rounds, missed = 0, False
+        while True:
+            rounds += 1
             parameters["limit"] = limit - len(tasks)
             found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
             tasks += found.tasks
             stranded.update(found.stranded)
-            slowdown_until = found.slowdown_until
-            # Whoever is told that there is nothing, while there is, waits for the next wake-up, or poll.
-            if len(tasks) == limit or not (found.again or found.contested or found.stranded):
-                break
-            parameters["passed_over"] = [*parameters["passed_over"], *found.contested]
-        if not tried and len(tasks) < limit and agent_id in self._probers:
-            parameters["limit"] = limit - len(tasks)
-            tasks += await self._claim_probes(parameters, stranded)
-        if stranded := stranded - {task.id for task in tasks}:
-            await self._database.run(lambda own: self._free(own, sorted(stranded)))
-        return await self._claimed(tasks, slowdown_until)
+            missed = missed or found.missed
+            if len(tasks) == limit or rounds == _ROUNDS:
+                return found
+            if found.again or found.contested or found.stranded:
+                parameters["passed_over"] = [*parameters["passed_over"], *found.contested]
+                continue
+            pause = next(pauses, None)
+            if tasks or not missed or pause is None:
+                return found
+            await asyncio.sleep(pause)
+            missed, parameters["passed_over"] = False, []
 
-    async def _claimed(self, tasks: list[ClaimedTask], slowdown_until: datetime | None) -> Claim:
-        self._left += len(tasks)
+    async def _claimed(self, claim: Claim) -> Claim:
+        self._left += len(claim.tasks)
         if self._left >= self._turn_at:
-            await self._turn()
-        return await self._with_history(tasks, slowdown_until)
+            # The tasks are taken, whatever becomes of that.
+            with contextlib.suppress(UnavailableError):
+                await self._turn()
+        return await self._with_history(claim)
 
     async def claim_task(
         self, agent_id: str, incarnation: int, task_id: str, *, start: bool = False
@@ -218,7 +256,7 @@ class Claims:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         if not tasks:
             raise await self._why_not(task_id, agent_id)
-        return await self._with_history(tasks, found.slowdown_until)
+        return await self._with_history(Claim(tasks, slowdown_until=found.slowdown_until))
 
     def _parameters(
         self,
@@ -288,29 +326,29 @@ class Claims:
         if parameters["daily_budget"] is not None:
             calls.insert(0, (self._sql["lock_day"], {}))
         *_, rows = await round_trip(connection, *calls)
-        *_, now, claim_ttl_sec, again, contested, stranded, probe_due, slowdown_until = rows[0]
+        *_, now, claim_ttl_sec, has_room, again, contested, missed, stranded, probe_due, slowdown = rows[0]
         agent_id = parameters["agent_id"]
         (self._probers.add if probe_due else self._probers.discard)(agent_id)
         if rows[0][0] is not None:
             common = (parameters["start"], now, claim_ttl_sec)
-            tasks = [ClaimedTask(*row[:-7] + common) for row in rows]
-            return _Round(tasks, again, contested, stranded, probe_due, slowdown_until)
+            tasks = [ClaimedTask(*row[:-9] + common) for row in rows]
+            return _Round(tasks, has_room, again, contested, missed, stranded, probe_due, slowdown)
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
         found = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
         _check_agent(agent_id, parameters["incarnation"], await found.fetchone())
-        return _Round([], again, contested, stranded, probe_due, slowdown_until)
+        return _Round([], has_room, again, contested, missed, stranded, probe_due, slowdown)
 
     async def _claim_plain(
         self, connection: Connection, parameters: dict[str, Any]
-    ) -> tuple[list[ClaimedTask], bool]:
-        """And whether that is all there is for now: nothing to weigh, nothing elsewhere."""
+    ) -> tuple[list[ClaimedTask], bool, bool]:
+        """Also whether it has room, and whether that is all for now: nothing to weigh, nothing elsewhere."""
         (rows,) = await round_trip(connection, (self._plain, {**self._database.now, **parameters}))
         rows.sort(key=itemgetter(-1))
-        *_, now, claim_ttl_sec, weigh, contested, _ = rows[0]
+        *_, now, claim_ttl_sec, has_room, weigh, contested, _ = rows[0]
         self._shortcut.tried(parameters["agent_id"], worked=not weigh)
         common = (parameters["start"], now, claim_ttl_sec)
-        tasks = [ClaimedTask(*row[:-5] + common) for row in rows if row[0] is not None]
-        return tasks, not (weigh or contested)
+        tasks = [ClaimedTask(*row[:-6] + common) for row in rows if row[0] is not None]
+        return tasks, has_room, not (weigh or contested)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:
         cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
@@ -318,10 +356,9 @@ class Claims:
         if keys:
             await connection.execute(self._unpark, {"keys": keys})
 
-    async def _with_history(self, tasks: list[ClaimedTask], slowdown_until: datetime | None) -> Claim:
-        resumed = [task.id for task in tasks if task.resume]
-        wanted = sorted({name for task in tasks for name in _context_tasks(task.spec)})
-        claim = Claim(tasks, slowdown_until=slowdown_until)
+    async def _with_history(self, claim: Claim) -> Claim:
+        resumed = [task.id for task in claim.tasks if task.resume]
+        wanted = sorted({name for task in claim.tasks for name in _context_tasks(task.spec)})
         if not resumed and not wanted:
             return claim
         async with self._database.connection() as connection:

@@ -199,6 +199,8 @@ class Operations:
             spent=spent,
             blocked=open_children,
         )
+        if waits:
+            changes.lend_lock(parent)
         changes.attempt(parent, "waiting", spent=spent)
         changes.event(parent, ["task.waiting"] if waits else ["task.waiting", "task.ready"])
 

@@ -1,8 +1,10 @@
 """What keeps the queue going without anybody asking, in bounded batches. The duties call it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.model.retry import SystemReason
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
@@ -16,6 +18,14 @@ from lineshaft.store.lifecycle import Lifecycle
 _LOOK_BACK = 3
 
 
+class UnreapableError(LineshaftError):
+    """These tasks could not be taken back, or one of them; the cause tells why."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        super().__init__(f"Expired tasks can't be taken back: {', '.join(ids)}")
+        self.ids = ids
+
+
 class Upkeep:
     def __init__(
         self, database: Database, lifecycle: Lifecycle, breakers: Breakers, budgets: Budgets
@@ -27,17 +37,23 @@ class Upkeep:
         self._sql = catalog.load("upkeep")
         self._moves = catalog.load("changes")
 
-    async def reap(self, limit: int) -> dict[str, int]:
+    async def reap(self, limit: int, without: Sequence[str] = ()) -> dict[str, int]:
         """Take back what nobody works on any more; counts by reason."""
+        ids: list[str] = []
 
         async def work(connection: Connection) -> dict[str, int]:
             cursor = await connection.execute(
-                self._sql["lock_expired"], {**self._database.now, "limit": limit}
+                self._sql["lock_expired"], {**self._database.now, "limit": limit, "without": list(without)}
             )
-            ids = [row[0] for row in await cursor.fetchall()]
+            ids[:] = [row[0] for row in await cursor.fetchall()]
             return Counter(await self._lifecycle.expire(connection, ids, _expiry_reason))
 
-        return await self._database.run(work)
+        try:
+            return await self._database.run(work)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            raise UnreapableError(ids) from error
 
     async def promote_due(self, limit: int) -> int:
         """Make READY what has waited long enough; gives how many were due."""
@@ -104,16 +120,23 @@ class Upkeep:
         """
         few = left // 5
 
-        async def work(connection: Connection) -> bool:
+        async def announce(connection: Connection) -> bool:
             if not await self._ask(connection, "try_turn"):
                 return False
             if await self._ask(connection, "remaining", limit=few + 1) > few:
                 return False
+            await connection.execute(self._sql["announce_generation"], {})
+            return True
+
+        async def open_it(connection: Connection) -> bool:
+            if not await self._ask(connection, "try_turn"):
+                return False
             await connection.execute(self._sql["open_generation"], {})
+            await connection.execute(self._sql["date_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": few})
             return True
 
-        return await self._database.run(work)
+        return await self._database.run(announce) and await self._database.run(open_it)
 
     async def close_generations(self, limit: int) -> int:
         """Stop looking into drained generations; gives how many are left besides the current one."""
@@ -122,6 +145,7 @@ class Upkeep:
             if not await self._ask(connection, "try_turn"):
                 return 0
             await connection.execute(self._sql["mend_generation"], {})
+            await connection.execute(self._sql["date_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": limit})
             await connection.execute(self._sql["close_generations"], {})
             await connection.execute(self._sql["sweep_generations"], {"limit": limit, "last": _LOOK_BACK})

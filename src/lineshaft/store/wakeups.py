@@ -56,6 +56,8 @@ class Waiter:
         #: ... or others, for these lanes of theirs, that had looked by themselves and found much.
         self._called_for: list[AbstractSet[int] | None] = []
         self._heard = wakeups.calls
+        #: How many lanes had moved when it last began to look.
+        self.looked_at = wakeups.moves
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +74,7 @@ class Waiter:
         missed_call = self._heard != self._wakeups.calls
         self._heard = self._wakeups.calls
         if self._woken_by or missed_call:
+            self.looked_at = self._wakeups.moves
             return True
         loop = asyncio.get_running_loop()
         self._future = loop.create_future()
@@ -83,6 +86,7 @@ class Waiter:
             self._return()
             raise
         finally:
+            self.looked_at = self._wakeups.moves
             if timer is not None:
                 timer.cancel()
             self._wakeups.step_out(self)
@@ -99,6 +103,12 @@ class Waiter:
             self._return()
         else:
             self._wakeups.wake_like(self._lanes)
+
+    def decline(self) -> None:
+        """It has no room for what woke it: let one look who has not since; nobody twice."""
+        lanes, self._woken_by = self._woken_by, set()
+        for lane in sorted(lanes):
+            self._wakeups.wake_other(lane, self.looked_at)
 
     def close(self) -> None:
         """What woke it goes to another, unless it has waited again since."""
@@ -180,6 +190,8 @@ class Wakeups:
         self.on_unwanted: Callable[[int], None] = lambda _: None
         #: How often everybody was woken.
         self.calls = 0
+        #: How often it was heard that a lane has moved.
+        self.moves = 0
 
     async def open(self) -> None:
         """Returns when the first attempt is over. If it failed, more are made while waiters poll."""
@@ -245,6 +257,12 @@ class Wakeups:
         self._remembered.add(lane)
         self.on_unwanted(lane)
 
+    def wake_other(self, lane: int, moves: int) -> None:
+        """Wake one who began to look before this many lanes had moved."""
+        for waiter in self._line:
+            if waiter.looked_at < moves and waiter.wants(lane) and waiter.offer(lane):
+                return
+
     def wake_like(self, lanes: AbstractSet[int] | None) -> None:
         """Wake one who might take the same. Nobody there: whoever comes looks before it waits."""
         for waiter in self._line:
@@ -276,6 +294,7 @@ class Wakeups:
             self.wake_all()
             return
         for lane in lanes:
+            self.moves += 1
             self.wake(lane)
 
     async def _run(self) -> None:

@@ -126,7 +126,8 @@ CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE tags <> '{}';
 -- five times as many tasks have left one as remain, the next is opened; when it is drained, it is removed here and never looked at again.
 CREATE TABLE lineshaft.generation (
     no integer NOT NULL,
-    -- The transaction that opened it: its predecessor may be closed once no older transaction can still write into it.
+    -- Transactions below this may still write into its predecessor, which is closed when there are none. The largest number: nobody
+    -- knows yet.
     opened_by xid8 NOT NULL DEFAULT pg_current_xact_id(),
     opened_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT generation_pkey PRIMARY KEY (no)

@@ -1,0 +1,81 @@
+"""Turns of generations while tasks are submitted and agents look."""
+
+import asyncio
+
+import psycopg
+
+from lineshaft.model.tasks import NewTask
+from lineshaft.sql import catalog
+from lineshaft.store.engine import Engine
+from tests.races.racing import held, waiting
+from tests.store.acting import register
+
+SQL = catalog.load("upkeep")
+
+
+async def claimed(engine: Engine, limit: int = 1) -> list[str]:
+    return [task.id for task in (await engine.claims.claim("ann", 1, limit=limit, start=True)).tasks]
+
+
+async def test_a_bulk_submission_is_held_up_while_its_generation_is_left(
+    engine: Engine, dsn: str, connection: psycopg.Connection
+) -> None:
+    """It has read the number, and written nothing yet: the generation must not be closed before it."""
+    await register(engine, max_concurrent_tasks=100)
+    await engine.submission.submit([NewTask("a")])
+    assert len(await claimed(engine)) == 1
+    with held(dsn, "LOCK TABLE lineshaft.task IN SHARE MODE") as holder:
+        submitting = asyncio.ensure_future(
+            engine.submission.submit([NewTask("a", spec={"n": n}) for n in range(2_000)])
+        )
+        await waiting(connection, 1)
+        for _ in range(4):
+            assert await engine.upkeep.turn_generation(5_000)
+            await engine.upkeep.close_generations(5_000)
+        holder.rollback()
+        await submitting
+    assert len(await claimed(engine, 5)) == 5
+
+
+async def test_a_task_of_a_generation_that_is_just_being_opened(engine: Engine, dsn: str) -> None:
+    """The number counts at once, the transaction that raised it is open still."""
+    await register(engine)
+    with psycopg.connect(dsn) as turning:
+        turning.execute(SQL["announce_generation"])
+        turning.commit()
+        turning.execute(SQL["open_generation"])
+        (task,) = await engine.submission.submit([NewTask("a")])
+        assert await claimed(engine) == [task.id]
+
+
+async def test_a_turn_that_is_interrupted_in_its_middle_is_finished_by_the_next(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    await register(engine, max_concurrent_tasks=10)
+    (old,) = await engine.submission.submit([NewTask("a")])
+    connection.execute(SQL["announce_generation"])
+    assert await engine.upkeep.turn_generation(5)
+    with connection.transaction(force_rollback=True):
+        connection.execute(SQL["announce_generation"])
+    connection.execute(SQL["announce_generation"])
+    # Its number is raised; that it is dated gets lost.
+    connection.execute(SQL["open_generation"])
+    (new,) = await engine.submission.submit([NewTask("a")])
+    assert sorted(await claimed(engine, 5)) == sorted([old.id, new.id])
+    await engine.upkeep.close_generations(100)
+    await engine.submission.submit([NewTask("a")])
+    assert await engine.upkeep.close_generations(100) == 0
+
+
+async def test_what_a_turn_moves_is_told(engine: Engine, dsn: str) -> None:
+    """Claims pass over it while it is moved: who waits must look again."""
+    await register(engine)
+    await engine.submission.submit([NewTask("a") for _ in range(3)])
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute("LISTEN lineshaft")
+        assert await engine.upkeep.turn_generation(50)
+        assert next(listener.notifies(timeout=60)).payload == "1"
+        listener.execute("UPDATE lineshaft.task_live SET generation = 1")
+        await engine.upkeep.close_generations(50)
+        await engine.upkeep.sweep_generations(50)
+        assert next(listener.notifies(timeout=60)).payload == "1"
