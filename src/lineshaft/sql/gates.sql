@@ -95,17 +95,22 @@ WHERE live.id = input.id
 
 -- name: close_accepted
 -- The attempt has succeeded: from here on its output is the task's. A gate that ran elsewhere had let go of the agent, who is named again.
+-- One whose task is not COMPLETED is missing from the answer.
 WITH closed AS (
     UPDATE lineshaft.attempt
     SET outcome = 'completed', ended_at = coalesce(%(now)s::timestamptz, now()), output = NULL, gate = NULL, gate_due_at = NULL
     FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)
+    JOIN lineshaft.task_end AS ended ON ended.id = input.id AND ended.epoch = input.epoch AND ended.status = 'COMPLETED'
     WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
     RETURNING attempt.task_id, attempt.epoch, attempt.agent_id
+),
+named AS (
+    UPDATE lineshaft.task_end AS ended
+    SET agent_id = closed.agent_id
+    FROM closed
+    WHERE ended.id = closed.task_id AND ended.epoch = closed.epoch AND ended.agent_id IS NULL
 )
-UPDATE lineshaft.task_end AS ended
-SET agent_id = closed.agent_id
-FROM closed
-WHERE ended.id = closed.task_id AND ended.epoch = closed.epoch AND ended.agent_id IS NULL
+SELECT task_id FROM closed
 
 -- name: answered_before
 -- Which of these claims handed in an output that is still being checked, or was refused, and where their tasks are now: a call that is

@@ -43,8 +43,10 @@ beat AS (
             clock.now + make_interval(secs => 3 * coalesce(live.heartbeat_sec, (SELECT interval_sec FROM own))), live.limit_at
         ),
         progress = coalesce(input.progress, live.progress),
-        -- What it has cost so far only grows: a late heartbeat must not take money back.
-        attempt_cost_usd = greatest(live.attempt_cost_usd, coalesce(input.cost, 0))
+        -- What it has cost so far only grows: a late heartbeat must not take money back. With the output it is settled.
+        attempt_cost_usd = CASE
+            WHEN live.status = 'RUNNING' THEN greatest(live.attempt_cost_usd, coalesce(input.cost, 0)) ELSE live.attempt_cost_usd
+        END
     FROM input, clock
     WHERE live.id = input.id AND live.epoch = input.epoch AND live.status IN ('RUNNING', 'VALIDATING') AND live.agent_id = %(agent_id)s::text
     RETURNING live.id, live.dag_id, live.epoch, live.lock_key, live.lock_owner, live.heartbeat_sec, input.progress, live.attempt_cost_usd,

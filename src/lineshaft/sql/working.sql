@@ -25,8 +25,10 @@ beaten AS (
     SET heartbeat_at = clock.now,
         lease_until = least(clock.now + make_interval(secs => 3 * input.interval_sec), live.limit_at),
         progress = coalesce(input.progress, live.progress),
-        -- What it has cost so far only grows: a late heartbeat must not take money back.
-        attempt_cost_usd = greatest(live.attempt_cost_usd, coalesce(input.cost, 0))
+        -- What it has cost so far only grows: a late heartbeat must not take money back. With the output it is settled.
+        attempt_cost_usd = CASE
+            WHEN live.status = 'RUNNING' THEN greatest(live.attempt_cost_usd, coalesce(input.cost, 0)) ELSE live.attempt_cost_usd
+        END
     FROM free JOIN input ON input.id = free.id, clock
     WHERE live.id = free.id
     RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.lock_owner, input.interval_sec, input.progress

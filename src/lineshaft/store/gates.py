@@ -23,7 +23,7 @@ from psycopg.rows import class_row
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
 from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict
-from lineshaft.errors import InvalidTransitionError
+from lineshaft.errors import InvalidTransitionError, LineshaftError
 from lineshaft.model.budget import money
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
@@ -373,10 +373,18 @@ class Gates:
         await self._lifecycle.accept(
             connection, [_completion(step.claim, outputs[step.claim.id]) for step in steps]
         )
-        await connection.execute(
+        cursor = await connection.execute(
             self._sql["close_accepted"],
             {**self._database.now, "ids": ids, "epochs": [step.claim.epoch for step in steps]},
         )
+        closed = {row[0] for row in await cursor.fetchall()}
+        for name in ids:
+            if name not in closed:
+                # Never told as done: its output would be gone with the attempt.
+                raise LineshaftError(
+                    f"Task {name} passed its gates but didn't complete; nothing was changed. It is tried again "
+                    f"when its lease runs out; `lineshaft why {name}` tells how it stands."
+                )
         return {name: Moved(name, Status.COMPLETED) for name in ids}
 
     async def _refuse(

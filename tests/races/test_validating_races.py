@@ -1,0 +1,86 @@
+"""What an agent says it has spent, while the output that it has handed in is looked at."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.checks.verdict import HandedIn
+from lineshaft.errors import LineshaftError
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.store.changes import Spent
+from lineshaft.store.claims import ClaimedTask
+from lineshaft.store.engine import Engine
+from lineshaft.store.heartbeats import HeldTask, Presence
+from lineshaft.store.outcomes import Beat, Completion, Moved
+from tests.races.racing import DONE, running, status
+from tests.store.acting import ref
+
+REPORTED = Decimal("0.5")
+#: More than the task may cost.
+TOO_MUCH = Decimal("1.5")
+
+
+@asynccontextmanager
+async def checking(engine: Engine) -> "AsyncIterator[tuple[ClaimedTask, asyncio.Future[list[Moved]]]]":
+    """A task whose output is being looked at while the block runs, and its completion."""
+    begun, done = threading.Event(), threading.Event()
+
+    def look(_: Any, __: HandedIn) -> bool:
+        begun.set()
+        return done.wait(60)
+
+    engine.checks.register("look", look)
+    output = OutputContract(validation=(Gate("look"),))
+    await engine.submission.submit([NewTask("code", max_cost_usd=1, output=output)])
+    (task,) = await running(engine)
+    completion = Completion(ref(task), DONE, spent=Spent(REPORTED))
+    completing = asyncio.ensure_future(engine.lifecycle.complete([completion]))
+    try:
+        await asyncio.to_thread(begun.wait, 60)
+        yield task, completing
+    finally:
+        done.set()
+        await asyncio.wait({completing})
+
+
+@pytest.mark.parametrize("kind", ["of an agent", "of a process"])
+async def test_a_heartbeat_does_not_change_what_an_output_has_cost(
+    engines: tuple[Engine, Engine], connection: psycopg.Connection, kind: str
+) -> None:
+    """The cost that was handed in with the output stands: a heartbeat that says more must not undo it."""
+    one, two = engines
+    async with checking(one) as (task, completing):
+        if kind == "of an agent":
+            answers = await two.lifecycle.heartbeat("a1", 1, [Beat(ref(task), spent=Spent(TOO_MUCH))])
+        else:
+            own = HeldTask(task.id, task.epoch, "a1", 30.0, cost_usd=TOO_MUCH)
+            answers = (await two.working.beat([Presence("a1", 1)], [own])).tasks
+        assert answers == {task.id: "continue"}
+
+    (moved,) = completing.result()
+    assert (moved.status, status(connection, task.id)) == (Status.COMPLETED, Status.COMPLETED)
+    row = connection.execute("SELECT cost_usd FROM lineshaft.task_end WHERE id = %s", [task.id]).fetchone()
+    assert row == (REPORTED,)
+
+
+async def test_an_accepted_output_that_does_not_complete_its_task_is_not_dropped(
+    engines: tuple[Engine, Engine], connection: psycopg.Connection
+) -> None:
+    """Nobody is told COMPLETED of a task that isn't: it stays with its output as it was."""
+    one, _ = engines
+    async with checking(one) as (task, completing):
+        # No statement of ours does this any more.
+        connection.execute("UPDATE lineshaft.task_live SET attempt_cost_usd = %s", [TOO_MUCH])
+        connection.commit()
+
+    with pytest.raises(LineshaftError, match=f"Task {task.id} passed its gates but didn't complete"):
+        completing.result()
+    row = connection.execute("SELECT outcome, output->'data' FROM lineshaft.attempt").fetchone()
+    assert (status(connection, task.id), row) == (Status.VALIDATING, ("validating", True))
