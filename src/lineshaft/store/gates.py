@@ -382,8 +382,8 @@ class Gates:
             if name not in closed:
                 # Never told as done: its output would be gone with the attempt.
                 raise LineshaftError(
-                    f"Task {name} passed its gates but didn't complete; nothing was changed. It is tried again "
-                    f"when its lease runs out; `lineshaft why {name}` tells how it stands."
+                    f"Task {name} passed its gates but didn't complete; nothing was changed. It is tried "
+                    f"again when its lease runs out; `lineshaft why {name}` tells how it stands."
                 )
         return {name: Moved(name, Status.COMPLETED) for name in ids}
 
