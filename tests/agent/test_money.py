@@ -1,5 +1,6 @@
 """Money: the work stops before the next step when it is used up, whoever's it is."""
 
+import asyncio
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -8,8 +9,9 @@ import pytest
 from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, TaskContext
 from lineshaft.agent.money import Account
 from lineshaft.model.states import Status
+from lineshaft.store.wakeups import POLL_SUBSCRIBED
 from lineshaft.store.working import Purses
-from tests.agent.staff import AT_ONCE, drain, engine_of, one
+from tests.agent.staff import AT_ONCE, at_work, drain, engine_of, one
 
 ZERO = Decimal(0)
 
@@ -161,3 +163,18 @@ def _spending(amount: float) -> Callable[[TaskContext], None]:
         ctx.spend(amount)
 
     return handler
+
+
+@pytest.mark.database_only("what wakes an agent of this process")
+async def test_money_that_comes_back_is_used_at_once(shaft: Lineshaft) -> None:
+    """An agent with free slots waits for nothing but its own budget."""
+    agent = Agent("a", budget_usd=1, max_concurrent_tasks=3)
+
+    @agent.handles("x")
+    async def x() -> None:
+        await asyncio.sleep(0)
+
+    tasks = await shaft.submit_many([NewTask("x", max_cost_usd=0.6) for _ in range(3)])
+    async with at_work(agent, shaft=shaft):
+        for task in tasks:
+            await shaft.wait(task, POLL_SUBSCRIBED / 2)

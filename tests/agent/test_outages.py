@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import psycopg
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
@@ -13,6 +14,7 @@ from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.store.engine import Engine
 from lineshaft.store.heartbeats import Heartbeats, Presence
+from lineshaft.store.wakeups import POLL_SUBSCRIBED
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
 
@@ -187,3 +189,22 @@ async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
         assert time.monotonic() - began < 5
 
         await engine.working.openings()
+
+
+@pytest.mark.database_only("what wakes an agent of this process")
+async def test_an_agent_that_was_taken_for_gone_looks_when_it_is_back(
+    shaft: Lineshaft, connection: psycopg.Connection
+) -> None:
+    """What was told meanwhile it could not take; its next heartbeat makes it active again."""
+    agent = Agent("a", heartbeat_interval_sec=0.2)
+
+    @agent.handles("x")
+    async def x() -> None:
+        await asyncio.sleep(0)
+
+    warm_up = await shaft.submit(NewTask("x"))
+    async with at_work(agent, shaft=shaft):
+        await shaft.wait(warm_up, PATIENCE)
+        connection.execute("UPDATE lineshaft.agent SET status = 'offline'")
+        task = await shaft.submit(NewTask("x"))
+        await shaft.wait(task, POLL_SUBSCRIBED / 2)

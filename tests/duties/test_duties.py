@@ -415,3 +415,38 @@ async def test_all_duties_run_side_by_side_until_stopped(engine: Engine) -> None
     stop.set()
 
     await asyncio.wait_for(running, 30)
+
+
+async def test_dags_that_stay_poor_hide_no_other(engine: Engine, connection: psycopg.Connection) -> None:
+    """The promoter looks at what can be paid by now, however many can't."""
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
+    dear = [NewTask("a", key="w", max_cost_usd=2), NewTask("b", key="z", depends_on=["w"])]
+    dags = [await engine.submission.submit_dag("d", dear, budget_ceiling_usd=1) for _ in range(2)]
+    assert (await engine.claims.claim("a1", view.incarnation, limit=5)).tasks == []
+    # As a claim leaves it that parked the task while the ceiling was raised.
+    later = max(dags, key=lambda dag: dag.id)
+    connection.execute("UPDATE lineshaft.dag SET budget_ceiling_usd = 5 WHERE id = %s", [later.id])
+
+    await Promoter(engine.upkeep, batch=1).run_once()
+
+    (task,) = (await engine.claims.claim("a1", view.incarnation, limit=5)).tasks
+    assert task.id == later.tasks["w"].id
+
+
+async def test_one_that_can_not_be_taken_back_keeps_no_other(
+    engine: Engine, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
+    bad, good = await engine.submission.submit([NewTask("a"), NewTask("a")])
+    await engine.claims.claim("a1", view.incarnation, limit=5, start=True)
+    connection.execute("UPDATE lineshaft.task SET retry = '17' WHERE id = %s", [bad.id])
+    connection.execute(
+        "UPDATE lineshaft.task_live SET lease_until = lease_until - interval '1 second' WHERE id = %s",
+        [bad.id],
+    )
+    clock.advance(10_000)
+
+    counts = await Reaper(engine.upkeep).run_once()
+
+    assert counts == {"not to be taken back": 1, "heartbeat_timeout": 1}
+    assert (await engine.insights.task(good.id)).status == "RETRYING"

@@ -316,3 +316,28 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
         assert (found.status, found.attempts) == ("COMPLETED", 0)
         assert [attempt.outcome for attempt in await engine.insights.attempts(task.id)] == ["completed"]
     check_invariants(dsn)
+
+
+async def test_a_long_check_keeps_no_other_from_being_run(dsn: str, clock: MovableClock) -> None:
+    begun, end, quick_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def long(_: Any, __: HandedIn) -> bool:
+        begun.set()
+        await end.wait()
+        return True
+
+    async def quick(_: Any, __: HandedIn) -> bool:
+        quick_done.set()
+        return True
+
+    checks = Checks()
+    checks.register("long", long)
+    checks.register("quick", quick)
+    async with node(dsn, clock, checks) as engine:
+        await handed_in(engine, Gate("long"))
+        running = asyncio.create_task(validator(engine, interval_sec=0.05).run_once())
+        await begun.wait()
+        await handed_in(engine, Gate("quick"))
+        await quick_done.wait()
+        end.set()
+        await running

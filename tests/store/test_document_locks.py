@@ -8,8 +8,9 @@ import pytest
 
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.outcomes import Beat
-from tests.store.acting import ref
+from lineshaft.store.engine import Engine
+from lineshaft.store.outcomes import Beat, Completion
+from tests.store.acting import ref, register
 from tests.store.world import World
 
 
@@ -265,3 +266,22 @@ async def test_ten_thousand_tasks_on_one_document_hide_nothing(world: World) -> 
     )
     assert left["n"] == 0
     assert world.status(holder) == "RUNNING"
+
+
+async def test_a_step_of_a_batch_waits_for_one_that_needs_its_document(engine: Engine) -> None:
+    """The batch's lock is free meanwhile, and is had again when the step goes on."""
+    await register(engine, max_concurrent_tasks=10)
+    steps = [NewTask("step", lock_key="doc"), NewTask("step", lock_key="doc")]
+    await engine.submission.submit([NewTask("batch", lock_key="doc", children=steps)])
+    (step,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+
+    (made,) = await engine.operations.spawn(ref(step), [NewTask("page", lock_key="doc")], wait=True)
+
+    (page,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    assert page.id == made.id
+    await engine.lifecycle.complete([Completion(ref(page))])
+    (again,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    assert again.id == step.id
+    await engine.lifecycle.complete([Completion(ref(again))])
+    (second,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    assert second.type == "step"

@@ -258,3 +258,21 @@ async def test_who_comes_keeps_its_wake_up(served: Served, monkeypatch: pytest.M
 
     assert len(claimed.json["tasks"]) == 1
     assert room._seats[agent["id"], agent["incarnation"]].doubt is None
+
+
+async def test_a_wake_up_is_not_lost_on_one_whose_hands_are_full(served: Served) -> None:
+    client = served.client
+    busy = await client.register("busy", max_concurrent_tasks=1)
+    await client.submit()
+    assert (await claiming(client, busy)).json["tasks"]
+    first = claiming(client, busy)
+    await waiting(served, 1)
+    free = claiming(client, await client.register("free"))
+    await waiting(served, 2)
+
+    await client.submit()
+
+    assert (await free).json["tasks"]
+    assert not first.done()
+    await served.stop()
+    await first
