@@ -38,3 +38,23 @@ async def test_a_retry_that_becomes_ready_between_two_looks_is_done(overtaken: L
     await drain(overtaken, agent)
 
     assert (await overtaken.get(submitted)).result == "done"
+
+
+async def test_a_handler_with_a_limit_is_no_worse_off_than_its_tasks(shaft: Lineshaft) -> None:
+    """One slot, and enough to do without it: what is best comes first all the same."""
+    agent = Agent("a", max_concurrent_tasks=1)
+    order: list[str] = []
+
+    @agent.handles("common")
+    async def common() -> None:
+        order.append("common")
+
+    @agent.handles("rare", concurrency=1)
+    async def rare() -> None:
+        order.append("rare")
+
+    await shaft.submit_many([NewTask("common", priority=90) for _ in range(5)])
+    await shaft.submit(NewTask("rare", priority=0))
+    await drain(shaft, agent)
+
+    assert order == ["rare", *["common"] * 5]

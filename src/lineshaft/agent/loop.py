@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from decimal import Decimal
@@ -233,21 +233,31 @@ class Worker:
 
     async def _claim(self, idler: Idler) -> bool:
         """Claim and start; whether there may be more to be had."""
+        limited = [handler for handler in self._limited if self._room_of(handler) > 0]
+        if limited:
+            # The best of all first, as many as each of these may take: the others alone could fill all slots.
+            room = min(self._room_of(handler) for handler in limited)
+            types = [*self._unlimited, *(handler.type for handler in limited)]
+            if not await self._claim_types(types, room, idler):
+                self._decline_unless(limited, idler)
+                return False
         room = min(self._slots - len(self._running), self._batch)
         full = bool(self._unlimited) and await self._claim_types(self._unlimited, room, idler)
-        has_room = True
-        for handler in self._limited:
-            room = min(
-                self._slots - len(self._running),
-                (handler.concurrency or 0) - self._running_of[handler.type],
-            )
-            if room > 0:
-                full = await self._claim_types([handler.type], min(room, self._batch), idler) or full
-            else:
-                has_room = False
-        if not has_room and not full:
-            idler.decline()
+        for handler in limited:
+            full = await self._claim_types([handler.type], self._room_of(handler), idler) or full
+        if not full:
+            self._decline_unless(limited, idler)
         return full
+
+    def _decline_unless(self, has_room: Sequence[Handler], idler: Idler) -> None:
+        """What woke it may be for a handler that is at its limit: another agent may take it."""
+        if len(has_room) < len(self._limited):
+            idler.decline()
+
+    def _room_of(self, handler: Handler) -> int:
+        """Of one with a limit of its own."""
+        free = (handler.concurrency or 0) - self._running_of[handler.type]
+        return min(free, self._slots - len(self._running), self._batch)
 
     async def _claim_types(self, types: list[str], room: int, idler: Idler) -> bool:
         if room <= 0:
