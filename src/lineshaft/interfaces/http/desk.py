@@ -16,6 +16,8 @@ from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.signals import Present
 from lineshaft.store.wakeups import Waiter
 
+#: How often one looks again that has no room, and waits all the same.
+_FULL_HANDS_SEC = 5.0
 #: What the task is called that watches whether a client has left.
 DEPARTURE = "lineshaft departure"
 
@@ -79,7 +81,9 @@ async def _wait(
         if claim.tasks or left <= 0:
             return claim
         if not departure.done() and not service.stopping.is_set():
-            await waiter.wait(min(left, service.wakeups.poll_interval))
+            # Nobody tells an agent that its own hands are free again.
+            pause = service.wakeups.poll_interval
+            await waiter.wait(min(left, pause if claim.has_room else min(pause, _FULL_HANDS_SEC)))
         if departure.done() or service.stopping.is_set():
             return Claim()
 
