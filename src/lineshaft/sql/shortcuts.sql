@@ -143,14 +143,13 @@ SELECT
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     (SELECT room > 0 FROM me) AS has_room,
     moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
-    -- Others were just taking some of what was best: there may be more, here or in other lanes.
-    CASE
-        WHEN moved.n IS NULL THEN EXISTS (SELECT FROM head)
-        WHEN moved.n = 1 THEN
-            (SELECT count(*) FROM moved) < (SELECT count(*) FROM locked)
-            OR ((SELECT count(*) FROM head) > 1 AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked))
-        ELSE false
-    END AS contested,
+    -- Others were just taking some of what was best: there may be more, here or in other lanes ...
+    (moved.n IS NULL OR moved.n = 1) AND (
+        (SELECT count(*) FROM moved) < (SELECT count(*) FROM locked)
+        OR ((SELECT count(*) FROM head) > 1 AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked))
+    ) AS contested,
+    -- ... or they hold all there is.
+    moved.n IS NULL AND EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM locked) AS missed,
     -- Whoever called sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from psycopg.rows import class_row
@@ -140,6 +140,17 @@ class _Round:
     slowdown_until: datetime | None
 
 
+class _Plain(NamedTuple):
+    """What the short way gave."""
+
+    tasks: list[ClaimedTask]
+    has_room: bool
+    #: Nothing is to be weighed, and there is nothing elsewhere.
+    is_all: bool
+    #: Somebody else holds all that is there.
+    missed: bool
+
+
 class _ProbeTakenError(Exception):
     """Another claim was quicker with the probe: this one is rolled back."""
 
@@ -188,11 +199,12 @@ class Claims:
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
         elif self._daily_budget is None and self._shortcut.is_open(agent_id):
-            tasks, has_room, is_all = await self._database.run_alone(
-                lambda own: self._claim_plain(own, parameters)
-            )
-            if is_all:
-                return await self._claimed(Claim(tasks, has_room=has_room))
+            plain = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
+            if plain.is_all:
+                return await self._claimed(Claim(plain.tasks, has_room=plain.has_room))
+            if plain.missed:
+                await asyncio.sleep(_PAUSES_SEC[0])
+            tasks = plain.tasks
         claim = Claim(tasks)
         try:
             last = await self._claim_in_rounds(parameters, limit, tasks, stranded)
@@ -338,17 +350,14 @@ class Claims:
         _check_agent(agent_id, parameters["incarnation"], await found.fetchone())
         return _Round([], has_room, again, contested, missed, stranded, probe_due, slowdown)
 
-    async def _claim_plain(
-        self, connection: Connection, parameters: dict[str, Any]
-    ) -> tuple[list[ClaimedTask], bool, bool]:
-        """Also whether it has room, and whether that is all for now: nothing to weigh, nothing elsewhere."""
+    async def _claim_plain(self, connection: Connection, parameters: dict[str, Any]) -> _Plain:
         (rows,) = await round_trip(connection, (self._plain, {**self._database.now, **parameters}))
         rows.sort(key=itemgetter(-1))
-        *_, now, claim_ttl_sec, has_room, weigh, contested, _ = rows[0]
+        *_, now, claim_ttl_sec, has_room, weigh, contested, missed, _ = rows[0]
         self._shortcut.tried(parameters["agent_id"], worked=not weigh)
         common = (parameters["start"], now, claim_ttl_sec)
-        tasks = [ClaimedTask(*row[:-6] + common) for row in rows if row[0] is not None]
-        return tasks, has_room, not (weigh or contested)
+        tasks = [ClaimedTask(*row[:-7] + common) for row in rows if row[0] is not None]
+        return _Plain(tasks, has_room, not (weigh or contested or missed), missed and not contested)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:
         cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
