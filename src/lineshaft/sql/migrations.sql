@@ -1,7 +1,13 @@
 -- Bookkeeping of migrations. Used by migrate.py only.
 
 -- name: has_table
-SELECT to_regclass('lineshaft.migration') IS NOT NULL
+-- From the tables, as committed: to_regclass answers from a cache, which may not have heard yet of what another process has just made.
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_class
+    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = pg_class.relnamespace
+    WHERE pg_namespace.nspname = 'lineshaft' AND pg_class.relname = 'migration'
+)
 
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS lineshaft
