@@ -136,6 +136,7 @@ async def test_the_promoter_makes_due_retries_and_schedules_ready(
     await engine.lifecycle.fail([Failure(ref(task), "boom")])
     await engine.submission.submit([NewTask("later", run_at=clock.now() + timedelta(seconds=400))])
     assert await Promoter(engine.upkeep).run_once() == {
+        "promoted": 0,
         "rekeyed": 0,
         "deadlines missed": 0,
         "locks expired": 0,
@@ -448,5 +449,27 @@ async def test_one_that_can_not_be_taken_back_keeps_no_other(
 
     counts = await Reaper(engine.upkeep).run_once()
 
-    assert counts == {"not to be taken back": 1, "heartbeat_timeout": 1}
+    assert counts == {"stuck": 1, "heartbeat_timeout": 1}
     assert (await engine.insights.task(good.id)).status == "RETRYING"
+
+
+async def test_one_that_can_not_be_promoted_keeps_no_other(
+    engine: Engine, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    """A batch that can't be ended: its DAG has fewer tasks than have ended. Nothing known leads there."""
+    batch, later = await engine.submission.submit(
+        [
+            NewTask("batch", children=[NewTask("step")]),
+            NewTask("later", run_at=clock.now() + timedelta(hours=1)),
+        ]
+    )
+    connection.execute(
+        "UPDATE lineshaft.task_live SET blocked = 0, due_at = %s WHERE id = %s", [clock.now(), batch.id]
+    )
+    connection.execute("UPDATE lineshaft.dag SET total = 0")
+    clock.advance(10_000)
+
+    counts = await Promoter(engine.upkeep).run_once()
+
+    assert (counts["stuck"], counts["promoted"]) == (1, 1)
+    assert (await engine.insights.task(later.id)).status == "READY"

@@ -68,7 +68,7 @@ CASES = [
     ("approvals", "waiting_tasks", WAITING, ["task_live_claimable", "task_pkey"]),
     ("approvals", "announce_waiting", NOW | {"limit": 100}, ["task_live_claimable"]),
     ("approvals", "waiting_gates", WAITING, ["attempt_to_approve", "task_pkey"]),
-    ("upkeep", "promote_due", NOW | {"limit": 100}, ["task_live_due", "task_live_pkey"]),
+    ("upkeep", "promote_due", NOW | {"limit": 100, "without": []}, ["task_live_due", "task_live_pkey"]),
     ("upkeep", "rekey_deadlines", NOW | {"limit": 100}, ["task_live_rekey", "task_live_pkey"]),
 ]
 

@@ -8,9 +8,12 @@ find them.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
+from lineshaft.errors import UnavailableError
 from lineshaft.store.upkeep import Upkeep
 
 
@@ -23,18 +26,37 @@ class Promoter:
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
-        while (due := await self.upkeep.promote_due(self.batch)) > 0:
+        failed: Exception | None = None
+        for step in (self._promote, self._rekey, self._mend):
+            try:
+                await step(counts)
+            except UnavailableError:
+                raise
+            except Exception as error:  # noqa: BLE001 - told when the others are done, which it must not keep waiting
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return counts
+
+    async def _promote(self, counts: Counter[str]) -> None:
+        async def take(limit: int, without: Sequence[str]) -> int:
+            due = await self.upkeep.promote_due(limit, without)
             counts["promoted"] += due
-            if due < self.batch:
-                break
+            return due
+
+        if stuck := await take_all(take, self.batch):
+            counts["stuck"] = stuck
+
+    async def _rekey(self, counts: Counter[str]) -> None:
         while True:
             rekeyed, missed = await self.upkeep.rekey_deadlines(self.batch)
             counts["rekeyed"] += rekeyed
             counts["deadlines missed"] += missed
             if rekeyed < self.batch:
-                break
+                return
+
+    async def _mend(self, counts: Counter[str]) -> None:
         counts["locks expired"] += await self.upkeep.expire_locks()
         await self.upkeep.recheck_parked(self.batch)
         counts.update(await self.upkeep.watch_guards(self.batch))
         await self.upkeep.close_generations(self.batch)
-        return counts

@@ -4,14 +4,13 @@ The lease is the only thing it looks at, by the database's clock. Each task fail
 found and is retried or dead-lettered like any other failure.
 """
 
-import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
-from lineshaft.store.upkeep import UnreapableError, Upkeep
-
-_log = logging.getLogger("lineshaft.duties")
+from lineshaft.store.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +22,12 @@ class Reaper:
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
-        batch = self.batch
-        bad: list[str] = []
-        while True:
-            try:
-                reaped = await self.upkeep.reap(batch, without=bad)
-            except UnreapableError as error:
-                # One bad task must not keep all the others from being reaped: find it by taking them singly.
-                _log.exception("Some expired tasks could not be reaped; going on one by one")
-                if batch == 1:
-                    bad += error.ids
-                    counts["not to be taken back"] += 1
-                    if not error.ids or len(bad) > self.batch:
-                        raise
-                batch = 1
-                continue
+
+        async def take(limit: int, without: Sequence[str]) -> int:
+            reaped = await self.upkeep.reap(limit, without)
             counts.update(reaped)
-            if sum(reaped.values()) < batch:
-                return counts
+            return sum(reaped.values())
+
+        if stuck := await take_all(take, self.batch):
+            counts["stuck"] = stuck
+        return counts

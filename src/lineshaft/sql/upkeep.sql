@@ -3,7 +3,7 @@
 
 -- name: lock_expired
 -- Leases that have run out, through task_live_leased. A heartbeat that was quicker is seen: the condition is checked again once
--- the row is locked. `without`: tasks that could not be taken back.
+-- the row is locked. `without`: tasks that could not be moved.
 SELECT id
 FROM lineshaft.task_live
 WHERE lease_until < coalesce(%(now)s::timestamptz, now()) AND id <> ALL (%(without)s::text[])
@@ -21,6 +21,7 @@ due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
     WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= clock.now
+      AND live.id <> ALL (%(without)s::text[])
     ORDER BY live.due_at
     LIMIT %(limit)s::integer
     FOR UPDATE OF live SKIP LOCKED

@@ -1,7 +1,8 @@
 """What keeps the queue going without anybody asking, in bounded batches. The duties call it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lineshaft.errors import LineshaftError, UnavailableError
@@ -18,11 +19,11 @@ from lineshaft.store.lifecycle import Lifecycle
 _LOOK_BACK = 3
 
 
-class UnreapableError(LineshaftError):
-    """These tasks could not be taken back, or one of them; the cause tells why."""
+class StuckTasksError(LineshaftError):
+    """One of these tasks can't be moved; the cause tells why."""
 
     def __init__(self, ids: Sequence[str]) -> None:
-        super().__init__(f"Expired tasks can't be taken back: {', '.join(ids)}")
+        super().__init__(f"One of these tasks can't be moved: {', '.join(ids)}")
         self.ids = ids
 
 
@@ -48,27 +49,26 @@ class Upkeep:
             ids[:] = [row[0] for row in await cursor.fetchall()]
             return Counter(await self._lifecycle.expire(connection, ids, _expiry_reason))
 
-        try:
+        with _naming(ids):
             return await self._database.run(work)
-        except UnavailableError:
-            raise
-        except Exception as error:
-            raise UnreapableError(ids) from error
 
-    async def promote_due(self, limit: int) -> int:
+    async def promote_due(self, limit: int, without: Sequence[str] = ()) -> int:
         """Make READY what has waited long enough; gives how many were due."""
+        ids: list[str] = []
 
         async def work(connection: Connection) -> int:
             cursor = await connection.execute(
-                self._sql["promote_due"], {**self._database.now, "limit": limit}
+                self._sql["promote_due"], {**self._database.now, "limit": limit, "without": list(without)}
             )
             rows = await cursor.fetchall()
+            ids[:] = [row[0] for row in rows]
             await self._lifecycle.finish_batches(
                 connection, [row[0] for row in rows if row[2] and row[1] == Status.PENDING]
             )
             return len(rows)
 
-        return await self._database.run(work)
+        with _naming(ids):
+            return await self._database.run(work)
 
     async def rekey_deadlines(self, limit: int) -> tuple[int, int]:
         """Move tasks up whose deadline comes nearer; gives how many, and how many deadlines were missed."""
@@ -175,6 +175,17 @@ class Upkeep:
         """The one number, or yes or no, that a statement answers with."""
         cursor = await connection.execute(self._sql[name], parameters)
         return int((await cursor.fetchall())[0][0])
+
+
+@contextmanager
+def _naming(ids: Sequence[str]) -> Iterator[None]:
+    """An error names the tasks that were to be moved. That the database is away is no fault of theirs."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except Exception as error:
+        raise StuckTasksError(ids) from error
 
 
 def _expiry_reason(task: LockedTask) -> SystemReason:
