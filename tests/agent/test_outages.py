@@ -14,6 +14,7 @@ from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.store.engine import Engine
 from lineshaft.store.heartbeats import Heartbeats, Presence
+from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.wakeups import POLL_SUBSCRIBED
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
@@ -208,3 +209,30 @@ async def test_an_agent_that_was_taken_for_gone_looks_when_it_is_back(
         connection.execute("UPDATE lineshaft.agent SET status = 'offline'")
         task = await shaft.submit(NewTask("x"))
         await shaft.wait(task, POLL_SUBSCRIBED / 2)
+
+
+@pytest.mark.database_only("the claim is taken back behind the agent's back")
+async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_claim(
+    shaft: Lineshaft,
+) -> None:
+    agent = Agent("a", max_concurrent_tasks=2)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @agent.handles("x")
+    async def x(ctx: TaskContext) -> int:
+        if ctx.epoch == 1:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return ctx.epoch
+
+    task = await shaft.submit(NewTask("x"))
+    async with at_work(agent, shaft=shaft):
+        await soon(begun)
+        # As the reaper does after a silence.
+        await engine_of(shaft).lifecycle.release([ClaimRef(task.id, 1)])
+        done = await shaft.wait(task, PATIENCE)
+        await soon(ended)
+    assert done.result == 2

@@ -13,6 +13,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.store.changes import Spent
 from lineshaft.store.outcomes import Beat, ClaimRef, Completion, Failure
+from lineshaft.store.parting import HandBack
 from tests.store.acting import ref
 from tests.store.world import World, cost, only
 
@@ -214,6 +215,36 @@ async def test_a_claim_named_twice_in_one_call_counts_once(world: World) -> None
     row = world.agent_row(agent)
     assert (row["held"], row["reserved_usd"]) == (1, 1)
     assert world.status(four.id) == "RUNNING"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("how", ["complete", "fail", "release", "hand back"])
+async def test_an_old_claim_and_a_new_one_of_a_task_in_one_call(world: World, how: str, order: int) -> None:
+    """As by an agent that lost a task while the database was away, got it again, and hands in both."""
+    agent = await world.agent()
+    await world.one()
+    old = await world.take(agent)
+    await world.release(old)
+    new = await world.take(agent)
+    claims = [old, new][::order]
+    engine = world.engine
+
+    match how:
+        case "complete":
+            given = [world.completion(task, task.epoch, f"0.0{task.epoch}") for task in claims]
+            answers = await engine.lifecycle.complete(given)
+        case "fail":
+            answers = await engine.lifecycle.fail([Failure(ref(task), "x") for task in claims])
+        case "release":
+            answers = await engine.lifecycle.release([ref(task) for task in claims])
+        case _:
+            answers = await engine.parting.hand_back([HandBack(ref(task), None) for task in claims])
+
+    stale, moved = answers[::order]
+    assert isinstance(stale.error, StaleClaimError)
+    assert moved.error is None
+    if how == "complete":
+        assert (await engine.insights.task(new.id)).cost_usd == Decimal("0.02")
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,9 @@ class Worker:
         limit = handler.time_limit_sec
         # The task's own counts from its claim, which came after the question: it never ends too late here.
         deadline = asked_at + (task.limit_sec if limit is None else min(task.limit_sec, limit))
+        if (lost := self._running.get(task.id)) is not None:
+            # It was taken back, and nobody could tell.
+            self._stop_run(lost, NOTHING, "the claim was lost")
         run = Run(assignment, handler, self, deadline)
         self._running[task.id] = run
         self._empty.clear()

@@ -15,7 +15,7 @@ from lineshaft.store.database import Connection, Database
 from lineshaft.store.failing import Failing
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.literals import column_literal, json_text, raw_json
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved, claim_columns
+from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved, claim_columns, name_one_twice
 from lineshaft.store.round_trip import Rows, round_trip, transaction
 from lineshaft.store.shortcut import Shortcut
 
@@ -52,6 +52,8 @@ class Completing(Failing):
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         """Record the output; a task with gates goes to VALIDATING, and on as its gates say."""
+        if name_one_twice([item.claim for item in completions]):
+            return [answer for item in completions for answer in await self.complete([item])]
         done: set[str] = set()
         if completions and self._shortcut.is_open():
             call = _COMPLETE_PLAIN, {**self._database.now, **_completion_columns(completions)}

@@ -19,7 +19,7 @@ from lineshaft.store.database import Connection, Database
 from lineshaft.store.guards import Guards, RateLimited
 from lineshaft.store.lanes import Lanes
 from lineshaft.store.literals import raw_json
-from lineshaft.store.outcomes import HELD, ClaimRef, Failure, Moved, record_failure
+from lineshaft.store.outcomes import HELD, ClaimRef, Failure, Moved, name_one_twice, record_failure
 from lineshaft.store.standing import Standing
 
 _SQL = catalog.load("failing")
@@ -51,6 +51,8 @@ class Failing(Standing):
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
         """A failed attempt: retried, waited for (a rate limit), or dead-lettered, as the model decides."""
+        if name_one_twice([item.claim for item in failures]):
+            return [answer for item in failures for answer in await self.fail([item])]
 
         async def work(connection: Connection) -> list[Moved]:
             locked = await self.lock_with_dependents(connection, [item.claim.id for item in failures])
@@ -59,9 +61,7 @@ class Failing(Standing):
             for item in failures:
                 task = locked.get(item.claim.id)
                 if task is not None and task.epoch == item.claim.epoch and task.status in HELD:
-                    # Once, also if the call names it twice.
                     held.append((task, item))
-                    del locked[task.id]
                 else:
                     rest.append(item)
             moved = await self._fail_locked(connection, held)

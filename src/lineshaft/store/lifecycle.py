@@ -20,7 +20,7 @@ from lineshaft.store.claims import LOCK_TTL_SEC
 from lineshaft.store.completing import Completing
 from lineshaft.store.database import Connection
 from lineshaft.store.literals import json_text
-from lineshaft.store.outcomes import Beat, ClaimRef, Moved, claim_columns
+from lineshaft.store.outcomes import Beat, ClaimRef, Moved, claim_columns, name_one_twice
 from lineshaft.store.round_trip import round_trip
 
 _SQL = catalog.load("lifecycle", "standing")
@@ -29,6 +29,8 @@ _STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})
 
 class Lifecycle(Completing):
     async def start(self, claims: Sequence[ClaimRef]) -> list[Moved]:
+        if name_one_twice(claims):
+            return [answer for claim in claims for answer in await self.start([claim])]
         call = _SQL["start_tasks"], {**self._database.now, **claim_columns(claims)}
         (rows,) = await self._database.run_alone(lambda own: round_trip(own, call))
         started = {row[0] for row in rows}
@@ -118,6 +120,9 @@ class Lifecycle(Completing):
         spent: Mapping[str, Spent] | None = None,
     ) -> list[Moved]:
         """Hand back without using an attempt; with a delay it comes back later. `spent`: by task."""
+        if name_one_twice(claims):
+            one_by_one = [await self.release([claim], delay_sec=delay_sec, spent=spent) for claim in claims]
+            return [answer for answers in one_by_one for answer in answers]
 
         async def work(connection: Connection) -> list[Moved]:
             locked = await self.lock(connection, [claim.id for claim in claims])
@@ -128,8 +133,6 @@ class Lifecycle(Completing):
                 task = locked.get(claim.id)
                 if task is None or task.epoch != claim.epoch or task.status not in _STARTABLE:
                     continue
-                # Once, also if the call names it twice.
-                del locked[task.id]
                 used = (spent or {}).get(task.id, UNREPORTED).no_less_than_known(task)
                 changes.requeue(task, target, delay_sec=delay_sec or None, spent=used)
                 changes.attempt(task, "released", spent=used)

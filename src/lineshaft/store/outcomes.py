@@ -48,6 +48,15 @@ def claim_columns(claims: Sequence[ClaimRef]) -> dict[str, str]:
     }
 
 
+def name_one_twice(claims: Sequence[ClaimRef]) -> bool:
+    """Whether two of them are of one task.
+
+    An agent that lost a task and got it again may hand in both at once. Answers go by task, so it would be
+    told the same of both: such calls are taken apart.
+    """
+    return len({claim.id for claim in claims}) < len(claims)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     claim: ClaimRef

@@ -19,7 +19,7 @@ from lineshaft.store.changes import UNREPORTED, Changes, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
-from lineshaft.store.outcomes import ClaimRef, Moved, refusal
+from lineshaft.store.outcomes import ClaimRef, Moved, name_one_twice, refusal
 from lineshaft.store.submission import Submitted
 
 #: Steps of this name remember which children were spawned.
@@ -65,6 +65,8 @@ class Parting:
         self._moves = catalog.load("standing")
 
     async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+        if name_one_twice([item.claim for item in items]):
+            return [answer for item in items for answer in await self.hand_back([item])]
         by_delay: defaultdict[float | None, list[HandBack]] = defaultdict(list)
         for item in items:
             by_delay[item.delay_sec].append(item)
