@@ -1,7 +1,7 @@
 """Tasks that end well: their output is recorded, and whoever waited for them may go on."""
 
-import random
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -9,11 +9,9 @@ import msgspec
 from lineshaft.model import retry
 from lineshaft.model.states import Status
 from lineshaft.sql import catalog
-from lineshaft.store.breakers import Breakers
 from lineshaft.store.changes import Changes, LockedTask
-from lineshaft.store.database import Connection, Database
+from lineshaft.store.database import Connection
 from lineshaft.store.failing import Failing
-from lineshaft.store.lanes import Lanes
 from lineshaft.store.literals import column_literal, json_text, raw_json
 from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved, claim_columns, name_one_twice
 from lineshaft.store.round_trip import Rows, round_trip, transaction
@@ -39,16 +37,9 @@ class Completing(Failing):
     #: None: whatever must be checked stays VALIDATING.
     gatekeeper: Gatekeeper | None = None
 
-    def __init__(
-        self,
-        database: Database,
-        lanes: Lanes,
-        *,
-        uniform: retry.Uniform = random.random,
-        breakers: Breakers | None = None,
-    ) -> None:
-        super().__init__(database, lanes, uniform=uniform, breakers=breakers)
-        self._shortcut = Shortcut()
+    @cached_property
+    def _shortcut(self) -> Shortcut:
+        return Shortcut()
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         """Record the output; a task with gates goes to VALIDATING, and on as its gates say."""
