@@ -19,7 +19,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.errors import UnavailableError
-from lineshaft.store.lending import Lent
+from lineshaft.store.lending import Lent, shut_down
 
 T = TypeVar("T")
 
@@ -96,6 +96,7 @@ class Database:
         self.answer_within_sec: float | None = PATIENCE_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
+        self._in_use: set[Connection] = set()
         self._pool = AsyncConnectionPool(
             dsn,
             connection_class=_Connection,
@@ -130,7 +131,8 @@ class Database:
             ) from None
 
     async def close(self) -> None:
-        await self._pool.close()
+        # Longer than this only one takes that tries to reach a server which doesn't answer.
+        await self._pool.close(timeout=1)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -145,7 +147,12 @@ class Database:
         return {"now": self._clock.now()}
 
     def connection(self) -> Lent:
-        return Lent(self._pool, self.answer_within_sec)
+        return Lent(self._pool, self._in_use, self.answer_within_sec)
+
+    def hang_up(self) -> None:
+        """Whoever waits for an answer gets an `UnavailableError`: what can't wait any longer is to end."""
+        for connection in self._in_use:
+            shut_down(connection)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], *, pipeline: bool = True) -> T:
         """Run `work` in one transaction; again, from the start, if it lost against another transaction.

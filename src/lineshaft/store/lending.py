@@ -22,11 +22,20 @@ _OUT_OF_RANGE = "22003"
 
 
 class Lent:
-    __slots__ = ("_answer_within_sec", "_connection", "_pool", "_timer")
+    __slots__ = ("_answer_within_sec", "_connection", "_in_use", "_pool", "_timer")
 
-    def __init__(self, pool: "AsyncConnectionPool[Any]", answer_within_sec: float | None) -> None:
-        """A connection that is lent for longer than `answer_within_sec` is taken for dead, and cut."""
+    def __init__(
+        self,
+        pool: "AsyncConnectionPool[Any]",
+        in_use: set[AsyncConnection[Any]],
+        answer_within_sec: float | None,
+    ) -> None:
+        """A connection that is lent for longer than `answer_within_sec` is taken for dead, and cut.
+
+        `in_use`: has those that are lent.
+        """
         self._pool = pool
+        self._in_use = in_use
         self._answer_within_sec = answer_within_sec
         self._timer: asyncio.TimerHandle | None = None
 
@@ -43,6 +52,7 @@ class Lent:
             await self._pool.putconn(connection)
             raise asyncio.CancelledError
         self._connection = connection
+        self._in_use.add(connection)
         if self._answer_within_sec is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._answer_within_sec, shut_down, connection)
@@ -54,6 +64,7 @@ class Lent:
         if self._timer is not None:
             self._timer.cancel()
         connection = self._connection
+        self._in_use.discard(connection)
         try:
             if isinstance(error, asyncio.CancelledError):
                 # Nobody knows what it has still to say: it is not used again.

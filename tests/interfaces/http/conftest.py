@@ -60,6 +60,12 @@ async def serving(
         bound.close()
 
 
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not check():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def serve(dsn: str) -> Serve:
     """Makes servers on the test's database; by default one that wants no tokens."""

@@ -1,7 +1,6 @@
 """Calls of Lineshaft's own client: what a process with agents asks for beyond what its tests see."""
 
 import asyncio
-from collections.abc import Callable
 
 import psycopg
 
@@ -13,15 +12,9 @@ from lineshaft.store.fleet import NewAgent
 from lineshaft.store.lane_directory import LaneDirectory
 from lineshaft.store.signals import Signals
 from lineshaft.store.wakeups import Wakeups
-from tests.interfaces.http.conftest import Served
+from tests.interfaces.http.conftest import Served, until
 
 TYPES = ["code"]
-
-
-async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not check():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
 
 
 async def test_what_was_claimed_for_a_client_that_has_left_goes_back(

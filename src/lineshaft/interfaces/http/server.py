@@ -104,4 +104,14 @@ class Server:
                 await self._uvicorn.serve(sockets=[self._bound])
             finally:
                 stopped.set()
-                await working
+                await self._finish(working)
+
+    async def _finish(self, working: "asyncio.Task[None]") -> None:
+        """A database that went silent is not waited for: what was begun there is undone."""
+        if not (await asyncio.wait({working}, timeout=GRACE_SEC))[0]:
+            self.service.engine.database.hang_up()
+            await asyncio.wait({working}, timeout=1)
+            # Waits for a connection, if anything.
+            working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
