@@ -22,9 +22,11 @@ from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import Completion
+from lineshaft.store.gates import GatedOutput
+from lineshaft.store.outcomes import Completion, Moved
 from tests.checks.ending import gone
 from tests.checks.judge_server import judge_server
+from tests.proxy import proxied
 from tests.store.acting import ref
 from tests.store.invariants import check_invariants
 
@@ -341,3 +343,63 @@ async def test_a_long_check_keeps_no_other_from_being_run(dsn: str, clock: Movab
         await quick_done.wait()
         end.set()
         await running
+
+
+async def test_one_that_fails_ends_no_other_check(dsn: str, clock: MovableClock) -> None:
+    """A check may have cost money: it isn't cut off because the verdict on another can't be written."""
+    both = asyncio.Barrier(2)
+    failed = asyncio.Event()
+    begun = 0
+
+    async def meet(_: Any, __: HandedIn) -> bool:
+        nonlocal begun
+        begun += 1
+        if await both.wait() == 0:
+            await failed.wait()
+        return True
+
+    checks = Checks()
+    checks.register("meet", meet)
+    async with node(dsn, clock, checks) as engine:
+        await handed_in(engine, Gate("meet"), n=2)
+        settle = engine.gates.settle
+
+        async def fail_first(output: GatedOutput, verdict: Verdict) -> Moved:
+            if not failed.is_set():
+                asyncio.get_running_loop().call_soon(failed.set)
+                raise RuntimeError("a defect")
+            return await settle(output, verdict)
+
+        engine.gates.settle = fail_first  # type: ignore[method-assign]
+
+        counts = await validator(engine).run_once()
+
+    assert (begun, counts["passed"], counts["failed"]) == (2, 1, 1)
+
+
+async def test_an_outage_ends_no_check(dsn: str, connection: psycopg.Connection) -> None:
+    begun = 0
+    started, end = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Any, __: HandedIn) -> bool:
+        nonlocal begun
+        begun += 1
+        started.set()
+        await end.wait()
+        return True
+
+    checks = Checks()
+    checks.register("slow", slow)
+    async with proxied(dsn) as (through, proxy), Engine(through, checks=checks) as engine:
+        await handed_in(engine, Gate("slow"))
+        running = asyncio.create_task(validator(engine, interval_sec=0.05).run_once())
+        await started.wait()
+        proxy.cut()
+        await proxy.refuses(2)
+        proxy.mend()
+        end.set()
+
+        assert (await running)["passed"] == 1
+
+    assert begun == 1
+    assert statuses(connection) == {"COMPLETED": 1}

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from lineshaft.store.lanes import named
 from lineshaft.store.wakeups import POLL_DEAF, POLL_SUBSCRIBED, Waiter, Wakeups
 
 #: Only to end a test that fails; nothing below waits for it.
@@ -364,3 +365,11 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
         if opening is not None:
             opening.cancel()
             await asyncio.wait({opening})
+
+
+def test_more_lanes_than_a_notification_holds_are_all_of_them(connection: psycopg.Connection) -> None:
+    longest = named(range(2**31 - 1, 2**31 - 700, -1))
+    connection.execute("SELECT pg_notify('lineshaft', %s)", [longest])
+    assert longest.count(",") == 698
+    assert named(range(700)) == "*"
+    assert named([3, 1, 3]) == "1,3"

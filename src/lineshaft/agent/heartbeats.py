@@ -74,6 +74,10 @@ class Member(Protocol):
         """None: superseded."""
         ...
 
+    def told_slots(self, slots: int) -> None:
+        """How many tasks it may hold."""
+        ...
+
     def told_slowdown(self, until: datetime | None) -> None:
         """Some of its models met a rate limit, here or elsewhere; None: none did lately."""
         ...
@@ -219,4 +223,6 @@ class Heart:
                 member.told(task_id, held.epoch, answer)
         for member in members:
             member.told_status(answers.agents.get(member.presence.agent_id))
+            if (slots := answers.slots.get(member.presence.agent_id)) is not None:
+                member.told_slots(slots)
             member.told_slowdown(answers.slowdowns.get(member.presence.agent_id))

@@ -64,9 +64,7 @@ class Worker:
         self._handlers = handlers
         self._crew = crew
         self._drain_within = drain_retries_within_sec
-        self._slots = view.max_concurrent_tasks
-        batch = self._slots if self._slots < _MANY_SLOTS else self._slots // 3
-        self._batch = min(batch, _MOST_AT_ONCE)
+        self._set_slots(view.max_concurrent_tasks)
         self._limited = [handler for handler in handlers.values() if handler.concurrency is not None]
         self._unlimited = [handler.type for handler in handlers.values() if handler.concurrency is None]
         # One with a budget may be unable to afford what others can.
@@ -121,6 +119,15 @@ class Worker:
         if self._claims is not None and self._waits:
             self._waits = False
             self._claims.cancel()
+
+    def _set_slots(self, slots: int) -> None:
+        self._slots = slots
+        self._batch = min(slots if slots < _MANY_SLOTS else slots // 3, _MOST_AT_ONCE)
+
+    def _change_slots(self, slots: int) -> None:
+        _log.info("Agent %s may hold %d tasks from now on", self.agent_id, slots)
+        self._set_slots(slots)
+        self.nudge()
 
     async def finish(self, within_sec: float) -> None:
         """Let what runs come to its end, but no longer than this; then hand it back."""
@@ -459,6 +466,10 @@ class Worker:
         elif status == "offline":
             # It was, until this heartbeat: its claims found nothing.
             self._soon(self.nudge)
+
+    def told_slots(self, slots: int) -> None:
+        if slots != self._slots:
+            self._soon(self._change_slots, slots)
 
     def told_slowdown(self, until: datetime | None) -> None:
         self.slowdown_until = until

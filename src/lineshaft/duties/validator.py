@@ -50,10 +50,14 @@ class Validator:
         runs: _Runs = {}
         async with self._renewing(runs):
             while True:
-                counts["people told"] += await self.approvals.announce(self.batch)
-                room = self.concurrency - len(runs)
-                for output in await self.gates.take(limit=room, lease_sec=self.lease_sec) if room else ():
-                    runs[asyncio.create_task(self._run(output), name=f"lineshaft gate {output.id}")] = output
+                try:
+                    counts["people told"] += await self.approvals.announce(self.batch)
+                    await self._take(runs)
+                except UnavailableError as error:
+                    if not runs:
+                        raise
+                    # What runs may have cost money already: it goes on, and the database may be back by then.
+                    _log.warning("%s: %s", self.name, error)
                 if not runs:
                     return counts
                 # No longer than between two runs: a check may take hours, and others come meanwhile.
@@ -61,8 +65,12 @@ class Validator:
                     runs, timeout=self.interval_sec, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    del runs[task]
-                    counts["given up" if task.cancelled() else task.result()] += 1
+                    counts[_outcome(task, runs.pop(task))] += 1
+
+    async def _take(self, runs: _Runs) -> None:
+        room = self.concurrency - len(runs)
+        for output in await self.gates.take(limit=room, lease_sec=self.lease_sec) if room else ():
+            runs[asyncio.create_task(self._run(output), name=f"lineshaft gate {output.id}")] = output
 
     async def _run(self, output: GatedOutput) -> str:
         """Run one gate and hand its verdict in; gives what came of it."""
@@ -122,3 +130,13 @@ class Validator:
                 if output.id not in ours:
                     # Cancelled meanwhile, or another validator has it: whatever it said would count no more.
                     task.cancel()
+
+
+def _outcome(run: asyncio.Task[str], output: GatedOutput) -> str:
+    if run.cancelled():
+        return "given up"
+    if (error := run.exception()) is not None:
+        # Of this one alone: the checks of others go on. Its lease runs out, and it is tried again.
+        _log.error("The gate %s of %s failed", output.gate, output.id, exc_info=error)
+        return "failed"
+    return run.result()

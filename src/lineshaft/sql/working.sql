@@ -72,6 +72,7 @@ SELECT input.id AS task_id, NULL AS agent_id,
         WHEN ended.status = 'CANCELLED' THEN 'cancel'
         ELSE 'lost'
     END AS answer,
+    NULL::integer AS slots,
     NULL::timestamptz AS slowdown_until
 FROM input
 LEFT JOIN beaten ON beaten.id = input.id
@@ -79,7 +80,7 @@ LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
 -- An agent without an answer is superseded.
-SELECT NULL, agent.id, agent.status::text, (
+SELECT NULL, agent.id, agent.status::text, agent.max_concurrent_tasks, (
     SELECT max(slowdown.until)
     FROM lineshaft.slowdown
     WHERE slowdown.until > (SELECT now FROM clock)

@@ -52,6 +52,8 @@ class Answers:
     tasks: dict[str, str]
     #: By agent: until when some of its models are slowed down; those that may go on are missing.
     slowdowns: dict[str, datetime] = field(default_factory=dict)
+    #: By agent: how many tasks it may hold, which may be changed while it works.
+    slots: dict[str, int] = field(default_factory=dict)
 
 
 class Heartbeats:
@@ -132,9 +134,10 @@ async def beat_on(
         },
     )
     answers = Answers({}, {})
-    for task_id, agent_id, answer, slowdown_until in await cursor.fetchall():
+    for task_id, agent_id, answer, slots, slowdown_until in await cursor.fetchall():
         if task_id is None:
             answers.agents[agent_id] = answer
+            answers.slots[agent_id] = slots
             if slowdown_until is not None:
                 answers.slowdowns[agent_id] = slowdown_until
         else:

@@ -8,8 +8,16 @@ from lineshaft.sql import catalog
 from lineshaft.store.database import Connection
 from lineshaft.store.literals import array_literal
 
+#: A notification has 8,000 bytes at most; more lanes than this are all of them.
+_NAMED = 700
 #: They are few and never change; bounded in case somebody makes millions.
 _REMEMBERED = 10_000
+
+
+def named(lane_ids: Iterable[int]) -> str:
+    """As the payload of a notification that these lanes have work."""
+    ids = sorted(set(lane_ids))
+    return ",".join(map(str, ids)) if len(ids) < _NAMED else "*"
 
 
 class Lanes:

@@ -15,7 +15,7 @@ from lineshaft.model.states import Status
 from lineshaft.sql import catalog
 from lineshaft.store.changes import Changes
 from lineshaft.store.database import Connection, Database
-from lineshaft.store.lanes import Lanes
+from lineshaft.store.lanes import Lanes, named
 from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.review import Review
 from lineshaft.store.upstream import hold_upstream
@@ -94,8 +94,7 @@ class Reviving:
         await self.log(connection, ["task.resolved"], told)
         await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, row[4]) for row in ready])
         if ready:
-            lane_ids = sorted({row[3] for row in ready})
-            await connection.execute(self._inserts["wake"], {"lanes": ",".join(map(str, lane_ids))})
+            await connection.execute(self._inserts["wake"], {"lanes": named(row[3] for row in ready)})
         if done := [row[0] for row in rows if row[5]]:
             await self._lifecycle.finish_batches(connection, done)
         return {row[0]: Status.COMPLETED if row[5] else Status(row[2]) for row in rows}

@@ -50,7 +50,7 @@ from lineshaft.store.drafts import (
     task_values,
     with_refs,
 )
-from lineshaft.store.lanes import Lanes
+from lineshaft.store.lanes import Lanes, named
 from lineshaft.store.literals import column_literal
 from lineshaft.store.round_trip import round_trip
 from lineshaft.store.upstream import hold_upstream
@@ -61,8 +61,6 @@ MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
 _COPY_FROM = 50
 _EDGE_DEFAULTS = {"satisfied": False}
-#: A notification has 8,000 bytes at most; more lanes than this are all of them.
-_LANES_NAMED = 700
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -357,11 +355,9 @@ class Submission:
         if isinstance(status, Same):
             awake = [new[0].lane_id] if status.value == "READY" else []
         else:
-            lanes = {draft.lane_id for draft, each in zip(new, status, strict=True) if each == "READY"}
-            awake = sorted(lanes)
+            awake = [draft.lane_id for draft, each in zip(new, status, strict=True) if each == "READY"]
         if awake:
-            named = ",".join(map(str, awake)) if len(awake) < _LANES_NAMED else "*"
-            await connection.execute(self._sql["wake"], {"lanes": named})
+            await connection.execute(self._sql["wake"], {"lanes": named(awake)})
 
     async def _insert_edges(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
         edges = [(draft.id, name) for draft in new for name in draft.depends_on]
