@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
 from lineshaft.errors import (
     InvalidInputError,
@@ -32,8 +34,7 @@ def check_report_size(report: bytes | None) -> None:
         raise InvalidInputError(errors=[("decision_report", fault)])
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRef:
+class ClaimRef(msgspec.Struct, frozen=True):
     """One claim of a task."""
 
     id: str
@@ -57,8 +58,7 @@ def name_one_twice(claims: Sequence[ClaimRef]) -> bool:
     return len({claim.id for claim in claims}) < len(claims)
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True):
     claim: ClaimRef
     #: {"data": …, "artifacts": …, "decision_report": …}, each as JSON.
     output: bytes | None = None
@@ -108,8 +108,7 @@ class Beat:
         check_json(progress=self.progress)
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """What became of one task of a call: its new status, or why it didn't move."""
 
     id: str
