@@ -24,7 +24,8 @@ AGENT_FD = 3
 #: never does; then the line ends without a word.
 _GATE = ("/bin/sh", "-c", 'read -r go <&4 || exit; exec 4<&-; exec "$@"', "lineshaft")
 
-_CHUNK = 1 << 16
+#: So much is dealt with, perhaps as thousands of lines, before others have their turn.
+_CHUNK = 1 << 14
 #: What fits into the largest pipe, and is read after the end: more was written by somebody who goes on.
 _LEFT_IN_PIPES = 1 << 20
 _ANSWER_READ_WITHIN_SEC = 60.0
@@ -67,6 +68,8 @@ class Inflow:
                 if self._left < 0:
                     return
             yield data
+            # There may always be more: whatever else the event loop has to do comes in between.
+            await asyncio.sleep(0)
 
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
