@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, attempts, drain, engine_of, one, result
+from tests.agent.staff import AT_ONCE, attempts, drain, engine_of, one, result, soon, until
 
 
 class Once:
@@ -63,6 +63,39 @@ async def test_the_same_step_twice_in_one_run_is_one_step(shaft: Lineshaft) -> N
         return [*together, await ctx.step("s", once.slowly, "a")]
 
     assert await result(shaft, agent, "t") == ["A"] * 4
+    assert once.ran == ["a"]
+
+
+@pytest.mark.database_only
+async def test_a_step_whose_result_is_being_written_is_not_run_again(
+    shaft: Lineshaft, dsn: str, connection: psycopg.Connection
+) -> None:
+    """The handler loses patience and tries again: it gets the result of the first time."""
+    once = Once()
+    agent = Agent("a")
+    over = asyncio.Event()
+    locked = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+    async def is_being_written() -> bool:
+        return connection.execute(locked).rowcount > 0
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> str:
+        first = asyncio.create_task(ctx.step("pay", once.slowly, "a"))
+        await until(is_being_written)
+        first.cancel()
+        await asyncio.wait({first})
+        again = asyncio.create_task(ctx.step("pay", once.slowly, "a"))
+        await asyncio.sleep(0)
+        over.set()
+        return await again
+
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute("LOCK TABLE lineshaft.step IN EXCLUSIVE MODE")
+        working = asyncio.create_task(result(shaft, agent, "t"))
+        await soon(over)
+        await other.rollback()
+        assert await working == "A"
     assert once.ran == ["a"]
 
 

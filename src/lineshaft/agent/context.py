@@ -326,7 +326,10 @@ class _Context:
         self._account.check(*self._agent.unbooked(self._task.live_dag_id))
         return None
 
-    async def _record(self, name: str, data: bytes, cost: Decimal) -> bytes:
+    async def _record(
+        self, name: str, data: bytes, cost: Decimal, then: Callable[[], object] | None = None
+    ) -> bytes:
+        """Gives what counts. `then` is done when it is written or refused, whoever still waits for it."""
         so_far = self._account.cost
 
         async def call() -> bytes:
@@ -334,11 +337,10 @@ class _Context:
                 self._claim, name, data, cost_usd=cost, cost_so_far_usd=so_far
             )
             self._account.learn(purses, so_far)
+            self._steps[name] = stored
             return stored
 
-        stored = await self._held(call)
-        self._steps[name] = stored
-        return stored
+        return await self._held(call, then)
 
     async def _save_checkpoint(self, data: Any) -> None:
         # Also after it was asked to stop: that is when there is something to save.
@@ -368,14 +370,19 @@ class _Context:
         self._steps[SPAWN_STEP + key] = msgspec.json.encode([child.id for child in spawned.children])
         return spawned.children
 
-    async def _held(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _held(self, call: Callable[[], Awaitable[T]], then: Callable[[], object] | None = None) -> T:
         """A write that only the holder of the claim may make."""
         # To its end, also when the handler is cancelled meanwhile: what is written half is neither.
-        writing = asyncio.ensure_future(steps.insist(call, lambda: self._gone))
+        writing = asyncio.ensure_future(self._write(call))
         # Nobody may be there any more to hear that it failed.
         writing.add_done_callback(lambda written: written.cancelled() or written.exception())
+        if then is not None:
+            writing.add_done_callback(lambda _: then())
+        return await asyncio.shield(writing)
+
+    async def _write(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await asyncio.shield(writing)
+            return await steps.insist(call, lambda: self._gone)
         except StaleClaimError as error:
             self.end(str(error), gone=True)
             self._paused = ClaimOver(str(error))
@@ -408,18 +415,24 @@ class TaskContext(_Context):
                 # The same step twice at once: the second waits, and runs it only if the first failed.
                 await busy.wait()
                 continue
-            busy = self._running[name] = asyncio.Event()
+            self._running[name] = asyncio.Event()
             try:
-                known = await self._run_step(name, function, args, kwargs)
-                break
-            finally:
-                del self._running[name]
-                busy.set()
+                data, cost = await self._run_step(name, function, args, kwargs)
+            except BaseException:
+                self._free_step(name)
+                raise
+            # Whoever gives up waiting for this and asks for the step again has to wait until it is written.
+            known = await self._record(name, data, cost, then=partial(self._free_step, name))
+            break
         return steps.restored(known, function)
+
+    def _free_step(self, name: str) -> None:
+        self._running.pop(name).set()
 
     async def _run_step(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bytes:
+    ) -> tuple[bytes, Decimal]:
+        """Its result, and what it cost."""
         meter = steps.Meter()
         token = steps.current_meter.set(meter)
         try:
@@ -431,7 +444,7 @@ class TaskContext(_Context):
                     value = await value
         finally:
             steps.current_meter.reset(token)
-        return await self._record(name, steps.result_json(name, value), meter.cost)
+        return steps.result_json(name, value), meter.cost
 
     def begin_step(self, name: str) -> bytes | None:
         """For a step that runs outside of Python: its recorded result, or None if it is to be run."""
