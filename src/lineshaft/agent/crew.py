@@ -54,6 +54,8 @@ class Crew:
     async def membership(self) -> AsyncIterator[None]:
         self._members += 1
         if self._members == 1:
+            # One of this event loop's own: the last members may have been of another.
+            self._nudged = asyncio.Event()
             self._heart = Heart(self._backend.pulse())
             self._upkeep = asyncio.create_task(self._keep_up(), name="lineshaft upkeep")
         try:

@@ -64,6 +64,7 @@ class HttpBackend:
     async def open(self) -> None:
         """Sees that a server is there, that the token counts, and that the database answers."""
         self._loop = asyncio.get_running_loop()
+        self._pool.open()
         try:
             await self.finished([])
         except BaseException:

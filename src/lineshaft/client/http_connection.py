@@ -178,10 +178,15 @@ class Pool:
     def __init__(self, address: Address, headers: Mapping[str, str], *, size: int) -> None:
         self.address = address
         self._headers = dict(headers)
-        self._free = asyncio.Semaphore(size)
+        self._size = size
+        self.open()
         self._idle: list[Connection] = []
         #: Connections that wait for an answer to a call which may be made again.
         self._repeatable: set[Connection] = set()
+
+    def open(self) -> None:
+        """For the event loop that is to use it: it may have been another before."""
+        self._free = asyncio.Semaphore(self._size)
 
     def connection(self) -> Connection:
         """One for a use of its own, not of the pool."""

@@ -55,6 +55,8 @@ class EndWatch:
             await asyncio.wait({task})
 
     async def _look(self) -> None:
+        # One of this event loop's own: the last one may have been of another.
+        self._new = asyncio.Event()
         while self._waiting:
             self._new.clear()
             try:

@@ -1,0 +1,48 @@
+"""Opened again after it was closed, in an event loop of its own each time, as asyncio.run makes them."""
+
+import asyncio
+
+from lineshaft import Agent, Lineshaft, NewTask, Snooze, TaskContext
+from lineshaft.model.states import Status
+from tests.agent.staff import at_work, ended
+from tests.client.finishing import engine_beside, engine_of, finish_all
+
+#: Far more than it takes.
+SOON = 10.0
+
+
+def test_waiting_goes_on_until_the_end(where: str, dsn: str) -> None:
+    shaft = Lineshaft(where, max_connections=2)
+
+    async def wait() -> Status:
+        async with shaft, engine_beside(shaft, dsn):
+            done = await shaft.submit(NewTask("done"))
+            await finish_all(engine_of(shaft))
+            task = await shaft.submit(NewTask("t"))
+            waiting = asyncio.create_task(shaft.wait(task, SOON))
+            # One look is for both of them: when this one returns, the other was not found ended.
+            await shaft.wait(done, SOON)
+            await finish_all(engine_of(shaft))
+            # More at once than there are connections.
+            await asyncio.gather(*(shaft.get(done) for _ in range(5)))
+            return (await waiting).status
+
+    assert [asyncio.run(wait()) for _ in range(2)] == [Status.COMPLETED] * 2
+
+
+def test_agents_are_kept_up(where: str) -> None:
+    """What was put off comes back, for agents that begin together."""
+    shaft = Lineshaft(where, max_connections=3)
+
+    async def work() -> Status:
+        agents = [Agent(name) for name in "abc"]
+        for agent in agents:
+
+            @agent.handles("t")
+            async def handler(ctx: TaskContext) -> Snooze | None:
+                return None if ctx.resume else Snooze(0.01)
+
+        async with shaft, at_work(*agents, shaft=shaft):
+            return (await ended(shaft, (await shaft.submit(NewTask("t"))).id, SOON)).status
+
+    assert [asyncio.run(work()) for _ in range(2)] == [Status.COMPLETED] * 2
