@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 
 import psycopg
+import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext
 from lineshaft.model.states import Status
@@ -217,6 +218,52 @@ async def test_more_slots_while_it_works(shaft: Lineshaft) -> None:
         for task in submitted:
             await ended(shaft, task.id)
     assert gauge.most["t"] == 2
+
+
+@pytest.mark.database_only
+async def test_a_thread_that_ends_while_its_timeout_is_written_is_counted_once(
+    shaft: Lineshaft, connection: psycopg.Connection
+) -> None:
+    agent = Agent("a", max_concurrent_tasks=10)
+    hung, go = threading.Event(), threading.Event()
+    counting = threading.Lock()
+    now = most = 0
+
+    @agent.handles("t", concurrency=1)
+    def handler(hangs: bool = False) -> None:
+        nonlocal now, most
+        if hangs:
+            hung.wait(PATIENCE)
+            return
+        with counting:
+            now += 1
+            most = max(most, now)
+        go.wait(PATIENCE)
+        with counting:
+            now -= 1
+
+    @agent.handles("marker")
+    async def marker() -> None: ...
+
+    slow = await shaft.submit(NewTask("t", spec={"hangs": True}, max_duration_sec=0.3, max_attempts=1))
+    async with at_work(agent, shaft=shaft):
+        await until(partial(_is, shaft, slow.id, Status.RUNNING))
+        with connection.transaction():
+            connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [slow.id])
+            await until(partial(_somebody_waits, connection))
+            hung.set()
+            later = await shaft.submit_many([NewTask("t") for _ in range(2)])
+        await ended(shaft, slow.id)
+        # Whoever takes this had a look at those before.
+        await ended(shaft, (await shaft.submit(NewTask("marker"))).id)
+        go.set()
+        for task in later:
+            await ended(shaft, task.id)
+    assert most == 1
+
+
+async def _is(shaft: Lineshaft, task_id: str, status: Status) -> bool:
+    return (await engine_of(shaft).insights.task(task_id)).status is status
 
 
 async def _somebody_waits(connection: psycopg.Connection) -> bool:

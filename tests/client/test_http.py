@@ -19,10 +19,12 @@ from lineshaft.client import wire
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.http_connection import Address, Pool
 from lineshaft.client.http_work import HttpPulse
+from lineshaft.client.problems import exception_of
 from lineshaft.errors import (
     ForbiddenError,
     InvalidInputError,
     LineshaftError,
+    PayloadTooLargeError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -375,7 +377,8 @@ def test_nothing_of_an_outcome_is_left_out() -> None:
     failure = Failure(claim, "it broke", "timeout", 1.5, spent)
     hand_back = HandBack(claim, 2.5, spent)
 
-    for given in (completion, failure, hand_back):
+    assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
+    for given in (failure, hand_back):
         assert all(getattr(given, field.name) is not None for field in fields(given))
     sent = msgspec.json.decode(wire.encode(wire.Completed.of(completion)), type=wire.Completed)
     assert sent.completion == completion
@@ -398,3 +401,20 @@ def test_it_says_where_it_leads_and_no_more() -> None:
 
     assert repr(backend) == "<HttpBackend https://example.org/queue>"
     assert "t0ken" not in repr(vars(backend))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, LineshaftError),
+        (408, UnavailableError),
+        (413, PayloadTooLargeError),
+        (429, UnavailableError),
+        (502, UnavailableError),
+    ],
+)
+def test_what_a_proxy_says(status: int, kind: type[LineshaftError]) -> None:
+    """In HTML, and not as a server of ours: what passes is tried again, the rest is told."""
+    error = exception_of(status, b"<html>no</html>", "https://queue.example")
+
+    assert type(error) is kind

@@ -12,6 +12,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.store.heartbeats import HeldTask, Over, Presence
 from lineshaft.store.outcomes import Beat, ClaimRef
 from tests.store.acting import ref
 from tests.store.world import World, cost, only
@@ -183,3 +184,24 @@ async def test_an_agent_is_checked(world: World) -> None:
             await world.engine.fleet.patch(agent.id, **change)
     with pytest.raises(NotFoundError):
         await world.engine.fleet.patch("nobody", status="active")
+
+
+async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
+    """One agent of it lost the task, another one got it: each is answered for its own claim."""
+    first, second = await world.agent("a"), await world.agent("b")
+    await world.one()
+    (lost,) = await world.claim(first)
+    await world.engine.lifecycle.release([ref(lost)])
+    (held,) = await world.claim(second)
+
+    answers = await world.engine.working.beat(
+        [Presence("a", 1), Presence("b", 1)],
+        [
+            HeldTask(lost.id, lost.epoch, "a", 30.0, progress=b'"old"', cost_usd=Decimal(7)),
+            HeldTask(held.id, held.epoch, "b", 30.0, cost_usd=Decimal(1)),
+        ],
+    )
+
+    assert answers.over == [Over(lost.id, lost.epoch, "lost")]
+    live = world.live(held.id)
+    assert (live["attempt_cost_usd"], live["progress"]) == (1, None)

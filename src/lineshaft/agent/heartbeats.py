@@ -187,7 +187,7 @@ class Heart:
     async def _beat(self, members: list[Member], lost: int) -> None:
         """`lost`: how many in a row didn't arrive."""
         tasks: list[HeldTask] = []
-        owners: dict[str, tuple[Member, Held]] = {}
+        owners: dict[tuple[str, int], Member] = {}
         told: list[tuple[Held, bytes]] = []
         for member in members:
             agent_id = member.presence.agent_id
@@ -199,7 +199,7 @@ class Heart:
                 tasks.append(
                     HeldTask(held.id, held.epoch, agent_id, held.interval_sec, progress, cost or None)
                 )
-                owners[held.id] = (member, held)
+                owners[held.id, held.epoch] = member
         quickest = min(member.interval_sec for member in members)
         share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)
         try:
@@ -208,19 +208,16 @@ class Heart:
                 tasks,
                 answer_within_sec=max(quickest * share, _QUICKEST_ANSWER_SEC),
             )
-        except BaseException:
+        except UnavailableError:
+            # (Not after another error: it may be what was wrong.)
             for held, progress in told:
                 held.put_back_progress(progress)
             raise
         self._spread(members, owners, answers)
 
-    def _spread(
-        self, members: list[Member], owners: dict[str, tuple[Member, Held]], answers: Answers
-    ) -> None:
-        for task_id, answer in answers.tasks.items():
-            if answer != "continue":
-                member, held = owners[task_id]
-                member.told(task_id, held.epoch, answer)
+    def _spread(self, members: list[Member], owners: dict[tuple[str, int], Member], answers: Answers) -> None:
+        for claim in answers.over:
+            owners[claim.id, claim.epoch].told(claim.id, claim.epoch, claim.answer)
         for member in members:
             member.told_status(answers.agents.get(member.presence.agent_id))
             if (slots := answers.slots.get(member.presence.agent_id)) is not None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from lineshaft.agent.crew import Crew
 from lineshaft.agent.handlers import Handler
-from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, failed
+from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
 from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
@@ -325,8 +325,9 @@ class Worker:
             self._watch(deadline)
         try:
             args, kwargs = handler.arguments(task.spec)
-        except InvalidInputError as error:
-            self._report(run, failed(str(error), FailureCategory.INVALID_INPUT))
+        except Exception as error:  # noqa: BLE001 - types of others may raise anything
+            text = str(error) if isinstance(error, InvalidInputError) else describe(error)
+            self._report(run, failed(text, FailureCategory.INVALID_INPUT))
             return
         if handler.takes_context:
             args = (run.context, *args)
@@ -344,9 +345,11 @@ class Worker:
     async def _run(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             value = await run.handler.function(*args, **kwargs)
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+        except BaseException as error:  # whatever a handler raises is its outcome
+            if self.loop.is_closed():
+                raise
             self._ended(run, None, error)
         else:
             self._ended(run, value, None)
@@ -363,10 +366,16 @@ class Worker:
     def _ended(self, run: Run, value: Any, error: BaseException | None) -> None:
         run.task = run.thread = None
         if run.reported:
-            # It was given up on before: only its slot was still taken.
-            self._free(run)
+            # It was given up on before: only its slot was still taken, unless the outcome is on its way.
+            if run.written:
+                self._free(run)
             return
-        outcome = run.outcome(value, error)
+        try:
+            outcome = run.outcome(value, error)
+        except Exception as unclear:  # noqa: BLE001 - logged, and told as the outcome
+            # What a handler gives may answer any question with an error.
+            _log.exception("It can't be told what came of %s", run.id)
+            outcome = failed(describe(error or unclear), FailureCategory.CRASH)
         if outcome.verdict is Verdict.FAIL and error is not None and run.verdict is None:
             _log.info("Task %s failed: %s", run.id, outcome.error, exc_info=error)
         self._report(run, outcome)

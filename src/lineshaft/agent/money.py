@@ -4,6 +4,7 @@ import threading
 from decimal import Decimal
 
 from lineshaft.agent.outcome import BudgetExceeded
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
 from lineshaft.store.changes import UNREPORTED, Spent
 from lineshaft.store.working import Purses
@@ -44,9 +45,14 @@ class Account:
     def add(self, cost: Decimal | float, tokens_input: int, tokens_output: int) -> Decimal:
         amount = money(cost, "spend")
         with self._lock:
-            self.cost += amount
-            self.tokens_input += tokens_input
-            self.tokens_output += tokens_output
+            # Refused here, where the handler can be told, and not when all of it is to be written.
+            total = Spent(
+                self.cost + amount, self.tokens_input + tokens_input, self.tokens_output + tokens_output
+            )
+            if min(tokens_input, tokens_output) < 0:
+                raise InvalidInputError(errors=[("tokens", "must be numbers from 0 on")])
+            self.cost = self.cost + amount
+            self.tokens_input, self.tokens_output = total.tokens_input, total.tokens_output
         return amount
 
     @property

@@ -17,8 +17,10 @@ import msgspec
 
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
 from lineshaft.model import ratelimit
+from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
+from lineshaft.store.outcomes import MAX_ERROR
 
 MAX_OUTPUT_BYTES = 32 << 20
 #: Causes of causes that are looked at.
@@ -29,7 +31,7 @@ class Cancel(Exception):  # noqa: N818 - said by handlers as a wish, not as an e
     """Returned or raised by a handler: this task is not wanted any more, nor what depends on it."""
 
     def __init__(self, reason: str = "cancelled by its handler") -> None:
-        self.reason = reason
+        self.reason = _text(reason)
         super().__init__(reason)
 
 
@@ -37,8 +39,10 @@ class Snooze(Exception):  # noqa: N818
     """Returned or raised by a handler: not now; come back after so many seconds. Uses no attempt."""
 
     def __init__(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ValueError(f"A snooze lasts a number of seconds from 0 on, got {seconds!r}.")
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            raise ValueError(
+                f"A snooze lasts from 0 to {LONGEST_SECONDS:.0f} seconds, a year, got {seconds!r}."
+            )
         self.seconds = float(seconds)
         super().__init__(f"snoozed for {seconds:g} s")
 
@@ -49,7 +53,7 @@ class Fail(Exception):  # noqa: N818
     def __init__(
         self, reason: str, category: str = FailureCategory.CRASH, *, retry_after_sec: float | None = None
     ) -> None:
-        self.reason = reason
+        self.reason = _text(reason)
         self.category = str(category)
         self.retry_after_sec = retry_after_sec
         super().__init__(reason)
@@ -126,6 +130,9 @@ def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
     if isinstance(value, Cancel | Snooze | Fail):
         return of_exception(value)
     result = value if isinstance(value, Result) else Result(value)
+    if not isinstance(result.artifacts, list | tuple | None):
+        found = f"The handler's artifacts must be a list, got a {type(result.artifacts).__qualname__}"
+        return failed(found, FailureCategory.INVALID_OUTPUT)
     named = [*(artifacts or ()), *(result.artifacts or ())]
     try:
         return Outcome(
@@ -144,8 +151,9 @@ def encoded(value: Any, what: str) -> bytes:
     """As JSON that can be stored; raises ValueError with words that begin with `what`."""
     try:
         json = msgspec.json.encode(value, enc_hook=_encode_others)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} can't be stored as JSON: {error}") from None
+    except Exception as error:  # noqa: BLE001 - models of others may raise anything
+        found = error if isinstance(error, TypeError | ValueError | RecursionError) else describe(error)
+        raise ValueError(f"{what} can't be stored as JSON: {found}") from None
     if len(json) > MAX_OUTPUT_BYTES:
         raise ValueError(
             f"{what} is {len(json)} bytes of JSON; {MAX_OUTPUT_BYTES} are the most. Store it elsewhere and "
@@ -186,7 +194,7 @@ def _wish(error: BaseException) -> Outcome | None:
     """What is meant by an exception of our own."""
     outcome = None
     match error:
-        case ClaimOver() | StaleClaimError() | SupersededError() | TaskCancelled():
+        case ClaimOver() | StaleClaimError() | SupersededError():
             outcome = NOTHING
         case Cancel():
             outcome = Outcome(Verdict.CANCEL, reason=error.reason)
@@ -206,12 +214,17 @@ def describe(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "The handler was cancelled from inside"
     try:
-        text = str(error)
+        text = str(error)[:MAX_ERROR]
     except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the error itself
         text = ""
     if isinstance(error, BaseExceptionGroup):
         text = "; ".join([error.message, *map(describe, error.exceptions)])
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_ERROR]
+
+
+def _text(reason: object) -> str:
+    """Handlers like to give the exception itself."""
+    return describe(reason) if isinstance(reason, BaseException) else str(reason)[:MAX_ERROR]
 
 
 def _unfolded(error: BaseException, depth: int = 0) -> Iterator[BaseException]:

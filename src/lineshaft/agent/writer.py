@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from lineshaft.agent.outcome import Outcome, Verdict, describe
+from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
 from lineshaft.client.backend import Backend
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
@@ -35,6 +35,7 @@ class Finished(Protocol):
 
 
 _Item = tuple[Any, Outcome]
+_Send = Callable[[Sequence[_Item]], Awaitable[list[Moved]]]
 
 
 class Writer:
@@ -99,9 +100,7 @@ class Writer:
                     for run, _ in alike:
                         self._written(run, None)
 
-    async def _send(
-        self, items: list[_Item], send: Callable[[Sequence[_Item]], Awaitable[list[Moved]]]
-    ) -> None:
+    async def _send(self, items: list[_Item], send: _Send) -> None:
         pause = _FIRST_PAUSE_SEC
         while True:
             try:
@@ -116,7 +115,7 @@ class Writer:
                     for item in items:
                         await self._send([item], send)
                     return
-                await self._give_up(items[0], error)
+                await self._give_up(items[0], error, send)
                 return
             else:
                 for (run, outcome), answer in zip(items, moved, strict=True):
@@ -125,16 +124,24 @@ class Writer:
                     self._written(run, answer)
                 return
 
-    async def _give_up(self, item: _Item, error: Exception) -> None:
+    async def _give_up(self, item: _Item, error: Exception, send: _Send) -> None:
+        """What can't be written as it is fails the attempt, and says why: silence would leave it RUNNING."""
         run, outcome = item
-        unfit = isinstance(error, InvalidInputError | PayloadTooLargeError)
-        if unfit and outcome.verdict is Verdict.COMPLETE:
-            refused = Outcome(Verdict.FAIL, error=describe(error), category=FailureCategory.INVALID_OUTPUT)
-            await self._send([(run, refused)], self._fail)
+        if isinstance(error, StaleClaimError):
+            self._written(run, Moved(run.claim.id, None))
             return
-        if not isinstance(error, StaleClaimError):
-            _log.error("The outcome %s of %s can't be written", outcome.verdict, run.claim.id, exc_info=error)
-        self._written(run, Moved(run.claim.id, None))
+        _log.error("The outcome %s of %s can't be written", outcome.verdict, run.claim.id, exc_info=error)
+        if send == self._fail_in_short:
+            self._written(run, Moved(run.claim.id, None))
+            return
+        if outcome.verdict is not Verdict.FAIL:
+            unfit = isinstance(error, InvalidInputError | PayloadTooLargeError)
+            category = FailureCategory.INVALID_OUTPUT if unfit else FailureCategory.CRASH
+            outcome = failed(describe(error), category)
+            if send == self._complete:
+                await self._send([(run, outcome)], self._fail)
+                return
+        await self._send([(run, outcome)], self._fail_in_short)
 
     async def _complete(self, items: Sequence[_Item]) -> list[Moved]:
         return await self._backend.complete(
@@ -158,6 +165,12 @@ class Writer:
                 Failure(run.claim, outcome.error, outcome.category, outcome.retry_after_sec, run.spent)
                 for run, outcome in items
             ]
+        )
+
+    async def _fail_in_short(self, items: Sequence[_Item]) -> list[Moved]:
+        """Without anything that may be what is wrong: its state, and what it says it has used."""
+        return await self._backend.fail(
+            [Failure(run.claim, outcome.error, outcome.category) for run, outcome in items]
         )
 
     async def _hand_back(self, items: Sequence[_Item]) -> list[Moved]:

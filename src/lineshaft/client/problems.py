@@ -1,12 +1,13 @@
 """Refusals of a server as the exceptions that the database backend would have raised: class and words."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import msgspec
 from msgspec import Struct
 
 from lineshaft import errors
-from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.errors import LineshaftError, PayloadTooLargeError, UnavailableError
 
 
 class Fault(Struct, frozen=True):
@@ -63,6 +64,8 @@ def _kinds() -> Iterator[type[LineshaftError]]:
 _KINDS = {kind.code: kind for kind in _kinds()}
 _decode = msgspec.json.Decoder(Problem).decode
 _SERVER_FAULT = 500
+#: What proxies say when they, or whoever is behind them, have too much to do.
+_TRY_LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 def exception_of(status: int, body: bytes, place: str) -> LineshaftError:
@@ -75,7 +78,11 @@ def exception_of(status: int, body: bytes, place: str) -> LineshaftError:
 
 def strange(status: int, place: str) -> LineshaftError:
     """An answer that makes no sense."""
-    kind = UnavailableError if status >= _SERVER_FAULT else LineshaftError
+    kind: type[LineshaftError] = LineshaftError
+    if status >= _SERVER_FAULT or status in _TRY_LATER:
+        kind = UnavailableError
+    elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        kind = PayloadTooLargeError
     return kind(
         f"{place} answered {status}, and not as a Lineshaft server of this version does: something else is "
         "there, or in between. Check the URL (LINESHAFT_URL)."

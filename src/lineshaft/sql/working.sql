@@ -30,7 +30,8 @@ beaten AS (
             WHEN live.status = 'RUNNING' THEN greatest(live.attempt_cost_usd, coalesce(input.cost, 0)) ELSE live.attempt_cost_usd
         END
     FROM free JOIN input ON input.id = free.id, clock
-    WHERE live.id = free.id
+    -- One process may hold two claims of a task: one that it lost, and the one that another agent of it got.
+    WHERE live.id = free.id AND live.epoch = input.epoch AND live.agent_id = input.holder
     RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.lock_owner, input.interval_sec, input.progress
 ),
 own_lock AS MATERIALIZED (
@@ -64,7 +65,7 @@ touched AS (
     FROM present, clock
     WHERE agent.id = present.id
 )
-SELECT input.id AS task_id, NULL AS agent_id,
+SELECT input.id AS task_id, input.epoch, NULL AS agent_id,
     CASE
         WHEN beaten.id IS NOT NULL THEN 'continue'
         -- Locked by somebody, or not started yet: held all the same.
@@ -75,12 +76,12 @@ SELECT input.id AS task_id, NULL AS agent_id,
     NULL::integer AS slots,
     NULL::timestamptz AS slowdown_until
 FROM input
-LEFT JOIN beaten ON beaten.id = input.id
+LEFT JOIN beaten ON beaten.id = input.id AND beaten.epoch = input.epoch
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
 -- An agent without an answer is superseded.
-SELECT NULL, agent.id, agent.status::text, agent.max_concurrent_tasks, (
+SELECT NULL, NULL, agent.id, agent.status::text, agent.max_concurrent_tasks, (
     SELECT max(slowdown.until)
     FROM lineshaft.slowdown
     WHERE slowdown.until > (SELECT now FROM clock)

@@ -45,11 +45,21 @@ class HeldTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """A claim that its agent no longer holds: of one task it may have had two."""
+
+    id: str
+    epoch: int
+    #: cancel or lost.
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     #: By agent: active or draining. One that is missing was registered again elsewhere.
     agents: dict[str, str]
-    #: By task: continue, cancel or lost.
-    tasks: dict[str, str]
+    #: Claims that are over.
+    over: list[Over] = field(default_factory=list)
     #: By agent: until when some of its models are slowed down; those that may go on are missing.
     slowdowns: dict[str, datetime] = field(default_factory=dict)
     #: By agent: how many tasks it may hold, which may be changed while it works.
@@ -133,13 +143,13 @@ async def beat_on(
             "costs": [task.cost_usd for task in tasks],
         },
     )
-    answers = Answers({}, {})
-    for task_id, agent_id, answer, slots, slowdown_until in await cursor.fetchall():
+    answers = Answers({})
+    for task_id, epoch, agent_id, answer, slots, slowdown_until in await cursor.fetchall():
         if task_id is None:
             answers.agents[agent_id] = answer
             answers.slots[agent_id] = slots
             if slowdown_until is not None:
                 answers.slowdowns[agent_id] = slowdown_until
-        else:
-            answers.tasks[task_id] = answer
+        elif answer != "continue":
+            answers.over.append(Over(task_id, epoch, answer))
     return answers

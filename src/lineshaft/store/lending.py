@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 import psycopg
 from psycopg import AsyncConnection
@@ -66,8 +66,9 @@ class Lent:
         connection = self._connection
         self._in_use.discard(connection)
         try:
-            if isinstance(error, asyncio.CancelledError):
-                # Nobody knows what it has still to say: it is not used again.
+            if isinstance(error, asyncio.CancelledError) or _is_read_only(error):
+                # Nobody knows what it has still to say; or it leads to a server that others have taken over
+                # from, and a new one may not. It is not used again.
                 connection.pgconn.finish()
             elif connection.pgconn.transaction_status not in _AT_REST:
                 with contextlib.suppress(psycopg.Error):
@@ -86,8 +87,8 @@ def _tell(error: BaseException) -> None:
     """Raise what the error means to whoever called, if it is not for them already."""
     if isinstance(error, PoolTimeout):
         raise UnavailableError("No database connection became free within 10 s. Try again.") from None
-    if isinstance(error, psycopg.OperationalError):
-        if error.sqlstate is None or error.sqlstate.startswith(("08", "57")):
+    if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
+        if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
             raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
     elif isinstance(error, (UnicodeError, psycopg.DataError)):
         if _is_about_characters(error):
@@ -101,6 +102,16 @@ def _tell(error: BaseException) -> None:
                 f"The call has a number that PostgreSQL can't store: {_first_line(error)}. Nothing was "
                 "changed."
             ) from error
+
+
+#: No connection, no resources, stopped by an operator, an error of the system; or a standby, which is what a
+#: server is after another has taken over.
+_READ_ONLY = "25006"
+_AWAY = ("08", "53", "57", "58", _READ_ONLY)
+
+
+def _is_read_only(error: BaseException | None) -> TypeGuard[psycopg.Error]:
+    return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
 
 
 def _is_about_characters(error: UnicodeError | psycopg.DataError) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.model.fields import LONGEST_SECONDS
+from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask
@@ -33,6 +35,10 @@ class HandBack:
     claim: ClaimRef
     delay_sec: float | None = None
     spent: Spent = UNREPORTED
+
+    def __post_init__(self) -> None:
+        if self.delay_sec is not None:
+            raise_faults({"delay_sec": number_fault(self.delay_sec, 0, LONGEST_SECONDS)})
 
 
 @dataclass(frozen=True, slots=True)
