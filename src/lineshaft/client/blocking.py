@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -27,8 +28,19 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    def _work(self) -> None:
+        self._loop.run_forever()
+        # Other threads may wait for these, and are told by this.
+        if tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._pid:
@@ -36,19 +48,31 @@ class LoopThread:
             raise LineshaftError(
                 "This Lineshaft was opened before the process was forked. Open it in each process by itself."
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise LineshaftError("This Lineshaft was closed. Open it again, or one of your own.")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise LineshaftError(
+                "This Lineshaft was closed, by another thread, before it had an answer. What was asked may "
+                "have been done: look first."
+            ) from None
         except BaseException:
             # Interrupted while waiting: nobody wants the answer any more.
             future.cancel()
             raise
 
     def close(self) -> None:
-        if os.getpid() == self._pid:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        self._loop.close()
+        if os.getpid() != self._pid:
+            return  # it is the parent's
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 def _blocking(

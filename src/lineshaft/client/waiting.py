@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from lineshaft.client.backend import Backend
-from lineshaft.errors import NotFoundError, UnavailableError
+from lineshaft.errors import LineshaftError, NotFoundError, UnavailableError
 
 _SHORTEST_SEC, _LONGEST_SEC = 0.01, 0.5
 _SHARE = 0.1
@@ -53,6 +53,11 @@ class EndWatch:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
+        for name in list(self._waiting):
+            closed = LineshaftError(
+                f"This Lineshaft was closed while {name} was waited for. It goes on; open one and wait again."
+            )
+            self._tell(name, closed)
 
     async def _look(self) -> None:
         # One of this event loop's own: the last one may have been of another.

@@ -1,0 +1,78 @@
+"""Closed under somebody who waits: that one is told, and waits no longer."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from lineshaft import Lineshaft, NewTask, SyncLineshaft
+from lineshaft.client.blocking import LoopThread
+from lineshaft.errors import LineshaftError
+
+#: Far more than it takes.
+SOON = 10.0
+
+
+class InThread:
+    """Runs it, and keeps what it raised."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001 - for whoever started it
+            self._error = error
+
+    def error(self) -> BaseException | None:
+        self._thread.join(SOON)
+        assert not self._thread.is_alive(), "it waits for ever"
+        return self._error
+
+
+async def test_who_waits_is_told(where: str) -> None:
+    async with Lineshaft(where) as shaft:
+        task = await shaft.submit(NewTask("t"))
+        waiting = [asyncio.create_task(shaft.wait(task)) for _ in range(2)]
+        await asyncio.sleep(0)
+
+    async with asyncio.timeout(SOON):
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in told] == [LineshaftError] * 2
+    assert f"closed while {task.id} was waited for" in str(told[0])
+
+
+def test_a_thread_that_waits_is_told(where: str) -> None:
+    async def somebody_waits() -> None:
+        while all(task.get_name() != "lineshaft waits" for task in asyncio.all_tasks()):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+    with SyncLineshaft(where) as shaft:
+        task = shaft.submit(NewTask("t"))
+        waiting = InThread(lambda: shaft.wait(task))
+        shaft.loop.run(asyncio.wait_for(somebody_waits(), SOON))
+
+    with pytest.raises(LineshaftError, match="was closed while"):
+        raise waiting.error() or AssertionError
+
+
+def test_whatever_a_thread_waits_for_it_is_told() -> None:
+    loop, begun = LoopThread("test"), threading.Event()
+
+    async def for_ever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    waiting = InThread(lambda: loop.run(for_ever()))
+    assert begun.wait(SOON)
+    loop.close()
+
+    with pytest.raises(LineshaftError, match="closed, by another thread"):
+        raise waiting.error() or AssertionError
+    with pytest.raises(LineshaftError, match="was closed"):
+        loop.run(for_ever())
