@@ -159,3 +159,25 @@ def test_patterns_that_explode_elsewhere() -> None:
     assert time.monotonic() - started < 30
     assert json_schema.fault({"pattern": "(?=a)b"}) is not None
     assert json_schema.fault({"pattern": "(a{1000}){1000}"}) is not None
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], [1, "two", 3]])
+def test_what_may_take_long_is_looked_at_apart(monkeypatch: pytest.MonkeyPatch, data: list[Any]) -> None:
+    schema = {"items": {"anyOf": [{"const": number} for number in range(500)]}}
+    here = json_schema.check(schema, handed_in(data))
+    monkeypatch.setattr(json_schema, "MOST_HERE", 500)
+
+    apart = json_schema.check(schema, handed_in(data))
+
+    assert apart == here
+    assert apart.passed is ("two" not in data)
+
+
+def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"items": {"anyOf": [{"const": number} for number in range(2_000)]}}
+    monkeypatch.setattr(json_schema, "LONGEST_SEC", 0.01)
+
+    verdict = json_schema.check(schema, handed_in([2_000] * 10_000))
+
+    assert not verdict.passed
+    assert "within 0.01 s" in verdict.reasons[0]

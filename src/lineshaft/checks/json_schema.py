@@ -3,8 +3,13 @@
 Schemas come from whoever submits tasks, so they are kept within bounds. They refer to nothing but themselves:
 no address is fetched and no file read. Patterns are matched in linear time. A schema whose references,
 written out, come to more than a hundred thousand parts is refused: each part costs time for each value.
+
+The library keeps the interpreter to itself while it looks at an output, and a server with it. What may take
+more than a moment is looked at by a process of its own, for a limited time.
 """
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -14,12 +19,15 @@ from urllib.parse import unquote
 import jsonschema_rs
 import msgspec
 
-from lineshaft.checks.verdict import MAX_REASONS, PASSED, HandedIn, Verdict, refused
+from lineshaft.checks.verdict import MAX_REASONS, PASSED, HandedIn, NoVerdict, Verdict, refused
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
 MAX_PARTS = 100_000
 _PATTERN_BYTES = 1 << 20
+#: Parts of the schema times values of the output: what is looked at in this process, in about half a second.
+MOST_HERE = 2_000_000
+LONGEST_SEC = 30.0
 #: Keywords whose members are named by the schema's author, so that a member called `enum` is a schema.
 _NAMED_PARTS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
@@ -41,8 +49,15 @@ def fault(schema: Any) -> str | None:
 
 
 def check(schema: Any, handed_in: HandedIn) -> Verdict:
-    validator, refers = _validator(msgspec.json.encode(schema))
-    data = handed_in.data
+    encoded = msgspec.json.encode(schema)
+    _, _, parts = _validator(encoded)
+    if _holds_more_than(MOST_HERE // parts, handed_in.data):
+        return _check_apart(encoded, handed_in.data)
+    return check_here(encoded, handed_in.data)
+
+
+def check_here(schema: bytes, data: Any) -> Verdict:
+    validator, refers, _ = _validator(schema)
     try:
         if validator.is_valid(data):
             return PASSED
@@ -55,6 +70,39 @@ def check(schema: Any, handed_in: HandedIn) -> Verdict:
         if isinstance(error, jsonschema_rs.ValidationError):
             raise
         return refused(f"output.data can't be checked: {error}")
+
+
+def _check_apart(schema: bytes, data: Any) -> Verdict:
+    question = msgspec.json.encode([msgspec.Raw(schema), data])
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", "lineshaft.checks.json_schema_process"],
+            input=question,
+            stdout=subprocess.PIPE,
+            timeout=LONGEST_SEC,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        return refused(
+            f"output.data can't be checked against the schema within {LONGEST_SEC:g} s: hand in less, or let "
+            "fewer parts of the schema apply to each value"
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoVerdict(f"the process that checks large outputs failed: {error}") from error
+    reasons = msgspec.json.decode(answer.stdout, type=list[str] | None)
+    return PASSED if reasons is None else refused(*reasons)
+
+
+def _holds_more_than(most: int, data: Any) -> bool:
+    seen, waiting = 0, [data]
+    while waiting and seen <= most:
+        value = waiting.pop()
+        seen += 1
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return seen + len(waiting) > most
 
 
 def _first_error(validator: jsonschema_rs.Validator, data: Any) -> jsonschema_rs.ValidationError:
@@ -100,8 +148,8 @@ def _fault_in(encoded: bytes) -> str | None:
 
 
 @lru_cache(maxsize=1_000)
-def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool]:
-    """The compiled schema, and whether it has references."""
+def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool, int]:
+    """The compiled schema, whether it has references, and how many parts."""
     schema = msgspec.json.decode(encoded)
     validator = jsonschema_rs.validator_for(
         schema,
@@ -109,7 +157,7 @@ def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool]:
         validate_formats=True,
         pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
     )
-    return validator, any(True for part in _all_parts(schema) for _ in _refs(part))
+    return validator, any(True for part in _all_parts(schema) for _ in _refs(part)), _written_out(schema)
 
 
 def _depth(value: Any) -> int:

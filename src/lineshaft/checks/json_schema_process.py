@@ -1,0 +1,17 @@
+"""Looks at one output in a process of its own: a schema and data come in, why it is refused goes out."""
+
+import sys
+
+import msgspec
+
+from lineshaft.checks.json_schema import check_here
+
+
+def main() -> None:
+    schema, data = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[msgspec.Raw, object])
+    verdict = check_here(bytes(schema), data)
+    sys.stdout.buffer.write(msgspec.json.encode(None if verdict.passed else verdict.reasons))
+
+
+if __name__ == "__main__":
+    main()
