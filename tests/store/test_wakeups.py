@@ -152,6 +152,20 @@ async def test_a_full_claim_passes_its_wake_up_on(idle: Wakeups) -> None:
     assert await waiters[1].wait(0) is False
 
 
+async def test_who_looked_too_early_is_told_of_what_another_declined(idle: Wakeups) -> None:
+    looking, constrained = idle.waiter([7]), idle.waiter([7])
+    (woken,) = await start(constrained.wait(LONG))
+    idle._hear("7")
+    assert await woken
+
+    # Who could take it is still looking, and may have begun before it was there.
+    constrained.decline()
+
+    assert await looking.wait(LONG)
+    assert not await constrained.wait(0)
+    assert not await looking.wait(0)
+
+
 async def test_who_looked_by_itself_and_found_much_calls_another(idle: Wakeups) -> None:
     polling, stranger, same, anyone = (idle.waiter(lanes) for lanes in ([1, 2], [3], [2, 3], None))
     tasks = await start(stranger.wait(LONG), same.wait(LONG), anyone.wait(LONG))

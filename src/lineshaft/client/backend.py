@@ -67,7 +67,10 @@ class Idler(Protocol):
         ...
 
     def decline(self) -> None:
-        """It had no room for what woke it: let another look instead."""
+        """It had no handler free for what woke it: let another look instead.
+
+        The backend itself does so after a claim that left something: for want of a slot, money or a model.
+        """
         ...
 
 

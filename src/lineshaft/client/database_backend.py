@@ -1,8 +1,8 @@
 """The backend for whoever reaches the database itself."""
 
 import asyncio
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -47,7 +47,7 @@ from lineshaft.store.parting import HandBack, Spawned
 from lineshaft.store.reading import Page
 from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submitted, SubmittedDag
-from lineshaft.store.wakeups import Wakeups
+from lineshaft.store.wakeups import Waiter, Wakeups
 from lineshaft.store.why import Why
 from lineshaft.store.working import Purses
 
@@ -72,6 +72,8 @@ class DatabaseBackend:
         self._on_demand: OnDemand | None = None
         self._wakeups: Wakeups | None = None
         self._directory: LaneDirectory | None = None
+        #: By agent and incarnation.
+        self._waiters: dict[tuple[str, int], Waiter] = {}
         self._subscribing = asyncio.Lock()
 
     async def open(self) -> None:
@@ -241,6 +243,9 @@ class DatabaseBackend:
         claim = await self.engine.claims.claim(
             agent_id, incarnation, limit=limit, types=list(types), start=True
         )
+        if len(claim.tasks) < limit and claim.leaves_some and (agent_id, incarnation) in self._waiters:
+            # What woke it may be for another.
+            self._waiters[agent_id, incarnation].decline()
         past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
         return assignments(claim, past)
 
@@ -285,7 +290,16 @@ class DatabaseBackend:
                 self._resources.push_async_callback(self._directory.close)
         interest = Interest(agent.types or (), agent.capabilities, agent.models_available)
         await self._directory.enter(interest)
-        return self._directory.waiter(interest)
+        return self._seated(agent, self._directory.waiter(interest))
+
+    @contextmanager
+    def _seated(self, agent: AgentView, waiting: AbstractContextManager[Waiter]) -> Iterator[Waiter]:
+        with waiting as waiter:
+            self._waiters[agent.id, agent.incarnation] = waiter
+            try:
+                yield waiter
+            finally:
+                self._waiters.pop((agent.id, agent.incarnation), None)
 
     @property
     def poll_interval_sec(self) -> float | None:

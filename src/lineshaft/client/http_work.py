@@ -116,7 +116,7 @@ class HttpIdler:
         """Nothing to tell: the server sees which claims came back full, and who leaves."""
 
     def decline(self) -> None:
-        """As above: whoever waits at the server waits for what it has room for."""
+        """As above: the server sees what a claim asked for, and what it left."""
 
     def hang_up(self) -> None:
         """Whoever waits learns at once that nobody answers, and asks anew."""

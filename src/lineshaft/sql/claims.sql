@@ -24,6 +24,7 @@ me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
+        budget_usd IS NOT NULL AS has_budget,
         -- The smaller of what it has left and what all have left for today; NULL: no limit.
         least(budget_usd - spent_usd - reserved_usd, CASE WHEN %(daily_budget)s::numeric IS NOT NULL THEN (
             SELECT %(daily_budget)s::numeric - coalesce(sum(
@@ -347,6 +348,31 @@ SELECT
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     coalesce((SELECT room > 0 FROM me), false) AS has_room,
+    -- Whether there may be something that another agent can take, but not this one: it lacks a slot, the money, or a model that may be
+    -- used now.
+    CASE
+        WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
+        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT has_budget FROM me) OR EXISTS (SELECT FROM barred)) THEN EXISTS (
+            SELECT
+            FROM me
+            CROSS JOIN lineshaft.lane
+            CROSS JOIN lineshaft.generation
+            CROSS JOIN LATERAL (
+                SELECT FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+                LIMIT 1
+                OFFSET 0
+            ) AS first
+            WHERE lane.id <> ALL (ARRAY(SELECT id FROM eligible))
+              AND (me.types IS NULL OR lane.type = ANY (me.types))
+              AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+              AND lane.required_capabilities <@ me.capabilities
+              AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
+              AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
+              AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
+        )
+        ELSE false
+    END AS leaves_some,
     -- Whoever called looks again if some were in the way of others: parked by now, or too dear together with what came before them ...
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN

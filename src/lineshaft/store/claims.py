@@ -118,6 +118,8 @@ class Claim:
     slowdown_until: datetime | None = None
     #: False: the agent has no slot free, or takes nothing now. Others may.
     has_room: bool = True
+    #: There may be work that this agent can't take now, for want of a slot, money or a model. Others may.
+    leaves_some: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class _Round:
     tasks: list[ClaimedTask]
     #: The agent could take something.
     has_room: bool
+    #: There may be something that it can't take, though others can.
+    leaves_some: bool
     #: Some were in the way of others, and are no more; or it must be decided anew what can be paid.
     again: bool
     #: Where others were just taking what was best, though there is more elsewhere.
@@ -201,14 +205,20 @@ class Claims:
         elif self._daily_budget is None and self._shortcut.is_open(agent_id):
             plain = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
             if plain.is_all:
-                return await self._claimed(Claim(plain.tasks, has_room=plain.has_room))
+                whole = Claim(plain.tasks, has_room=plain.has_room, leaves_some=not plain.has_room)
+                return await self._claimed(whole)
             if plain.missed:
                 await asyncio.sleep(_PAUSES_SEC[0])
             tasks = plain.tasks
         claim = Claim(tasks)
         try:
             last = await self._claim_in_rounds(parameters, limit, tasks, stranded)
-            claim = Claim(tasks, slowdown_until=last.slowdown_until, has_room=last.has_room)
+            claim = Claim(
+                tasks,
+                slowdown_until=last.slowdown_until,
+                has_room=last.has_room,
+                leaves_some=last.leaves_some,
+            )
             if not tried and len(tasks) < limit and agent_id in self._probers:
                 parameters["limit"] = limit - len(tasks)
                 tasks += await self._claim_probes(parameters, stranded)
@@ -338,17 +348,20 @@ class Claims:
         if parameters["daily_budget"] is not None:
             calls.insert(0, (self._sql["lock_day"], {}))
         *_, rows = await round_trip(connection, *calls)
-        *_, now, claim_ttl_sec, has_room, again, contested, missed, stranded, probe_due, slowdown = rows[0]
+        now, claim_ttl_sec, *of_all = rows[0][-10:]
         agent_id = parameters["agent_id"]
-        (self._probers.add if probe_due else self._probers.discard)(agent_id)
+        tasks: list[ClaimedTask] = []
         if rows[0][0] is not None:
             common = (parameters["start"], now, claim_ttl_sec)
-            tasks = [ClaimedTask(*row[:-9] + common) for row in rows]
-            return _Round(tasks, has_room, again, contested, missed, stranded, probe_due, slowdown)
+            tasks = [ClaimedTask(*row[:-10] + common) for row in rows]
+        found = _Round(tasks, *of_all)
+        (self._probers.add if found.probe_due else self._probers.discard)(agent_id)
+        if tasks:
+            return found
         # Nothing to do, or nobody to do it: an agent that was superseded must be told.
-        found = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
-        _check_agent(agent_id, parameters["incarnation"], await found.fetchone())
-        return _Round([], has_room, again, contested, missed, stranded, probe_due, slowdown)
+        agent = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
+        _check_agent(agent_id, parameters["incarnation"], await agent.fetchone())
+        return found
 
     async def _claim_plain(self, connection: Connection, parameters: dict[str, Any]) -> _Plain:
         (rows,) = await round_trip(connection, (self._plain, {**self._database.now, **parameters}))

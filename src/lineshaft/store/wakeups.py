@@ -69,7 +69,7 @@ class Waiter:
         """True: look for work. False: the time is up, or it was closed."""
         if self._future is not None:
             raise RuntimeError("Two tasks wait with the same waiter. Give each its own.")
-        self._woken_by = self._wakeups.take_remembered(self._lanes)
+        self._woken_by = self._wakeups.take_remembered(self._lanes, self.looked_at)
         self._called_for = []
         missed_call = self._heard != self._wakeups.calls
         self._heard = self._wakeups.calls
@@ -186,6 +186,8 @@ class Wakeups:
         self._line: dict[Waiter, None] = {}
         #: Lanes that moved while nobody waited for them.
         self._remembered: set[int] = set()
+        #: Lanes that were declined while nobody else waited, for whoever had begun to look before this move.
+        self._declined: dict[int, int] = {}
         #: Told of each such lane: nobody may have known that it exists.
         self.on_unwanted: Callable[[int], None] = lambda _: None
         #: How often everybody was woken.
@@ -262,6 +264,8 @@ class Wakeups:
         for waiter in self._line:
             if waiter.looked_at < moves and waiter.wants(lane) and waiter.offer(lane):
                 return
+        # Who is looking just now may have begun too early to see it.
+        self._declined[lane] = moves
 
     def wake_like(self, lanes: AbstractSet[int] | None) -> None:
         """Wake one who might take the same. Nobody there: whoever comes looks before it waits."""
@@ -269,10 +273,14 @@ class Wakeups:
             if waiter.call(lanes):
                 return
 
-    def take_remembered(self, lanes: AbstractSet[int] | None) -> set[int]:
+    def take_remembered(self, lanes: AbstractSet[int] | None, looked_at: int) -> set[int]:
         # All at once: who looks for work looks into all of its lanes, and passes them on if there is more.
         taken = set(self._remembered) if lanes is None else self._remembered & lanes
         self._remembered -= taken
+        unseen = {lane for lane, moves in self._declined.items() if looked_at < moves}
+        taken |= unseen if lanes is None else unseen & lanes
+        for lane in taken:
+            self._declined.pop(lane, None)
         return taken
 
     def line_up(self, waiter: Waiter) -> None:

@@ -67,6 +67,9 @@ async def claim_and_start(call: Call, body: wire.ClaimWork) -> Answer:
             raise ClientDisconnect
     if len(claim.tasks) == body.limit:
         call.service.waiting_room.pass_on(body.agent_id, body.incarnation)
+    else:
+        types = frozenset() if claim.leaves_some else frozenset(body.types)
+        call.service.waiting_room.decline(body.agent_id, body.incarnation, unless_for=types)
     return Answer(wire.Work.of(claim, past))
 
 

@@ -75,7 +75,7 @@ async def _wait(
         if len(claim.tasks) == asked.limit:
             # There may be more than it could take.
             waiter.pass_on()
-        elif not claim.has_room:
+        elif claim.leaves_some:
             waiter.decline()
         left = ends - loop.time()
         if claim.tasks or left <= 0:

@@ -102,6 +102,12 @@ class WaitingRoom:
         if seat is not None:
             seat.waiter.pass_on()
 
+    def decline(self, agent_id: str, incarnation: int, *, unless_for: frozenset[str]) -> None:
+        """It has taken all it could of these types; what woke it may be another that it waits for."""
+        seat = self._seats.get((agent_id, incarnation))
+        if seat is not None and not seat.types <= unless_for:
+            seat.waiter.decline()
+
     def leave(self, agent_id: str, incarnation: int) -> None:
         """What woke it is for another."""
         seat = self._seats.pop((agent_id, incarnation), None)

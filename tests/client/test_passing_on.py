@@ -1,0 +1,57 @@
+"""A wake-up reaches one who can use it, also if it comes first to an agent that can't: without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lineshaft import NewTask
+from lineshaft.client.backend import Idler
+from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.settings import Settings
+from lineshaft.store.fleet import AgentView, NewAgent
+from lineshaft.store.outcomes import ClaimRef, Failure
+
+TYPES = ["code"]
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [{"max_concurrent_tasks": 1}, {"budget_usd": 1}, {"models_available": ("m1",)}],
+    ids=["slot", "money", "model"],
+)
+async def test_a_wake_up_is_not_lost_on_one_that_cant_take_it(dsn: str, constraint: dict[str, Any]) -> None:
+    backend = DatabaseBackend(Settings(database_url=dsn))
+    await backend.open()
+    try:
+        await backend.submit([NewTask("code", max_cost_usd=1)], connection=None)
+        constrained = await backend.register(NewAgent(id="constrained", types=("code",), **constraint))
+        able = await backend.register(NewAgent(id="able", types=("code",), models_available=("m2",)))
+        (held,) = await backend.claim(constrained.id, constrained.incarnation, limit=1, types=TYPES)
+        if "models_available" in constraint:
+            claim = ClaimRef(held.task.id, held.task.epoch)
+            await backend.fail([Failure(claim, "429 Too Many Requests", retry_after_sec=600)])
+
+        async def works(agent: AgentView, idler: Idler) -> None:
+            while not await backend.claim(agent.id, agent.incarnation, limit=2, types=TYPES):
+                await idler.wait(60)
+
+        async def waiting(agents: int) -> None:
+            assert backend._wakeups is not None
+            while backend._wakeups.waiting < agents:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+
+        with await backend.idler(constrained) as one, await backend.idler(able) as two:
+            async with asyncio.timeout(20):
+                first = asyncio.create_task(works(constrained, one))
+                await waiting(1)
+                second = asyncio.create_task(works(able, two))
+                await waiting(2)
+
+                await backend.submit([NewTask("code", max_cost_usd=1)], connection=None)
+
+                await second
+                assert not first.done()
+                first.cancel()
+    finally:
+        await backend.close()
