@@ -6,6 +6,7 @@ lease, a lock or money while it waits. An agent with that capability may claim s
 answers here needs not to be one.
 """
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -140,7 +141,7 @@ class Approvals:
             fault = "is the output of an agent here: approve or refuse it as it is"
             raise InvalidInputError(errors=[("data", fault)])
         said = Said(output.gate_no, HUMAN, decision.verdict, decision.reviewer)
-        step = self._gates.go_on(output, said)
+        step = await asyncio.to_thread(self._gates.go_on, output, said)
 
         async def work(connection: Connection) -> Moved:
             (moved,) = await self._gates.advance_in(connection, [step], strict=True)
@@ -165,7 +166,7 @@ class Approvals:
 
     async def _answer(self, asked: GatedOutput, decision: Decision) -> Moved:
         if decision.approve:
-            step = self._gates.go_on(asked)
+            step = await asyncio.to_thread(self._gates.go_on, asked)
             if (refusal := step.refusal) is not None:
                 # A form that was filled in wrongly is handed back; nothing has happened.
                 place = "decision_report" if refusal.method == decision_report.METHOD else "data"
