@@ -1,6 +1,7 @@
 """Durable steps: once, remembered, the same on every replay."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -127,6 +128,34 @@ async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
 
     assert await result(shaft, agent, "t", retry=AT_ONCE) == 2
     assert calls == [1, 2]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["step", "checkpoint", "spawn"])
+async def test_an_asynchronous_step_of_a_plain_handler_is_told_that_it_would_wait_for_itself(
+    shaft: Lineshaft, method: str
+) -> None:
+    """It runs in the agent's event loop, which would hang."""
+    once = Once()
+    agent = Agent("a")
+
+    @agent.handles("t")
+    def handler(ctx: SyncTaskContext) -> Any:
+        calls: dict[str, Callable[[], object]] = {
+            "step": lambda: ctx.step("inner", once, "a"),
+            "checkpoint": lambda: ctx.checkpoint(1),
+            "spawn": lambda: ctx.spawn("children", [NewTask("child")]),
+        }
+
+        async def fetch() -> None:
+            calls[method]()
+
+        return ctx.step("outer", fetch)
+
+    task = await one(shaft, agent, "t", max_attempts=1)
+
+    assert f"ctx.{method} was called in the agent's event loop" in (task.failure_reason or "")
+    assert once.ran == []
 
 
 @dataclass

@@ -475,6 +475,7 @@ class SyncTaskContext(_Context):
 
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `TaskContext.step`; the function runs in the handler's own thread."""
+        self._check_thread("step")
         self._check_same_call(name, args, kwargs)
         known = self._begin_step(name)
         if known is None:
@@ -491,10 +492,23 @@ class SyncTaskContext(_Context):
         return result
 
     def checkpoint(self, data: Any) -> None:
+        self._check_thread("checkpoint")
         self._wait_for(self._save_checkpoint(data))
 
     def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
+        self._check_thread("spawn")
         return self._wait_for(self._spawn(key, tasks, wait=wait))
+
+    def _check_thread(self, method: str) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if here is self._agent.loop:
+            raise RuntimeError(
+                f"ctx.{method} was called in the agent's event loop, where asynchronous steps run, and would "
+                "wait for that loop for ever. Make the handler 'async def', or the step a plain function."
+            )
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """The agent's event loop does it."""
