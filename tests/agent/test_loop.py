@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -376,3 +377,25 @@ async def test_cancellation_reaches_running_code_within_a_heartbeat(shaft: Lines
             task = await shaft.get(submitted)
             assert (task.status, task.cancel_reason) == (Status.CANCELLED, "enough")
             assert "task.late_result" not in await kinds(shaft, task.id)
+
+
+async def test_a_defect_elsewhere_does_not_end_it(shaft: Lineshaft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers 500 to a claim may have been mended when it is asked again."""
+    agent = Agent("a")
+
+    @agent.handles("t")
+    async def handler() -> str:
+        return "done"
+
+    claim, calls = shaft.backend.claim, 0
+
+    async def fail_first(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise LineshaftError("It broke.")
+        return await claim(*args, **options)
+
+    monkeypatch.setattr(shaft.backend, "claim", fail_first)
+
+    assert (await one(shaft, agent, "t")).result == "done"

@@ -174,7 +174,7 @@ class Worker:
                     self._supersede(error)
                     return
                 except Exception as error:
-                    if isinstance(error, LineshaftError) and not error.retryable:
+                    if isinstance(error, LineshaftError) and not (error.retryable or _is_a_defect(error)):
                         raise
                     _log.warning("Agent %s can't claim: %s", self.agent_id, error)
                     pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
@@ -513,3 +513,8 @@ class Worker:
     async def in_thread(self, function: Callable[[], T]) -> T:
         result: T = await asyncio.wrap_future(self._threads.submit(function))
         return result
+
+
+def _is_a_defect(error: LineshaftError) -> bool:
+    """Of the server, or of what is in between: no refusal; it may be mended any minute."""
+    return error.code == LineshaftError.code
