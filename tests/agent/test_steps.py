@@ -112,6 +112,37 @@ async def test_a_name_used_for_something_else_is_noticed(shaft: Lineshaft) -> No
     assert "Step 'search' was called with other arguments before" in (task.failure_reason or "")
 
 
+@pytest.mark.parametrize("style", ["async", "sync"])
+async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) -> None:
+    """Also with a step in between. It would wait for itself."""
+    agent = Agent("a")
+
+    @agent.handles("async")
+    async def asynchronous(ctx: TaskContext) -> Any:
+        async def research() -> Any:
+            return await ctx.step("deeper", deeper)
+
+        async def deeper() -> Any:
+            return await ctx.step("research", research)
+
+        async with asyncio.timeout(10):
+            return await ctx.step("research", research)
+
+    @agent.handles("sync")
+    def synchronous(ctx: SyncTaskContext) -> Any:
+        def research() -> Any:
+            return ctx.step("deeper", deeper)
+
+        def deeper() -> Any:
+            return ctx.step("research", research)
+
+        return ctx.step("research", research)
+
+    task = await one(shaft, agent, style, max_attempts=1)
+
+    assert "Step 'research' was called inside of step 'research'" in (task.failure_reason or "")
+
+
 async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
     agent = Agent("a")
     calls: list[int] = []

@@ -323,6 +323,7 @@ class _Context:
         if known is not None:
             return known
         steps.check_name(name, "step")
+        steps.check_not_within(self.id, name)
         self._account.check(*self._agent.unbooked(self._task.live_dag_id))
         return None
 
@@ -433,17 +434,13 @@ class TaskContext(_Context):
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, Decimal]:
         """Its result, and what it cost."""
-        meter = steps.Meter()
-        token = steps.current_meter.set(meter)
-        try:
+        with steps.metered(self.id, name) as meter:
             if steps.is_async(function):
                 value = await function(*args, **kwargs)
             else:
                 value = await self._agent.in_thread(partial(function, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
-        finally:
-            steps.current_meter.reset(token)
         return steps.result_json(name, value), meter.cost
 
     def begin_step(self, name: str) -> bytes | None:
@@ -479,14 +476,10 @@ class SyncTaskContext(_Context):
         self._check_same_call(name, args, kwargs)
         known = self._begin_step(name)
         if known is None:
-            meter = steps.Meter()
-            token = steps.current_meter.set(meter)
-            try:
+            with steps.metered(self.id, name) as meter:
                 value: Any = function(*args, **kwargs)
                 if inspect.isawaitable(value):
                     value = self._wait_for(_awaited(value))
-            finally:
-                steps.current_meter.reset(token)
             known = self._wait_for(self._record(name, steps.result_json(name, value), meter.cost))
         result: T = steps.restored(known, function)
         return result

@@ -7,7 +7,8 @@ step returns has been through JSON also the first time, so that a replay can't d
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import partial
@@ -29,16 +30,49 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
 
 
 class Meter:
-    """What one step has spent so far."""
+    """One step that is running: within which others, and what it has spent so far."""
 
-    __slots__ = ("cost",)
+    __slots__ = ("_name", "_outer", "_task_id", "cost")
 
-    def __init__(self) -> None:
+    def __init__(self, task_id: str, name: str, outer: "Meter | None") -> None:
+        self._task_id = task_id
+        self._name = name
+        self._outer = outer
         self.cost = Decimal(0)
+
+    def is_within(self, task_id: str, name: str) -> bool:
+        """Whether it is this step itself, or one inside of it."""
+        step: Meter | None = self
+        while step is not None:
+            if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - its own
+                return True
+            step = step._outer  # noqa: SLF001
+        return False
 
 
 #: The step that is running, wherever its code is: what is spent there belongs to it.
 current_meter: ContextVar[Meter | None] = ContextVar("lineshaft_step", default=None)
+
+
+@contextmanager
+def metered(task_id: str, name: str) -> Iterator[Meter]:
+    """While this step runs."""
+    meter = Meter(task_id, name, current_meter.get())
+    token = current_meter.set(meter)
+    try:
+        yield meter
+    finally:
+        current_meter.reset(token)
+
+
+def check_not_within(task_id: str, name: str) -> None:
+    """A step that asks for itself would wait for itself."""
+    running = current_meter.get()
+    if running is not None and running.is_within(task_id, name):
+        raise ValueError(
+            f"Step {name!r} was called inside of step {name!r}, and would wait for itself. One is known by "
+            "its name: give each its own, for instance with a number in it."
+        )
 
 
 def check_name(name: str, what: str) -> None:
