@@ -246,8 +246,9 @@ class DatabaseBackend:
         if len(claim.tasks) < limit and claim.leaves_some and (agent_id, incarnation) in self._waiters:
             # What woke it may be for another.
             self._waiters[agent_id, incarnation].decline()
-        past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
-        return assignments(claim, past)
+        with self.engine.returning.unless_told(claim.tasks):
+            past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
+            return assignments(claim, past)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         return await self.engine.lifecycle.complete(completions)

@@ -10,6 +10,7 @@ other work would never try.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -155,6 +156,12 @@ class _Plain(NamedTuple):
     missed: bool
 
 
+class Returns(Protocol):
+    """Takes back what nobody is told of."""
+
+    def unless_told(self, tasks: list[ClaimedTask]) -> AbstractContextManager[None]: ...
+
+
 class _ProbeTakenError(Exception):
     """Another claim was quicker with the probe: this one is rolled back."""
 
@@ -166,6 +173,7 @@ class Claims:
         generations: Generations,
         why_not: Callable[[str, str], Awaitable[LineshaftError]],
         breakers: Breakers,
+        returning: Returns,
         *,
         daily_budget_usd: Decimal | None = None,
     ) -> None:
@@ -174,6 +182,7 @@ class Claims:
         self._why_not = why_not
         self._generations = generations
         self._breakers = breakers
+        self._returning = returning
         self._daily_budget = daily_budget_usd
         self._sql = catalog.load("claims")
         self._plain = catalog.load("shortcuts")["claim_plain"]
@@ -383,6 +392,11 @@ class Claims:
         wanted = sorted({name for task in claim.tasks for name in _context_tasks(task.spec)})
         if not resumed and not wanted:
             return claim
+        with self._returning.unless_told(claim.tasks):
+            await self._read_history(claim, resumed, wanted)
+        return claim
+
+    async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[str]) -> None:
         async with self._database.connection() as connection:
             if resumed:
                 async with connection.cursor(row_factory=class_row(Resumed)) as cursor:
@@ -393,7 +407,6 @@ class Claims:
                 claim.inputs.update(dict.fromkeys(wanted))
                 outputs = await connection.execute(self._sql["inputs"], {"ids": wanted})
                 claim.inputs.update({row[0]: row[1] for row in await outputs.fetchall()})
-        return claim
 
 
 def _check_agent(agent_id: str, incarnation: int, found: tuple[Any, ...] | None) -> None:

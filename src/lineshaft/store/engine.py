@@ -20,6 +20,7 @@ from lineshaft.store.lifecycle import Lifecycle
 from lineshaft.store.operations import Operations
 from lineshaft.store.parting import Parting
 from lineshaft.store.reports import Reports
+from lineshaft.store.returning import Returning
 from lineshaft.store.rules import Rules
 from lineshaft.store.submission import Submission
 from lineshaft.store.upkeep import Upkeep
@@ -49,11 +50,13 @@ class Engine:
         self.budgets = Budgets(self.database, self.lifecycle, self.rules)
         self.upkeep = Upkeep(self.database, self.lifecycle, self.breakers, self.budgets)
         self.insights = Insights(self.database, daily_budget_usd=self.rules.daily_budget_usd)
+        self.returning = Returning(self.lifecycle.release)
         self.claims = Claims(
             self.database,
             self.upkeep,
             self.insights.why_not,
             self.breakers,
+            self.returning,
             daily_budget_usd=self.rules.daily_budget_usd,
         )
         self.fleet = Fleet(self.database, self.lifecycle)
@@ -75,4 +78,5 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.returning.close()
         await self.database.close()

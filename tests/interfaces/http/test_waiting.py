@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from lineshaft.clock import MovableClock
 from lineshaft.interfaces.http import bodies, desk, waiting_room
@@ -128,15 +129,22 @@ async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch:
         return {"type": "http.disconnect"}
 
     monkeypatch.setattr(desk, "_claim", claim_and_see_it_leave)
-    finding = asyncio.create_task(desk.find_work(served.service, agent["id"], asked, receive))
+
+    async def find() -> None:
+        async with desk.departure_of(receive) as departure:
+            found = await desk.find_work(served.service, agent["id"], asked, departure)
+            with desk.telling(served.service.engine, found.claim, departure):
+                pass
+
+    finding = asyncio.create_task(find())
     await waiting(served, 1)
     task = await client.submit()
 
-    assert await finding is None
-    found = await client.task(task["id"])
-    assert (found["status"], found["attempts"]) == ("READY", 0)
+    with pytest.raises(ClientDisconnect):
+        await finding
     monkeypatch.undo()
-    assert [item["task"]["id"] for item in await client.claim(agent)] == [task["id"]]
+    (item,) = await client.claim(agent, wait_sec=20)
+    assert (item["task"]["id"], item["task"]["attempts"]) == (task["id"], 0)
 
 
 async def test_a_client_that_has_left_is_not_waited_for(served: Served) -> None:

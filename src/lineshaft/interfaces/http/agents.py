@@ -1,12 +1,10 @@
 """Agents: registering, asking for work, saying that they are alive."""
 
-from starlette.requests import ClientDisconnect
-
 from lineshaft.errors import SupersededError
 from lineshaft.interfaces.http import bodies, examples, views
 from lineshaft.interfaces.http.assignments import assignments
 from lineshaft.interfaces.http.claim_tokens import claim_of
-from lineshaft.interfaces.http.desk import find_work
+from lineshaft.interfaces.http.desk import departure_of, find_work, telling
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.store.outcomes import Beat
 from lineshaft.store.tokens import Scope
@@ -26,11 +24,13 @@ async def claim_work(call: Call, body: bodies.Claim) -> Answer:
 
     They are CLAIMED until they are started. An empty list means that there was nothing in that time.
     """
-    found = await find_work(call.service, call.path["id"], body, call.receive)
-    if found is None:
-        raise ClientDisconnect
+    engine = call.service.engine
+    async with departure_of(call.receive) as departure:
+        found = await find_work(call.service, call.path["id"], body, departure)
+        with telling(engine, found.claim, departure):
+            tasks = await assignments(engine, found.claim)
     more = {} if found.slowdown_until is None else {"slowdown_until": found.slowdown_until}
-    return Answer(views.Assignments(await assignments(call.service.engine, found.claim), **more))
+    return Answer(views.Assignments(tasks, **more))
 
 
 @routes.post(

@@ -6,14 +6,13 @@ Claims are named by task and epoch here, as `task.claim` shows it. `lineshaft.cl
 from collections.abc import Sequence
 
 from msgspec import Raw, Struct
-from starlette.requests import ClientDisconnect
 
 from lineshaft.client import wire
 from lineshaft.interfaces.http import bodies, problems
-from lineshaft.interfaces.http.desk import departure_of
+from lineshaft.interfaces.http.desk import departure_of, telling
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.store.heartbeats import Answers
-from lineshaft.store.outcomes import ClaimRef, Moved
+from lineshaft.store.outcomes import Moved
 from lineshaft.store.tokens import Scope
 
 routes = Routes()
@@ -60,11 +59,8 @@ async def claim_and_start(call: Call, body: wire.ClaimWork) -> Answer:
         claim = await engine.claims.claim(
             body.agent_id, body.incarnation, limit=body.limit, types=body.types, start=True
         )
-        past = await engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
-        if departure.done():
-            # Nobody would get the answer: the tasks go back at once, not when their leases end.
-            await engine.lifecycle.release([ClaimRef(task.id, task.epoch) for task in claim.tasks])
-            raise ClientDisconnect
+        with telling(engine, claim, departure):
+            past = await engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
     if len(claim.tasks) == body.limit:
         call.service.waiting_room.pass_on(body.agent_id, body.incarnation)
     else:

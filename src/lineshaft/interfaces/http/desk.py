@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from lineshaft.interfaces.http import bodies
 from lineshaft.interfaces.http.service import Service
 from lineshaft.store.claims import Claim
+from lineshaft.store.engine import Engine
 from lineshaft.store.lane_directory import Interest
-from lineshaft.store.outcomes import ClaimRef
 from lineshaft.store.signals import Present
 from lineshaft.store.wakeups import Waiter
 
@@ -27,8 +28,10 @@ class Found(NamedTuple):
     slowdown_until: datetime | None = None
 
 
-async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receive: Receive) -> Found | None:
-    """Claim, waiting for up to `wait_sec` until there is something; None: the client has left meanwhile."""
+async def find_work(
+    service: Service, agent_id: str, asked: bodies.Claim, departure: "asyncio.Task[None]"
+) -> Found:
+    """Claim, waiting for up to `wait_sec` until there is something, or the client has left."""
     claim = await _claim(service, agent_id, asked)
     if claim.tasks:
         return Found(claim)
@@ -38,16 +41,10 @@ async def find_work(service: Service, agent_id: str, asked: bodies.Claim, receiv
             # An agent that was taken for offline gets no work; now it may.
             claim = await _claim(service, agent_id, asked)
         return Found(claim, present.slowdown_until)
-    async with departure_of(receive) as departure, _waiter(service, present, asked) as waiter:
+    async with _waiter(service, present, asked) as waiter:
         departure.add_done_callback(lambda _: waiter.close())
         claim = await _wait(service, agent_id, asked, waiter, departure)
-        if departure.done():
-            if claim.tasks:
-                # Nobody would get the answer: the tasks go back at once, not after the claim's time.
-                held = [ClaimRef(task.id, task.epoch) for task in claim.tasks]
-                await service.engine.lifecycle.release(held)
-            return None
-    if claim.tasks:
+    if claim.tasks or departure.done():
         return Found(claim)
     return Found(claim, (await _present(service, agent_id, asked)).slowdown_until)
 
@@ -95,6 +92,15 @@ async def _waiter(service: Service, present: Present, asked: bodies.Claim) -> As
     await service.directory.enter(interest)
     with service.directory.waiter(interest) as waiter:
         yield waiter
+
+
+@contextlib.contextmanager
+def telling(engine: Engine, claim: Claim, departure: "asyncio.Task[None]") -> Iterator[None]:
+    """Around what makes the answer: if the client won't get it, the tasks go back."""
+    with engine.returning.unless_told(claim.tasks):
+        yield
+        if departure.done():
+            raise ClientDisconnect
 
 
 @contextlib.asynccontextmanager

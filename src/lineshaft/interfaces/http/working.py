@@ -6,6 +6,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.interfaces.http import bodies, examples, views
 from lineshaft.interfaces.http.assignments import assignments
 from lineshaft.interfaces.http.claim_tokens import claim_of
+from lineshaft.interfaces.http.desk import departure_of, telling
 from lineshaft.interfaces.http.routing import Answer, Call, Routes
 from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.store.outcomes import Completion, Failure
@@ -87,9 +88,12 @@ async def start_task(call: Call, body: bodies.Start) -> Answer:
 )
 async def claim_task(call: Call, body: bodies.ClaimTask) -> Answer:
     """Claim this very task, whoever comes before it in the queue."""
-    await call.service.signals.present(body.agent_id, body.incarnation)
-    claim = await call.service.engine.claims.claim_task(body.agent_id, body.incarnation, call.path["id"])
-    (found,) = await assignments(call.service.engine, claim)
+    engine = call.service.engine
+    async with departure_of(call.receive) as departure:
+        await call.service.signals.present(body.agent_id, body.incarnation)
+        claim = await engine.claims.claim_task(body.agent_id, body.incarnation, call.path["id"])
+        with telling(engine, claim, departure):
+            (found,) = await assignments(engine, claim)
     return Answer(found)
 
 
