@@ -113,6 +113,15 @@ async def test_nothing_is_waited_for_that_does_not_exist(shaft: Lineshaft) -> No
     assert (await other).status is Status.COMPLETED
 
 
+async def test_more_can_be_waited_for_than_one_call_may_name(shaft: Lineshaft) -> None:
+    first, last = await shaft.submit_many([NewTask("sum"), NewTask("sum")])
+    others = [f"task_nope{n}" for n in range(10_000)]
+
+    found = await shaft.backend.finished([first.id, *others, last.id])
+
+    assert found == {first.id: "open", last.id: "open"} | dict.fromkeys(others, "unknown")
+
+
 async def test_cancel_and_retry(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
 

@@ -170,7 +170,12 @@ class HttpBackend:
         return EventPage(found.items, found.next_cursor, found.caught_up)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        return (await self._post("/v1/ended", answers.Ended, {"ids": list(ids)})).ids
+        found: dict[str, str] = {}
+        # Also for none: that is how it is seen whether a server is there.
+        for start in range(0, max(len(ids), 1), wire.MAX_ITEMS):
+            part = list(ids[start : start + wire.MAX_ITEMS])
+            found |= (await self._post("/v1/ended", answers.Ended, {"ids": part})).ids
+        return found
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
         body = {"reason": mended(reason), "cascade": cascade}
