@@ -324,6 +324,23 @@ async def test_an_agent_that_stops_hands_back_and_ends_its_commands(
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
+async def test_nobody_is_given_a_task_whose_command_is_still_ending(
+    shaft: Lineshaft, commands: Commands, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent without any patience gives a command the time between SIGTERM and SIGKILL all the same."""
+    monkeypatch.setattr("lineshaft.agent.loop._PATIENCE_SEC", 0)
+    told = Told(commands)
+    agent = commands.agent(f"trap 'exit 1' TERM; echo $$ > {told.pipe}; while :; do sleep 1000; done")
+    submitted = await shaft.submit(NewTask("t"))
+    running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+    await told.pids()
+    agent.stop(now=True)
+    await asyncio.wait_for(running, PATIENCE)
+
+    assert "doesn't heed its cancellation" not in caplog.text
+    assert (await shaft.get(submitted)).status is Status.READY
+
+
 async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Commands) -> None:
     agent = Agent("a", max_concurrent_tasks=20)
     agent.handles("t")(commands.script("tell '{\"progress\": 1}'; cat; echo noise >&2"))

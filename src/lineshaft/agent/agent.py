@@ -196,8 +196,9 @@ class _Run:
                 await asyncio.wait({working})
                 superseded = working.exception() is not None
                 worker.hand_back()
-                last = self._loop.time() + _LAST_WRITES_SEC
-                await worker.close(_LAST_WRITES_SEC)
+                patience = max(handler.patience_sec for handler in agent.handlers.values())
+                last = self._loop.time() + patience + _LAST_WRITES_SEC
+                await worker.close(patience + _LAST_WRITES_SEC)
                 crew.leave_drain(worker)
                 if not superseded:
                     await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)

@@ -27,6 +27,8 @@ class Handler:
     concurrency: int | None
     #: Seconds; None: only the task's own limit counts.
     time_limit_sec: float | None
+    #: What it may need to come to an end, once it is told to. Until then nobody else is given the task.
+    patience_sec: float
     _arguments: "Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] | None"
 
     def arguments(self, spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -53,6 +55,7 @@ def make_handler(
         takes_context=takes_context,
         concurrency=concurrency,
         time_limit_sec=time_limit_sec,
+        patience_sec=getattr(function, "patience_sec", 0.0),
         _arguments=_binder(task_type, function, parameters) if parameters else None,
     )
 

@@ -34,7 +34,7 @@ _MANY_SLOTS = 30
 #: A call costs as much as some fifty tasks in it; more at once would only start later what is there already.
 _MOST_AT_ONCE = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
-#: A handler that was told to end has this long before it is given up on.
+#: A handler that was told to end has this long before it is given up on, unless it says that it needs longer.
 _PATIENCE_SEC = 2.0
 #: A look of another, made within this share of the time between two looks, is as good as one's own.
 _SOME = 0.8
@@ -421,7 +421,8 @@ class Worker:
             # A thread can't be stopped. It finds out when it next asks; the outcome doesn't wait for it.
             self._report(run, verdict)
         else:
-            self.loop.call_later(_PATIENCE_SEC, self._give_up, run, verdict)
+            patience = max(_PATIENCE_SEC, run.handler.patience_sec)
+            self.loop.call_later(patience, self._give_up, run, verdict)
 
     def _give_up(self, run: Run, verdict: Outcome) -> None:
         if not run.reported and run.task is not None:

@@ -70,6 +70,11 @@ class Command:
         self._threads.close()
         self._guardian.close()
 
+    @property
+    def patience_sec(self) -> float:
+        """Its end takes no longer: the time between the signals, and a moment for the last one."""
+        return self.kill_after_sec + 1.0
+
     async def __call__(self, ctx: TaskContext) -> Any:
         # Some time before the task's own limit, so that there is still time to end it and to tell why.
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
