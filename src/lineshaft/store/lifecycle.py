@@ -95,22 +95,27 @@ class Lifecycle(Completing):
         return bytes((await self._save("save_step", claim, values))[0] or b"null")
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
+        await self._database.run(lambda own: self.save_checkpoint_in(own, claim, data))
+
+    async def save_checkpoint_in(self, connection: Connection, claim: ClaimRef, data: bytes) -> None:
         check_json(data=data)
-        await self._save("save_checkpoint", claim, {"data": data.decode()})
+        await self._save_in(connection, "save_checkpoint", claim, {"data": data.decode()})
 
     async def _save(self, statement: str, claim: ClaimRef, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        async def work(connection: Connection) -> tuple[Any, ...]:
-            cursor = await connection.execute(
-                _SQL[statement],
-                {**self._database.now, "id": claim.id, "epoch": claim.epoch, **values},
-            )
-            row = await cursor.fetchone()
-            if row is None:
-                (refused,) = await self._answer(connection, [claim], set(), Status.RUNNING, "write to")
-                refused.unwrap()
-            return row or ()
+        return await self._database.run(lambda own: self._save_in(own, statement, claim, values))
 
-        return await self._database.run(work)
+    async def _save_in(
+        self, connection: Connection, statement: str, claim: ClaimRef, values: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        cursor = await connection.execute(
+            _SQL[statement],
+            {**self._database.now, "id": claim.id, "epoch": claim.epoch, **values},
+        )
+        row = await cursor.fetchone()
+        if row is None:
+            (refused,) = await self._answer(connection, [claim], set(), Status.RUNNING, "write to")
+            refused.unwrap()
+        return row or ()
 
     async def release(
         self,

@@ -1,5 +1,6 @@
 """What people and parents do to tasks: cancel, retry by hand, change, spawn children, add a dependency."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,6 +15,7 @@ from lineshaft.errors import (
     InvalidInputError,
     InvalidTransitionError,
     NotFoundError,
+    StaleClaimError,
 )
 from lineshaft.model import graph
 from lineshaft.model.fields import check_fields
@@ -33,6 +35,9 @@ from lineshaft.store.reviving import Reviving
 from lineshaft.store.submission import Submission, Submitted, draft_by_key
 from lineshaft.store.upstream import hold_upstream
 
+#: Steps of this name remember which children were spawned; here by a call that gave up its claim.
+_SPAWN_STEP = "spawn:"
+
 
 class Operations:
     def __init__(
@@ -46,6 +51,7 @@ class Operations:
         self._sql = catalog.load("operations")
         self._moves = catalog.load("changes", "reviving", "standing")
         self._inserts = catalog.load("submission")
+        self._steps = catalog.load("working")
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool = True) -> list[str]:
         """Cancel a task, its children and, with `cascade`, all that depends on it; gives who was cancelled.
@@ -112,20 +118,40 @@ class Operations:
         return await self._database.run(work)
 
     async def spawn(
-        self, claim: ClaimRef, tasks: Sequence[NewTask], *, wait: bool = False
+        self,
+        claim: ClaimRef,
+        tasks: Sequence[NewTask],
+        *,
+        wait: bool = False,
+        checkpoint: bytes | None = None,
     ) -> list[Submitted]:
         """Create children in the parent's DAG; with `wait` the parent pauses until all of them have ended.
 
-        A paused parent uses no attempt, and gives back its slot, its money and its document lock.
+        A paused parent uses no attempt, and gives back its slot, its money and its document lock. As it ends
+        the claim, the same call again with `wait` gives what it gave, and changes nothing.
         """
         if not tasks:
             raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
 
+        digest = hashlib.sha256(msgspec.json.encode(tasks)).hexdigest() if wait else ""
+        step = {"id": claim.id, "name": f"{_SPAWN_STEP}{claim.epoch}.{digest[:16]}"}
+
         async def work(connection: Connection) -> list[Submitted]:
-            parent = await self._lifecycle.hold(connection, claim, "spawn from")
+            try:
+                parent = await self._lifecycle.hold(connection, claim, "spawn from")
+            except StaleClaimError:
+                cursor = await connection.execute(self._steps["read_step"], step)
+                known = await cursor.fetchone()
+                if known is None:
+                    raise
+                return msgspec.json.decode(known[0], type=list[Submitted])
+            if checkpoint is not None:
+                await self._lifecycle.save_checkpoint_in(connection, claim, checkpoint)
             changes = Changes(self._database.now)
             parent, children = await self.create_children(connection, changes, parent, tasks)
             if wait:
+                made = {"epoch": claim.epoch, "data": msgspec.json.encode(children).decode()}
+                await connection.execute(self._steps["insert_step"], {**self._database.now, **step, **made})
                 await self.pause_for(connection, changes, parent, children)
             else:
                 await changes.write(connection)

@@ -272,6 +272,45 @@ async def test_a_parent_waits_for_its_children(client: Client) -> None:
     assert item["checkpoint"] == {"asked": 2}
 
 
+@pytest.mark.parametrize("key", [None, "k1"])
+async def test_a_call_that_paused_its_task_answers_the_same_again(client: Client, key: str | None) -> None:
+    """The first answer may have been lost, and with it the ids of the children."""
+    await client.submit("parent")
+    agent = await client.register()
+    parent, token = await client.hold(agent)
+    headers = {} if key is None else {"Idempotency-Key": key}
+    asked = {"claim_token": token, "tasks": [{"type": "child"}], "wait": True, "checkpoint": {"n": 1}}
+
+    replies = [await client.post(f"/v1/tasks/{parent}/subtasks", asked, headers=headers) for _ in range(2)]
+    assert [reply.status for reply in replies] == [201, 201]
+    assert replies[0].json == replies[1].json
+
+    other = {**asked, "tasks": [{"type": "another"}]}
+    refused = await client.post(f"/v1/tasks/{parent}/subtasks", other, headers=headers)
+    assert (refused.status, refused.code) == (409, "stale_claim")
+
+    child, child_token = await client.hold(agent)
+    assert child == replies[0].json["items"][0]["id"]
+    await client.post(f"/v1/tasks/{child}/complete", {"claim_token": child_token, "output": {"data": 1}})
+    (item,) = await client.claim(agent)
+    assert (item["task"]["id"], item["checkpoint"]) == (parent, {"n": 1})
+
+
+async def test_what_children_are_refused_keeps_the_checkpoint_of_before(client: Client) -> None:
+    await client.submit("parent")
+    agent = await client.register()
+    parent, token = await client.hold(agent)
+    tasks = [{"type": "child", "depends_on": ["nobody"]}]
+    asked = {"claim_token": token, "tasks": tasks, "wait": True, "checkpoint": {"n": 1}}
+
+    refused = await client.post(f"/v1/tasks/{parent}/subtasks", asked)
+
+    assert refused.status in {404, 422}
+    await client.post(f"/v1/tasks/{parent}/release", {"claim_token": token})
+    (item,) = await client.claim(agent)
+    assert item["checkpoint"] is None
+
+
 async def test_inputs_are_handed_over_by_reference(client: Client) -> None:
     source = await client.submit("source")
     agent = await client.register()

@@ -128,10 +128,10 @@ async def create_subtasks(call: Call, body: bodies.Subtasks) -> Answer:
     bodies.check_tasks(body.tasks, keys=True)
     claim = claim_of(call.path["id"], body.claim_token)
     checkpoint = bodies.json_or_none("checkpoint", body.checkpoint)
-    if checkpoint is not None:
-        await call.service.engine.lifecycle.save_checkpoint(claim, checkpoint)
     tasks = bodies.keyed(body.tasks, call.headers.get("idempotency-key"))
-    submitted = await call.service.engine.operations.spawn(claim, tasks, wait=body.wait)
+    submitted = await call.service.engine.operations.spawn(
+        claim, tasks, wait=body.wait, checkpoint=checkpoint
+    )
     return Answer(views.submitted_items(submitted), 201)
 
 
