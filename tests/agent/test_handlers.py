@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -123,9 +124,22 @@ def test_other_signatures() -> None:
 def test_what_can_be_no_handler_is_refused_when_it_is_registered() -> None:
     def many(*names: str) -> None: ...
 
+    def lines() -> Iterator[int]:
+        yield 1
+
+    async def slowly(n: int) -> AsyncIterator[int]:
+        yield n
+
+    class Lines:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
     agent = Agent("a")
     with pytest.raises(TypeError, match=r"takes \*names, but a spec has names only"):
         agent.handles("t")(many)
+    for generator in (lines, slowly, partial(slowly, n=1), Lines()):
+        with pytest.raises(TypeError, match="can't be the handler for 't': it has a yield"):
+            agent.handles("t")(generator)
     with pytest.raises(ValueError, match="concurrency of handler 't' must be at least 1"):
         agent.handles("t", concurrency=0)(lambda: None)
     with pytest.raises(ValueError, match="time_limit_sec"):

@@ -43,6 +43,13 @@ def make_handler(
         raise ValueError(f"concurrency of handler {task_type!r} must be at least 1, got {concurrency}.")
     if time_limit_sec is not None and not time_limit_sec > 0:
         raise ValueError(f"time_limit_sec of handler {task_type!r} must be above 0, got {time_limit_sec}.")
+    plain = _plain(function)
+    if inspect.isasyncgenfunction(plain) or inspect.isgeneratorfunction(plain):
+        shown = getattr(plain, "__qualname__", plain)
+        raise TypeError(
+            f"{shown} can't be the handler for {task_type!r}: it has a yield, so that calling it runs "
+            "nothing. Return the output; tell how far it is by ctx.progress."
+        )
     parameters = list(inspect.signature(function).parameters.values())
     takes_context = bool(parameters) and _is_context(parameters[0])
     if takes_context:
