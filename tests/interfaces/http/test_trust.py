@@ -252,6 +252,9 @@ async def test_only_a_hash_of_a_token_is_kept(served: Served, connection: psycop
         ("10.0.0.1", 403),
         ("", 403),
         ("localhost:x", 403),
+        ("[", 403),
+        ("[::1", 403),
+        ("a]b", 403),
     ],
 )
 async def test_a_foreign_host_is_refused(serve: Serve, host: str, status: int) -> None:
@@ -275,6 +278,8 @@ async def test_a_foreign_host_is_refused(serve: Serve, host: str, status: int) -
         ("http://evil.example", 403),
         ("null", 403),
         ("file://", 403),
+        ("http://[", 403),
+        ("http://127.0.0.1:x", 403),
         ("", 403),
     ],
 )

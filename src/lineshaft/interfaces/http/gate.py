@@ -119,9 +119,9 @@ class Gate:
         if b"origin" not in headers:
             return
         origin = headers[b"origin"].decode("latin-1")
-        parts = urlsplit(origin)
-        default = _DEFAULT_PORTS.get(parts.scheme)
-        if default is None or _split(parts.netloc) not in {(name, port), (name, port or default)}:
+        scheme, _, from_host = origin.partition("://")
+        default = _DEFAULT_PORTS.get(scheme.lower())
+        if default is None or _split(from_host) not in {(name, port), (name, port or default)}:
             raise ForbiddenError(
                 f"The request comes from a page of {origin!r}, not of this server ({host}). Pages of others "
                 "may not call it."
@@ -148,8 +148,8 @@ class Gate:
 
 def _split(host: str) -> tuple[str, int | None]:
     """The name in lower case and the port, if one is given."""
-    parts = urlsplit(f"//{host}")
     try:
+        parts = urlsplit(f"//{host}")
         port = parts.port
     except ValueError:
         return "", None
