@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,44 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
 
     assert [past.outcome for past in await attempts(shaft, submitted.id)] == ["released"]
     assert "task.late_result" not in await kinds(shaft, submitted.id)
+
+
+async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:
+    """Nobody else has the task meanwhile, and what the step spends at last is booked."""
+    agent = Agent("a", grace_sec=0.1)
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    log: list[str] = []
+
+    async def turns() -> None:
+        """Enough for a cancelled handler to end."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def pay(ctx: TaskContext) -> None:
+        loop.call_soon_threadsafe(started.set)
+        while not ctx.cancelled:
+            time.sleep(0.001)
+        asyncio.run_coroutine_threadsafe(turns(), loop).result()
+        ctx.spend(1)
+        log.append("step ended")
+
+    @agent.handles("t")
+    async def handler(ctx: TaskContext) -> None:
+        try:
+            await ctx.step("pay", pay, ctx)
+        finally:
+            log.append("handler ended")
+
+    submitted = await shaft.submit(NewTask("t"))
+    running = asyncio.create_task(agent.run(shaft, handle_signals=False))
+    await soon(started)
+    agent.stop(now=True)
+    await asyncio.wait_for(running, PATIENCE)
+
+    assert log == ["step ended", "handler ended"]
+    task = await shaft.get(submitted)
+    assert (task.status, task.attempts, float(task.cost_usd)) == (Status.READY, 0, 1.0)
 
 
 async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:

@@ -438,10 +438,24 @@ class TaskContext(_Context):
             if steps.is_async(function):
                 value = await function(*args, **kwargs)
             else:
-                value = await self._agent.in_thread(partial(function, *args, **kwargs))
+                value = await self._in_thread(partial(function, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
         return steps.result_json(name, value), meter.cost
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        working = asyncio.ensure_future(self._agent.in_thread(function))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            if self._over is None:
+                # The handler's own doing; it need not wait for what it doesn't want any more.
+                working.cancel()
+            else:
+                # A thread can't be stopped. As long as the agent has patience, nobody else gets the task
+                # while it is at work, and what it spends is booked.
+                await asyncio.wait({working})
+            raise
 
     def begin_step(self, name: str) -> bytes | None:
         """For a step that runs outside of Python: its recorded result, or None if it is to be run."""
