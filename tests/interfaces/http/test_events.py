@@ -161,3 +161,45 @@ async def test_a_client_that_leaves_frees_its_place(served: Served, monkeypatch:
         assert served.service.tail.watchers == 1
     while served.service.tail.watchers:
         await served.client.get("/healthz")
+
+
+async def test_the_first_stream_hears_what_happens_while_the_tail_finds_its_place(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail, may_read = served.service.tail, asyncio.Event()
+    real = served.service.events
+
+    class Slow:
+        async def read(self, *args: Any, **options: Any) -> Any:
+            await may_read.wait()
+            return await real.read(*args, **options)
+
+    monkeypatch.setattr(tail, "_events", Slow())
+    # The next ping would be later than this.
+    async with asyncio.timeout(10), served.client.stream() as stream:
+        task = await served.client.submit()
+        may_read.set()
+
+        assert json.loads((await stream.event())["data"])["task_id"] == task["id"]
+
+
+async def test_streams_go_on_after_an_error_that_nobody_foresaw(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "AGAIN_AFTER_SEC", 0.01)
+    tail, failed = served.service.tail, asyncio.Event()
+    real = served.service.events
+
+    class Failing:
+        async def read(self, *_: Any, **__: Any) -> Any:
+            monkeypatch.setattr(tail, "_events", real)
+            failed.set()
+            raise psycopg.errors.UndefinedTable("the table is elsewhere just now")
+
+    # The next ping would be later than this.
+    async with asyncio.timeout(10), served.client.stream() as stream:
+        monkeypatch.setattr(tail, "_events", Failing())
+        await failed.wait()
+        task = await served.client.submit()
+
+        assert json.loads((await stream.event())["data"])["task_id"] == task["id"]

@@ -226,3 +226,21 @@ async def test_nothing_is_read_once_nobody_listens(served: Served) -> None:
     async with listening(client) as socket:
         task = await client.submit()
         assert await states(socket, task["id"], until="QUEUED")
+
+
+async def test_they_hear_on_after_an_error_that_nobody_foresaw(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "AGAIN_AFTER_SEC", 0.01)
+    client, told = served.client, served.service.updates
+    real = told._tasks
+
+    async def failing(_: Any) -> Any:
+        monkeypatch.setattr(told, "_tasks", real)
+        raise psycopg.errors.UndefinedTable("the table is elsewhere just now")
+
+    async with asyncio.timeout(20), listening(client) as socket:
+        monkeypatch.setattr(told, "_tasks", failing)
+        task = await client.submit()
+
+        assert await states(socket, task["id"], until="QUEUED") == ["QUEUED"]

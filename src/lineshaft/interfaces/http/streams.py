@@ -14,6 +14,8 @@ from lineshaft.store.feed import Reading
 
 #: How soon after its commit an event is sent, at the latest, if all goes well.
 _LOOK_EVERY_SEC = 0.2
+#: When what could not be read is tried again.
+AGAIN_AFTER_SEC = 1.0
 #: So often something is sent, so that a client that has gone is noticed, and proxies keep the line open.
 PING_EVERY_SEC = 15.0
 MAX_STREAMS = 500
@@ -53,22 +55,26 @@ class Tail:
 
     async def _look(self) -> None:
         place: str | None = NOW
+        # Whoever streams may have read before this one knew its place, or could not read at all.
+        may_have_missed = True
         while self.watchers:
             try:
                 page = await self._events.read(place, limit=1)
-                place = page.next_cursor
                 if page.items:
                     self._tell()
                     # Whoever streams reads by a cursor of its own; this one only tells when.
-                    place = NOW
-                    page = await self._events.read(place, limit=1)
-                    place = page.next_cursor
+                    may_have_missed = True
+                    page = await self._events.read(NOW, limit=1)
+                place = page.next_cursor
+                if may_have_missed:
                     self._tell()
-            except UnavailableError as error:
-                _log.warning("The event feed can't be read, trying again: %s", error)
+                may_have_missed = False
             except CursorExpiredError:
-                place = NOW
-                self._tell()
+                place, may_have_missed = NOW, True
+            except Exception as error:  # noqa: BLE001 - without this task all streams would be late, for ever
+                may_have_missed = True
+                _log.warning("The event feed can't be read, trying again: %r", error)
+                await asyncio.sleep(AGAIN_AFTER_SEC)
             await asyncio.sleep(_LOOK_EVERY_SEC)
 
     def _tell(self) -> None:

@@ -14,10 +14,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from lineshaft.errors import CursorExpiredError, UnavailableError
+from lineshaft.errors import CursorExpiredError
 from lineshaft.interfaces.http import views
 from lineshaft.interfaces.http.officeplane_tasks import DocumentTask, Officeplane
-from lineshaft.interfaces.http.streams import Tail, any_of
+from lineshaft.interfaces.http.streams import AGAIN_AFTER_SEC, Tail, any_of
 from lineshaft.store.events import NOW, Event, Events
 from lineshaft.store.feed import Reading
 from lineshaft.store.insights import Insights
@@ -90,10 +90,10 @@ class Updates:
         """Who hears of everything that happens from now on."""
         with self._tail.watched():
             own = Listener()
-            if self._telling is None:
+            if not self._tells():
                 # Known before anybody is told that they listen.
                 place = (await self._reading.after(NOW)).next_cursor
-                if self._telling is None:
+                if not self._tells():
                     self._telling = asyncio.create_task(self._tell(place), name="lineshaft updates")
             self._listeners.add(own)
             try:
@@ -103,18 +103,21 @@ class Updates:
                 if not self._listeners:
                     await self.close()
 
+    def _tells(self) -> bool:
+        return self._telling is not None and not self._telling.done()
+
     async def _tell(self, place: str) -> None:
         while True:
             news = self._tail.news
             try:
                 page = await self._reading.after(place)
                 messages = await self._messages(page.items)
-            except UnavailableError as error:
-                _log.warning("Updates of tasks can't be read, trying again: %s", error)
-                await any_of(news)
-                continue
             except CursorExpiredError:
                 place = NOW
+                continue
+            except Exception as error:  # noqa: BLE001 - without this task all listeners would hear nothing more
+                _log.warning("Updates of tasks can't be read, trying again: %r", error)
+                await asyncio.sleep(AGAIN_AFTER_SEC)
                 continue
             place = page.next_cursor
             for message in messages:
