@@ -233,6 +233,15 @@ class Cluster:
         if not self._has_standby:
             await self._add_standby()
 
+    async def only_read(self, seconds: float) -> None:
+        await self.primary.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        try:
+            await self.primary.execute("SELECT pg_reload_conf()")
+            await asyncio.sleep(seconds)
+        finally:
+            await self.primary.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            await self.primary.execute("SELECT pg_reload_conf()")
+
     async def terminate_backends(self) -> int:
         """Those of our clients."""
         rows = await self.primary.execute(

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     CLOCK = "clock"
     DISK_FULL = "disk-full"
     FAIL_OVER = "fail-over"
+    READ_ONLY = "read-only"
 
 
 ABOUT = {
@@ -33,6 +34,7 @@ ABOUT = {
     Kind.CLOCK: "the wall clock of an agent jumps",
     Kind.DISK_FULL: "the disk of an agent is full for a while",
     Kind.FAIL_OVER: "the primary is killed and its synchronous standby promoted",
+    Kind.READ_ONLY: "the database can only be read for a while, as one that another has taken over from",
 }
 
 #: Whose processes may be hit; the last word of a fault's target is a number.
@@ -48,6 +50,7 @@ QUICK = (
     Kind.BLACK_HOLE,
     Kind.HOLD,
     Kind.CLOCK,
+    Kind.READ_ONLY,
 )
 _WEIGHTS = {Kind.KILL: 4, Kind.PAUSE: 4, Kind.HOLD: 2, Kind.FAIL_OVER: 2}
 
@@ -97,7 +100,7 @@ def _lasts(kind: Kind, dice: random.Random) -> float:
             return dice.uniform(2.0, 6.0)
         case Kind.KILL | Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE:
             return dice.choice([0.0, 0.2, 1.0, 2.0])
-        case Kind.CLOCK | Kind.DISK_FULL:
+        case Kind.CLOCK | Kind.DISK_FULL | Kind.READ_ONLY:
             return dice.uniform(1.0, 5.0)
         case _:
             return 0.0

@@ -71,7 +71,9 @@ class Nemesis:
     async def _do(self, fault: Fault) -> bool:  # noqa: C901, PLR0912 - one case a kind
         member = self._members.get(fault.target or "")
         match fault.kind:
-            case Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE | Kind.TERMINATE | Kind.FAIL_OVER:
+            case (
+                Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE | Kind.TERMINATE | Kind.FAIL_OVER | Kind.READ_ONLY
+            ):
                 async with self._database:
                     self._tell(str(fault))
                     await self._hit_database(fault)
@@ -121,6 +123,8 @@ class Nemesis:
             case Kind.FAIL_OVER:
                 await self._cluster.fail_over()
                 await self._cluster.replace_standby()
+            case Kind.READ_ONLY:
+                await self._cluster.only_read(fault.seconds)
             case _:
                 raise AssertionError(fault)
 

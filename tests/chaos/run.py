@@ -19,6 +19,7 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.plan import Plan
 from tests.chaos.report import Report, summarize
 from tests.chaos.stage import Stage
+from tests.chaos.worker import AGENTS
 
 #: So many tasks wait at the most: clients are held back beyond that, and the rest is soon done in the end.
 _MOST_OPEN = 300
@@ -64,7 +65,7 @@ class Run:
             await asyncio.to_thread(migrate.up, cluster.primary.dsn)
             self._tell(f"PostgreSQL {cluster.version}, seed {plan.seed}")
             await stage.set_up(stack, cluster)
-            await self._wait_for(cluster, _AT_WORK, plan.agents, _START_SEC)
+            await self._wait_for(cluster, _AT_WORK, AGENTS * plan.agents, _START_SEC)
             self._tell("everybody is at work")
             nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._tell)
             began = time.monotonic()

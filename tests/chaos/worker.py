@@ -1,6 +1,6 @@
-"""One agent process of a chaos run: `python -m tests.chaos.worker`.
+"""One process of a chaos run with two agents: `python -m tests.chaos.worker`.
 
-It does what the plan in a task's spec says, and records every claim it gets, every step it runs, and every
+They do what the plan in a task's spec says, and record every claim they get, every step they run, and every
 write with its answer.
 """
 
@@ -30,6 +30,9 @@ from lineshaft.store.working import Purses
 from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
+
+#: In each process: one may get what another has lost.
+AGENTS = 2
 
 
 class RecordingBackend:
@@ -201,6 +204,17 @@ def _backend(where: str) -> Backend:
     return DatabaseBackend(settings, max_connections=4)
 
 
+async def run_all(agents: Sequence[Agent], shaft: Lineshaft) -> None:
+    """Until all have stopped, or one has failed."""
+    running = [asyncio.create_task(agent.run(shaft, handle_signals=False)) for agent in agents]
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
@@ -215,11 +229,15 @@ async def main() -> None:
     record("started")
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    agent = make_agent(args.name, record, args.scratch, budget_usd=args.budget)
+    agents = [
+        make_agent(name, record, args.scratch, budget_usd=args.budget)
+        for name in (args.name, *(f"{args.name}-{n}" for n in range(1, AGENTS)))
+    ]
 
     def stop() -> None:
         stopped.set()
-        agent.stop()
+        for agent in agents:
+            agent.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     if args.clock is not None:
@@ -228,7 +246,7 @@ async def main() -> None:
         backend = RecordingBackend(_backend(args.where), record)
         try:
             async with Lineshaft(backend=cast(Backend, backend)) as shaft:
-                await agent.run(shaft, handle_signals=False)
+                await run_all(agents, shaft)
         except SupersededError as error:
             record("superseded", error=str(error))
             return
