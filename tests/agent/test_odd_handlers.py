@@ -57,6 +57,7 @@ def raising(error: BaseException) -> Callable[[TaskContext], Any]:
         (lambda ctx: ctx.spend(1, tokens_input=-5), Status.DEAD_LETTERED, "tokens"),
         (lambda ctx: ctx.spend(1, tokens_output=10**19), Status.DEAD_LETTERED, "tokens"),
         (lambda ctx: [ctx.spend(99_999_999) for _ in range(200)], Status.DEAD_LETTERED, "cost_usd"),
+        (lambda ctx: ctx.progress("x" * (65 << 10)), Status.DEAD_LETTERED, "progress: must be at most 65536"),
         (raising(TaskCancelled("no")), Status.DEAD_LETTERED, "TaskCancelled: no"),
         (raising(GeneratorExit("no")), Status.DEAD_LETTERED, "GeneratorExit: no"),
         (raising(Secretive("no")), Status.DEAD_LETTERED, "Secretive: no"),

@@ -205,3 +205,9 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
     assert answers.over == [Over(lost.id, lost.epoch, "lost")]
     live = world.live(held.id)
     assert (live["attempt_cost_usd"], live["progress"]) == (1, None)
+
+
+def test_progress_is_short() -> None:
+    Beat(ClaimRef("task_1", 1), b'"' + b"x" * 60_000 + b'"')
+    with pytest.raises(InvalidInputError, match="progress: must be at most 65536 bytes"):
+        Beat(ClaimRef("task_1", 1), b'"' + b"x" * 70_000 + b'"')

@@ -18,7 +18,7 @@ from lineshaft.client.backend import Assignment, Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
-from lineshaft.store.outcomes import ClaimRef
+from lineshaft.store.outcomes import ClaimRef, check_progress_size
 from lineshaft.store.parting import SPAWN_STEP, Child
 from lineshaft.store.working import PastAttempt
 
@@ -213,7 +213,9 @@ class _Context:
 
     def progress(self, value: Any) -> None:
         """Tell how far it is, in any form that JSON has. Shown with the task; the latest counts."""
-        self._progress = encoded(value, "progress")
+        json = encoded(value, "progress")
+        check_progress_size(json)
+        self._progress = json
         self._agent.hurry()
 
     def spend(self, usd: Decimal | float, *, tokens_input: int = 0, tokens_output: int = 0) -> None:

@@ -22,6 +22,7 @@ from lineshaft.store.changes import UNREPORTED, Changes, LockedTask, Spent
 from lineshaft.store.literals import array_literal
 
 MAX_ERROR = 10_000
+MAX_PROGRESS_BYTES = 64 << 10
 #: In somebody's hands, or on its way out of them.
 HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 
@@ -78,6 +79,15 @@ class Completion(msgspec.Struct, frozen=True):
             raise InvalidInputError(errors=[("output.type", fault)])
 
 
+def check_progress_size(progress: bytes | None) -> None:
+    """It goes with heartbeats, which must be quick, and each is kept as an event."""
+    if progress is not None and len(progress) > MAX_PROGRESS_BYTES:
+        fault = (
+            f"must be at most {MAX_PROGRESS_BYTES} bytes of JSON, got {len(progress)}; checkpoint the rest"
+        )
+        raise InvalidInputError(errors=[("progress", fault)])
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     claim: ClaimRef
@@ -106,6 +116,7 @@ class Beat:
 
     def __post_init__(self) -> None:
         check_json(progress=self.progress)
+        check_progress_size(self.progress)
 
 
 class Moved(msgspec.Struct, frozen=True):
