@@ -106,7 +106,7 @@ class Submission:
         return [results[head.id] for head in heads]
 
     async def _submit_alike(self, tasks: Sequence[NewTask]) -> list[Submitted]:
-        _check_number(len(tasks))
+        check_number(len(tasks))
         alike = AlikeTasks(tasks, self.gate_faults)
 
         async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, int]]:
@@ -402,14 +402,14 @@ def _by_themselves(one: NewTask) -> bool:
 
 def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
     """Standalone tasks, checked; and all drafts, with their children."""
-    _check_number(len(tasks))
+    check_number(len(tasks))
     drafts: list[Draft] = []
     resolver = Resolver(gate_faults)
     heads = []
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]" if len(tasks) > 1 else ""
         heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
-    _check_number(len(drafts))
+    check_number(len(drafts))
     link(drafts, {})
     return heads, drafts
 
@@ -426,7 +426,7 @@ def draft_dag(
     """A DAG, its tasks by key, checked; and all drafts, with their children."""
     if not tasks:
         raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-    _check_number(len(tasks))
+    check_number(len(tasks))
     if not title.strip():
         raise InvalidInputError(errors=[("title", "must not be empty")])
     dag_id = new_id("dag")
@@ -456,13 +456,13 @@ def draft_by_key(
         key = task.key or head.id
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
-    _check_number(len(drafts))
+    check_number(len(drafts))
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads
 
 
-def _check_number(tasks: int) -> None:
+def check_number(tasks: int) -> None:
     if tasks > MAX_BATCH:
         raise InvalidInputError(
             f"A call has at most {MAX_BATCH} tasks, children included; this one has {tasks}. "

@@ -1,9 +1,13 @@
 """Submitting over HTTP."""
 
+import time
 from typing import Any
 
 import pytest
 
+from lineshaft.errors import InvalidInputError
+from lineshaft.interfaces.http.bodies import AgentQuery
+from lineshaft.interfaces.http.routing import _read_query
 from tests.interfaces.http.client import Client
 
 #: As the contract has them.
@@ -206,3 +210,27 @@ async def test_children_run_in_order_under_their_task(client: Client) -> None:
 
     assert [child["status"] for child in reversed(children)] == ["READY", "PENDING"]
     assert (await client.get(f"/v1/dags/{batch['dag_id']}")).json["counts"] == {"PENDING": 2, "READY": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/batch", "/v1/dags"])
+async def test_tasks_are_counted_before_they_are_made(client: Client, path: str) -> None:
+    """Making them all, only to refuse them, would hold up everybody else for seconds."""
+    many = [{"type": "a"}] * 6_000
+    tasks = [{"type": "a", "children": many}, *many, {"type": 1}]
+    body = {"type": "a", "children": tasks} if path == "/v1/tasks" else {"tasks": tasks}
+
+    reply = await client.post(path, body)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
+    assert "at most 10000 tasks" in reply.json["detail"]
+
+
+def test_a_query_of_many_names_is_refused_at_once() -> None:
+    """In seconds, if each name were looked for among all of them."""
+    names = "&".join(f"{number:x}=" for number in range(20_000)).encode()
+    began = time.process_time()
+
+    with pytest.raises(InvalidInputError, match="0: is no field of this"):
+        _read_query(names, AgentQuery)
+
+    assert time.process_time() - began < 2

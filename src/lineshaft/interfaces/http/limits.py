@@ -1,8 +1,12 @@
-"""How large and how deep a request may be."""
+"""How large and how deep a request may be, and how many tasks it may have."""
 
 import re
 
+import msgspec
+from msgspec import Struct
+
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError
+from lineshaft.store.submission import MAX_BATCH, check_number
 
 #: Objects and arrays within each other.
 MAX_DEPTH = 100
@@ -10,6 +14,20 @@ MAX_DEPTH = 100
 _OTHER = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _AS_ARRAYS = bytes.maketrans(b"{}", b"[]")
 _TEXTS = re.compile(rb'"[^"]*"')
+_SHORTEST_TASK = len('{"type":""}')
+
+
+class _Task(Struct, frozen=True, gc=False):
+    children: "tuple[_Task, ...]" = ()
+
+
+class _Tasks(Struct, frozen=True):
+    tasks: tuple[_Task, ...] = ()
+    #: Of a single one.
+    children: tuple[_Task, ...] = ()
+
+
+_count = msgspec.json.Decoder(_Tasks).decode
 
 
 def too_large(limit: int) -> PayloadTooLargeError:
@@ -36,3 +54,17 @@ def check_depth(body: bytes) -> None:
     # What is never closed counts too: the decoder would follow it down before it finds out.
     if b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH:
         raise InvalidInputError(errors=[("", f"is nested more than {MAX_DEPTH} levels deep")])
+
+
+def check_tasks(body: bytes) -> None:
+    """Refuse more tasks than one call may have before they are made, which takes much longer than to count.
+
+    What is wrong with the form of the body may be found here already: then it raises what the decoder does.
+    """
+    if len(body) > MAX_BATCH * _SHORTEST_TASK:
+        found = _count(body)
+        check_number(_number_of(found.tasks) + _number_of(found.children))
+
+
+def _number_of(tasks: tuple[_Task, ...]) -> int:
+    return len(tasks) + sum(_number_of(task.children) for task in tasks if task.children)

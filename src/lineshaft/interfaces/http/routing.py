@@ -11,9 +11,10 @@ is the frame around them: for parts that are added to the same application, and 
 
 import contextlib
 import inspect
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
@@ -28,6 +29,7 @@ from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.interfaces.http import limits, problems
 from lineshaft.interfaces.http.auth import Principal
 from lineshaft.interfaces.http.service import Service
+from lineshaft.model.tasks import NewTask
 from lineshaft.store.tokens import Scope
 
 _log = structlog.get_logger("lineshaft.http")
@@ -164,6 +166,9 @@ class Endpoint:
         self._operation = operation
         self._service = service
         self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
+        self._takes_tasks = operation.body is NewTask or (
+            operation.body is not None and NewTask in get_args(get_type_hints(operation.body).get("tasks"))
+        )
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
@@ -196,7 +201,8 @@ class Endpoint:
         if operation.query is not None:
             given["query"] = _read_query(scope["query_string"], operation.query)
         if self._decoder is not None:
-            given["body"] = _decode(await read_body(receive), self._decoder)
+            body = await read_body(receive)
+            given["body"] = _decode(body, self._decoder, takes_tasks=self._takes_tasks)
         return await operation.handler(call, **given)
 
 
@@ -217,11 +223,13 @@ async def read_body(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
+def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", *, takes_tasks: bool = False) -> Any:
     limits.check_depth(body)
     try:
         if not body.isascii():
             body.decode()
+        if takes_tasks:
+            limits.check_tasks(body)
         return decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise problems.unreadable(error) from None
@@ -231,9 +239,10 @@ def _read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """Fields that are lists take repeated parameters; a name nobody knows is refused like a body's."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     given: dict[str, Any] = {}
-    params = QueryParams(text)
-    for name in params:
-        values = params.getlist(name)
+    lists: defaultdict[str, list[str]] = defaultdict(list)
+    for name, value in QueryParams(text).multi_items():
+        lists[name].append(value)
+    for name, values in lists.items():
         if get_origin(fields.get(name)) is tuple:
             given[name] = values
         elif len(values) > 1:
