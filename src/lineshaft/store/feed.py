@@ -6,6 +6,9 @@ from lineshaft.errors import NotFoundError
 from lineshaft.store.events import Event, EventPage, Events
 from lineshaft.store.insights import Insights
 
+#: A reader of what is rare goes through a long feed in parts: it may have left long before the end.
+_READS_A_PAGE = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -18,7 +21,9 @@ class Reading:
     async def after(self, place: str | None) -> EventPage:
         """A full page, unless there are no more or they are far apart."""
         items: list[Event] = []
+        reads = 0
         while True:
+            reads += 1
             page = await self.events.read(
                 place,
                 limit=self.limit - len(items),
@@ -28,7 +33,7 @@ class Reading:
             )
             items += page.items
             place = page.next_cursor
-            if page.caught_up or len(items) == self.limit:
+            if page.caught_up or len(items) == self.limit or reads == _READS_A_PAGE:
                 return EventPage(tuple(items), place, page.caught_up)
 
     async def page(self, place: str | None, insights: Insights) -> EventPage:

@@ -203,3 +203,22 @@ async def test_streams_go_on_after_an_error_that_nobody_foresaw(
         task = await served.client.submit()
 
         assert json.loads((await stream.event())["data"])["task_id"] == task["id"]
+
+
+async def test_what_is_rare_is_looked_for_in_parts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one call would go through all of a long feed, also for a client that has left."""
+    client = served.client
+    monkeypatch.setattr(served.service.events, "_span", 1)
+    for _ in range(3):
+        await client.post("/v1/tasks/batch", {"tasks": [{"type": "x"}] * 9})
+    task = await client.submit()
+    await client.post(f"/v1/tasks/{task['id']}/cancel", {"reason": "rare"})
+
+    first = (await client.get("/v1/events", kind="task.cancelled")).json
+    assert (first["items"], first["caught_up"]) == ([], False)
+
+    page = first
+    async with asyncio.timeout(20):
+        while not page["items"]:
+            page = (await client.get("/v1/events", kind="task.cancelled", after=page["next_cursor"])).json
+    assert [event["task_id"] for event in page["items"]] == [task["id"]]

@@ -49,9 +49,8 @@ def _read(api: Api, args: argparse.Namespace) -> None:
             left -= len(page["items"])
             if left <= 0:
                 return
-        moved = page["next_cursor"] != cursor
         cursor = page["next_cursor"]
-        if page["items"] or (moved and not args.follow):
+        if page["items"] or not page["caught_up"]:
             continue
         if not args.follow:
             return

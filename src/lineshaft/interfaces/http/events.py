@@ -19,8 +19,9 @@ routes = Routes()
 async def list_events(call: Call, query: bodies.EventQuery) -> Answer | Response:
     """Everything that happened, in order; `after` absent is from the beginning.
 
-    `next_cursor` is always there, to go on from. With `Accept: text/event-stream` it streams what happens,
-    from `Last-Event-ID` or `after`, else from now. No event is missed, doubled or out of order.
+    `next_cursor` is always there, to go on from; a page may be short, even empty, while `caught_up` is false.
+    With `Accept: text/event-stream` it streams what happens, from `Last-Event-ID` or `after`, else from now.
+    No event is missed, doubled or out of order.
     """
     reading = Reading(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
     if STREAM in call.headers.get("accept", ""):
