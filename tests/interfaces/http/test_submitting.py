@@ -225,6 +225,17 @@ async def test_tasks_are_counted_before_they_are_made(client: Client, path: str)
     assert "at most 10000 tasks" in reply.json["detail"]
 
 
+async def test_the_longest_key_serves_for_a_batch_too(client: Client) -> None:
+    headers = {"Idempotency-Key": "k" * 1_000}
+    body = {"tasks": [{"type": "a"}, {"type": "a"}]}
+
+    replies = [await client.post("/v1/tasks/batch", body, headers=headers) for _ in range(2)]
+
+    first, again = ([item["id"] for item in reply.json["items"]] for reply in replies)
+    assert len(set(first)) == 2
+    assert first == again
+
+
 def test_a_query_of_many_names_is_refused_at_once() -> None:
     """In seconds, if each name were looked for among all of them."""
     names = "&".join(f"{number:x}=" for number in range(20_000)).encode()

@@ -1,5 +1,6 @@
 """What operations are sent. A field that nobody knows is refused, so that a misspelt one is never ignored."""
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -290,9 +291,14 @@ def keyed(tasks: Sequence[NewTask], header: str | None) -> list[NewTask]:
     if key is None:
         return list(tasks)
     return [
-        task if task.idempotency_key is not None else replace(task, idempotency_key=f"{key}#{number}")
+        task if task.idempotency_key is not None else replace(task, idempotency_key=_key_of_item(key, number))
         for number, task in enumerate(tasks)
     ]
+
+
+def _key_of_item(key: str, number: int) -> str:
+    own = f"{key}#{number}"
+    return own if len(own) <= MAX_KEY else f"{hashlib.sha256(key.encode()).hexdigest()}#{number}"
 
 
 def with_key(task: NewTask, key: str | None) -> NewTask:
