@@ -47,7 +47,12 @@ class LaneDirectory:
 
     async def enter(self, interest: Interest) -> None:
         self._interests.add(interest)
-        for lane in await self._working.lanes_of(_types_of([interest])):
+        try:
+            lanes = await self._working.lanes_of(_types_of([interest]))
+        except BaseException:
+            self._interests.discard(interest)
+            raise
+        for lane in lanes:
             self._known.add(lane.id)
             interest.learn(lane)
 

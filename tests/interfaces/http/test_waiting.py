@@ -9,6 +9,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from lineshaft.clock import MovableClock
+from lineshaft.errors import UnavailableError
 from lineshaft.interfaces.http import bodies, desk, waiting_room
 from tests.interfaces.http.client import Client, Reply, read_reply
 from tests.interfaces.http.conftest import Serve, Served
@@ -284,3 +285,19 @@ async def test_a_wake_up_is_not_lost_on_one_whose_hands_are_full(served: Served)
     assert not first.done()
     await served.stop()
     await first
+
+
+async def test_who_can_not_sit_down_is_not_remembered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = served.client, served.service.engine
+    agent = await client.register()
+
+    async def gone(_: Any) -> Any:
+        raise UnavailableError("the database went away in this moment")
+
+    monkeypatch.setattr(engine.working, "lanes_of", gone)
+    reply = await claiming(client, agent)
+
+    assert (reply.status, reply.code) == (503, "unavailable")
+    assert not served.service.directory._interests
