@@ -5,9 +5,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from lineshaft.errors import SettingsError
-from lineshaft.interfaces.http import sockets
+from lineshaft.interfaces.http import sockets, streams
 from lineshaft.interfaces.http.app import OPERATIONS, create_app
 from lineshaft.interfaces.http.auth import check_exposure, is_loopback
 from lineshaft.interfaces.http.limits import MAX_DEPTH
@@ -16,6 +17,7 @@ from lineshaft.settings import Settings
 from lineshaft.store.tokens import Scope
 from tests.interfaces.http.client import Client, read_reply
 from tests.interfaces.http.conftest import Serve, Served, serving
+from tests.interfaces.http.test_sockets import listening
 
 #: Bodies that pass the first look, for operations whose example would do more than that.
 BODIES: dict[str, Any] = {
@@ -402,3 +404,24 @@ async def test_a_database_that_is_away(dsn: str, connection: psycopg.Connection)
 
 async def test_settings_name_the_limits() -> None:
     assert Settings().max_body_bytes == 8 << 20
+
+
+async def test_a_revoked_token_ends_streams_and_sockets(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PING_EVERY_SEC", 0.05)
+    async with asyncio.timeout(30), serve(auth=True) as served:
+        tokens = served.service.tokens
+        token, secret = await tokens.create("reader", "read")
+        reader = Client(served.client.port, secret)
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with reader.stream() as stream, listening(reader, headers=headers) as socket:
+            await stream.line()
+            await tokens.revoke(token.id)
+
+            with pytest.raises(EOFError):
+                await stream.event()
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008

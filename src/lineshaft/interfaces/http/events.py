@@ -1,5 +1,7 @@
 """The event feed: page by page, or as it happens."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from lineshaft.errors import RateLimitedError
@@ -28,7 +30,8 @@ async def list_events(call: Call, query: bodies.EventQuery) -> Answer | Response
         place = call.headers.get("last-event-id") or query.place or NOW
         reading = await reading.resolved(call.service.engine.insights)
         first = await reading.after(place)
-        return stream(call.service.tail, reading, first, call.service.stopping)
+        allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
+        return stream(call.service.tail, reading, first, call.service.stopping, allow)
     page = await reading.page(query.place, call.service.engine.insights)
     items = [views.event(event) for event in page.items]
     return Answer(views.EventPage(items, page.next_cursor, page.caught_up))

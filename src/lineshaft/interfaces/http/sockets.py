@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from starlette.datastructures import Headers
@@ -10,7 +11,7 @@ from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from lineshaft.errors import LineshaftError
-from lineshaft.interfaces.http import problems
+from lineshaft.interfaces.http import problems, streams
 from lineshaft.interfaces.http.service import Service
 from lineshaft.interfaces.http.updates import Listener
 from lineshaft.store.tokens import Scope as TokenScope
@@ -21,6 +22,7 @@ SCOPE = TokenScope.READ
 
 #: RFC 6455's registry: the server restarts, so come back; the client is too slow, so come back later.
 _RESTART, _TRY_LATER = 1012, 1013
+_REFUSED = 1008
 #: For the good-bye of a client that may not read any more.
 _GOODBYE_SEC = 2.0
 
@@ -36,20 +38,22 @@ class UpdatesSocket:
         authorization = Headers(scope=scope).get("authorization")
         async with contextlib.AsyncExitStack() as open_while:
             try:
-                await self._service.authenticate(SCOPE, authorization)
+                allow = partial(self._service.authenticate, SCOPE, authorization)
+                await allow()
                 listener = await open_while.enter_async_context(self._service.updates.listener())
             except LineshaftError as error:
                 await _refuse(scope, send, error)
                 return
             await send({"type": "websocket.accept"})
-            await self._serve(listener, receive, send)
+            await self._serve(listener, receive, send, allow)
 
-    async def _serve(self, listener: Listener, receive: Receive, send: Send) -> None:
+    async def _serve(self, listener: Listener, receive: Receive, send: Send, allow: streams.Allow) -> None:
         leaving = asyncio.create_task(_departure(receive))
         stopping = asyncio.create_task(self._service.stopping.wait())
         lost = asyncio.create_task(listener.lost.wait())
         sending = asyncio.create_task(_send_all(listener, send))
-        tasks = {leaving, stopping, lost, sending}
+        refused = asyncio.create_task(_refusal(allow))
+        tasks = {leaving, stopping, lost, sending, refused}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -59,7 +63,11 @@ class UpdatesSocket:
         # Whoever has left makes sending fail.
         if _ended(leaving) or _ended(sending):
             return
-        code, reason = (_RESTART, "the server stops") if _ended(stopping) else (_TRY_LATER, "too slow")
+        code, reason = _TRY_LATER, "too slow"
+        if _ended(stopping):
+            code, reason = _RESTART, "the server stops"
+        elif _ended(refused):
+            code, reason = _REFUSED, "the token is not in force any more"
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_GOODBYE_SEC):
                 await send({"type": "websocket.close", "code": code, "reason": reason})
@@ -75,6 +83,14 @@ async def _departure(receive: Receive) -> None:
         pass
 
 
+async def _refusal(allow: streams.Allow) -> None:
+    """Until the client may not listen any more."""
+    while True:
+        await asyncio.sleep(streams.PING_EVERY_SEC)
+        if await streams.is_refused(allow):
+            return
+
+
 async def _send_all(listener: Listener, send: Send) -> None:
     while True:
         await send({"type": "websocket.send", "text": (await listener.next()).decode()})
@@ -88,7 +104,7 @@ async def _refuse(scope: Scope, send: Send, error: LineshaftError) -> None:
     """As an HTTP answer to the request that wanted to become a socket."""
     found = problems.problem(error)
     if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1008})
+        await send({"type": "websocket.close", "code": _REFUSED})
         return
     headers = [(b"content-type", b"application/json"), *problems.headers_of(error)]
     await send({"type": "websocket.http.response.start", "status": found.status, "headers": headers})

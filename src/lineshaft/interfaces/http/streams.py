@@ -3,11 +3,18 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.responses import StreamingResponse
 
-from lineshaft.errors import CursorExpiredError, RateLimitedError, UnavailableError
+from lineshaft.errors import (
+    CursorExpiredError,
+    ForbiddenError,
+    LineshaftError,
+    RateLimitedError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from lineshaft.interfaces.http import views
 from lineshaft.store.events import NOW, EventPage, Events
 from lineshaft.store.feed import Reading
@@ -87,22 +94,49 @@ class Tail:
             await asyncio.wait({self._looking})
 
 
-def stream(tail: Tail, reading: Reading, first: EventPage, stopping: asyncio.Event) -> StreamingResponse:
-    """`first` was read already: what is wrong with a cursor is told before the stream begins."""
+Allow = Callable[[], Awaitable[object]]
+
+
+async def is_refused(allow: Allow) -> bool:
+    """Whether a token that was good when it began is no more; in doubt it goes on."""
+    try:
+        await allow()
+    except (UnauthorizedError, ForbiddenError):
+        return True
+    except LineshaftError as error:
+        _log.warning("Who streams can't be asked for their token again, going on: %s", error)
+    return False
+
+
+def stream(
+    tail: Tail, reading: Reading, first: EventPage, stopping: asyncio.Event, allow: Allow
+) -> StreamingResponse:
+    """`first` was read already: what is wrong with a cursor is told before the stream begins.
+
+    `allow` raises when the client may not read any more.
+    """
     # Taken before the answer begins, so that one stream too many is refused.
     watching = contextlib.ExitStack()
     watching.enter_context(tail.watched())
     return StreamingResponse(
-        _events(tail, reading, first, stopping, watching),
+        _events(tail, reading, first, stopping, allow=allow, watching=watching),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
 async def _events(
-    tail: Tail, reading: Reading, page: EventPage, stopping: asyncio.Event, watching: contextlib.ExitStack
+    tail: Tail,
+    reading: Reading,
+    page: EventPage,
+    stopping: asyncio.Event,
+    *,
+    allow: Allow,
+    watching: contextlib.ExitStack,
 ) -> AsyncIterator[bytes]:
     with watching:
+        now = asyncio.get_running_loop().time
+        allowed_until = now() + PING_EVERY_SEC
         yield _place(page.next_cursor) if not page.items else b""
         while True:
             news = tail.news
@@ -114,6 +148,10 @@ async def _events(
             if page.caught_up and not await any_of(news, stopping):
                 # A client that comes back with this goes on here, though nothing was for it.
                 yield _place(page.next_cursor)
+            if now() >= allowed_until:
+                if await is_refused(allow):
+                    return
+                allowed_until = now() + PING_EVERY_SEC
             try:
                 page = await reading.after(page.next_cursor)
             except UnavailableError:
