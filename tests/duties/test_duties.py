@@ -370,6 +370,44 @@ async def test_what_a_living_task_depends_on_is_kept(
     assert statuses(connection) == {"up": "COMPLETED", "down": "PENDING"}
 
 
+async def test_what_a_dead_letter_or_a_late_cancellation_needs_for_a_retry_is_kept(
+    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """Retried, it would be claimed without its input, and nobody would be told."""
+    ups = await claimed(
+        engine, NewTask("for the dead"), NewTask("for the cancelled"), NewTask("for the done")
+    )
+    await engine.lifecycle.complete([Completion(ref(up), b'"input"') for up in ups])
+    uses = {up.type: {"context_refs": [f"task:{up.id}:output"]} for up in ups}
+    dead, done = await claimed(
+        engine,
+        NewTask("dead", max_attempts=1, spec=uses["for the dead"]),
+        NewTask("done", spec=uses["for the done"]),
+    )
+    await engine.lifecycle.fail([Failure(ref(dead), "boom")])
+    await engine.lifecycle.complete([Completion(ref(done))])
+    clock.advance(86_400 * 31)
+    (cancelled,) = await engine.submission.submit([NewTask("cancelled", spec=uses["for the cancelled"])])
+    await engine.operations.cancel(cancelled.id, "not now")
+    janitor = Janitor(engine.upkeep, Partitions(engine.database), keep_tasks=timedelta(days=30))
+
+    await janitor.run_once()
+
+    assert statuses(connection) == {
+        "for the dead": "COMPLETED",
+        "dead": "DEAD_LETTERED",
+        "for the cancelled": "COMPLETED",
+        "cancelled": "CANCELLED",
+    }
+    await engine.operations.retry(dead.id)
+    claim = await engine.claims.claim("a1", 1)
+    assert claim.inputs == {ups[0].id: b'"input"'}
+    # What was cancelled goes at its time, and its input with it.
+    clock.advance(86_400 * 31)
+    await janitor.run_once()
+    assert set(statuses(connection)) == {"for the dead", "dead"}
+
+
 async def test_roll_call_marks_silent_agents_offline_once(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:

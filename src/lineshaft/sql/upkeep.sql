@@ -250,8 +250,9 @@ FROM moved HAVING count(*) > 0
 SELECT pg_try_advisory_xact_lock(hashtextextended(%(duty)s::text, 0))
 
 -- name: delete_finished
--- Retention: tasks that ended well, or were cancelled, long ago, and that nothing alive still refers to. What ever was a dead letter is
--- never deleted by itself, whatever was decided about it (R-131).
+-- Retention: tasks that ended well, or were cancelled, long ago, and that nothing still refers to which is alive, or is kept and may come
+-- back: a dead letter that is retried wants its inputs. What ever was a dead letter is never deleted by itself, whatever was decided
+-- about it (R-131).
 WITH old AS MATERIALIZED (
     SELECT ended.id
     FROM lineshaft.task_end AS ended
@@ -264,6 +265,14 @@ WITH old AS MATERIALIZED (
       )
       AND NOT EXISTS (
         SELECT FROM lineshaft.edge JOIN lineshaft.task_live AS live ON live.id = edge.task_id WHERE edge.depends_on = ended.id
+      )
+      AND NOT EXISTS (
+        SELECT FROM lineshaft.edge JOIN lineshaft.task_end AS undone ON undone.id = edge.task_id
+        WHERE edge.depends_on = ended.id AND undone.status <> 'COMPLETED'
+          AND (
+            undone.ended_at >= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
+            OR EXISTS (SELECT FROM lineshaft.dead_letter AS letter WHERE letter.task_id = undone.id)
+          )
       )
       AND NOT EXISTS (SELECT FROM lineshaft.dead_letter AS letter WHERE letter.task_id = ended.id)
     ORDER BY ended.ended_at
