@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 
-def demo(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
     return subprocess.run(
         [sys.executable, "-m", "lineshaft.interfaces.cli.main", "demo", *arguments],
         cwd=folder,
-        env=environment | {"TMPDIR": str(folder)},
+        env=environment | {"TMPDIR": str(folder)} | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -20,14 +20,17 @@ def demo(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_the_demo_ends_well_and_leaves_nothing_behind() -> None:
+def test_the_demo_ends_well_on_its_own_and_leaves_nothing_behind() -> None:
     # Not pytest's own folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:
-        told = demo(Path(folder))
+        # Production, as the settings have it: whatever turns there finds nobody.
+        config = Path(folder, "lineshaft.toml")
+        config.write_text('database_url = "postgresql://127.0.0.1:1/production"\n')
+        told = demo(Path(folder), LINESHAFT_URL="http://127.0.0.1:1", LINESHAFT_DAILY_BUDGET_USD="0")
         left = list(Path(folder).iterdir())
 
     assert told.returncode == 0, told.stderr
-    assert left == []
+    assert left == [config]
     assert "The DAG is complete" in told.stdout
     for line in ("failed: crash", "rate_limited", "failed: invalid_output", "failed: auth_failure"):
         assert line in told.stdout, "each mishap happened, and is in the table"

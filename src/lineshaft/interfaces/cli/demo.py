@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 from lineshaft.errors import LineshaftError
 from lineshaft.interfaces.cli.api import Api, connect, segment
 from lineshaft.interfaces.cli.output import print_table, usd
+from lineshaft.settings import CONFIG_VARIABLE, PREFIX
 
 _LONGEST_SEC = 55.0
 _LOOK_SEC = 0.2
@@ -82,9 +84,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(args: argparse.Namespace) -> int:
     with _home(args.keep) as home:
-        os.environ["LINESHAFT_HOME"] = str(home)
-        for name in ("LINESHAFT_DATABASE_URL", "LINESHAFT_URL"):
-            os.environ.pop(name, None)
+        settings = _own_settings(home)
         print("Starting an embedded PostgreSQL …", flush=True)
         with connect(args) as api, _fleet():
             started = time.monotonic()
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             _watch(api, made, started)
             _summary(api, made, time.monotonic() - started)
         if args.keep is not None:
-            print(f"\nThe data is in {home}. Look around: LINESHAFT_HOME={home} lineshaft task list")
+            print(f"\nThe data is in {home}. Look around: {settings} lineshaft task list")
     return 0
 
 
@@ -105,6 +105,22 @@ def _home(keep: Path | None) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix="lineshaft-demo-") as folder:
             yield Path(folder)
+
+
+def _own_settings(home: Path) -> str:
+    """Forget every setting of this machine: none may lead the demo, or its agents, to a database in use.
+
+    Gives the variables that lead a command here, as a shell takes them.
+    """
+    config = home / "demo.toml"
+    config.touch()  # instead of a lineshaft.toml in the working directory
+    given = [name for name in os.environ if name.startswith(PREFIX)]
+    for name in given:
+        del os.environ[name]
+    own = {CONFIG_VARIABLE: str(config), f"{PREFIX}HOME": str(home)}
+    os.environ.update(own)
+    shown = dict.fromkeys(sorted(given), "") | own
+    return " ".join(f"{name}={shlex.quote(value) if value else ''}" for name, value in shown.items())
 
 
 def _dag() -> dict[str, Any]:
