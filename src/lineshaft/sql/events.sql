@@ -61,6 +61,7 @@ picked AS (
 SELECT
     bounds.until::text,
     (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
+    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
     (SELECT count(*) FROM unseen) <= %(most)s::bigint AS complete,
     picked.*
 FROM bounds
@@ -100,6 +101,7 @@ picked AS (
 SELECT
     bounds.until::text,
     (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
+    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
     %(seq)s::bigint + %(span)s::bigint > (SELECT last_value FROM lineshaft.event_seq_seq) AS complete,
     picked.*
 FROM bounds
@@ -125,6 +127,7 @@ picked AS (
 SELECT
     bounds.until::text,
     (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
+    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
     true AS complete,
     picked.*
 FROM bounds

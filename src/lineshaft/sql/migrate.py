@@ -126,7 +126,17 @@ def up(
         while (migration := _next_pending(_compare(connection, known), known)) is not None:
             if _apply(dsn, connection, migration, known, on_start=on_start, wait_sec=wait_sec):
                 applied.append(migration)
+        if migrations is None:
+            _settle_in(connection)
     return applied
+
+
+def _settle_in(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """In a cluster that the database was restored in. Of several that see it one does it."""
+    if _one(connection, "comes_from_elsewhere")[0]:
+        with connection.transaction():
+            if _one(connection, "try_lock")[0]:
+                connection.execute(catalog.load("migrations")["settle_in"])
 
 
 @contextmanager

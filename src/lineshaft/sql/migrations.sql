@@ -39,6 +39,31 @@ UPDATE lineshaft.migration SET applied_at = clock_timestamp() WHERE version = %(
 -- build waits for all snapshots, so the two would wait for each other.
 SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.migration', 0))
 
+-- name: comes_from_elsewhere
+-- A dump that was restored in another cluster: transactions that have not been yet have written events. (By event_feed.)
+SELECT EXISTS (SELECT FROM lineshaft.event WHERE xid >= pg_snapshot_xmax(pg_current_snapshot()))
+
+-- name: settle_in
+-- Ids of transactions mean nothing in another cluster, and would be given to others there. What was written is older than everything to
+-- come; readers begin anew, with what happens from now on. 3: as PostgreSQL itself calls what is older than all.
+WITH ahead AS MATERIALIZED (
+    SELECT pg_snapshot_xmax(pg_current_snapshot()) AS xid
+),
+event AS (
+    UPDATE lineshaft.event SET xid = '3' WHERE xid >= (SELECT xid FROM ahead)
+),
+horizon AS (
+    UPDATE lineshaft.event_horizon SET xid = '3' WHERE xid >= (SELECT xid FROM ahead)
+),
+-- The largest number: it is announced, and not open yet.
+generation AS (
+    UPDATE lineshaft.generation SET opened_by = '3' WHERE opened_by >= (SELECT xid FROM ahead) AND opened_by <> '9223372036854775807'
+),
+tally AS (
+    UPDATE lineshaft.tally_place SET since = pg_current_snapshot()
+)
+DELETE FROM lineshaft.destination
+
 -- name: server_facts
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding')
 

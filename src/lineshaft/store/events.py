@@ -45,6 +45,8 @@ NOW = "now"
 
 _VERSION = 1
 _HAS_UNTIL, _WIDE, _BEGINNING = 1, 2, 4
+#: After a crash PostgreSQL gives out again the ids of those that were in progress; there are never so many.
+_GIVEN_AGAIN = 10_000
 #: Of any number in a cursor: far past what is ever reached, and sums with it still fit into a bigint.
 _LARGEST = 2**62
 #: Of a text that is no cursor, in the message.
@@ -176,6 +178,11 @@ class Cursor:
         begins = self.beginning and self.until is None
         return horizon is not None and not begins and horizon >= self.since.xmax
 
+    def comes_from_elsewhere(self, next_xid: int) -> bool:
+        """Whether it was given out by the cluster that this database was restored from, which was further."""
+        ends = self.since if self.until is None else self.until
+        return ends.xmax > next_xid + _GIVEN_AGAIN
+
 
 _FROM_THE_BEGINNING = Cursor(Snapshot(1), wide=True, beginning=True)
 
@@ -268,14 +275,14 @@ class Events:
             },
         )
         rows = await found.fetchall()
-        until, horizon, complete = rows[0][:3]
+        until, horizon, next_xid, complete = rows[0][:4]
         dropped = None if horizon is None else int(horizon)
-        if cursor.has_expired(dropped):
+        if cursor.has_expired(dropped) or cursor.comes_from_elsewhere(int(next_xid)):
             raise CursorExpiredError
         if cursor.until is None and Snapshot.parse(until) != cursor.since:
             since = None if cursor.beginning else str(cursor.since)
             await connection.execute(self._sql["settle"], {"since": since, "until": until})
-        return cursor.opened(until, dropped), complete, [row[3:] for row in rows if row[3] is not None]
+        return cursor.opened(until, dropped), complete, [row[4:] for row in rows if row[4] is not None]
 
 
 def _take(
