@@ -102,6 +102,12 @@ def _http_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _token(text: str) -> str:
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError
+    return text
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -115,6 +121,7 @@ _NAMES = Rule("names separated by commas", _names)
 _PATH = Rule("a path", _path)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
+TOKEN = Rule("letters, digits and signs without spaces, as 'lineshaft token create' printed it", _token)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
 _MINUTES = Rule("a number of minutes, more than 0 and at most 1440", _minutes)
 _DAYS = Rule("a number of days, more than 0 and less than 36500", _days)
@@ -161,7 +168,7 @@ class Settings:
         _one_of("auto", "pretty", "json"), "auto", "How logs look: auto = pretty on a terminal, else JSON."
     )
     url: str | None = _setting(_HTTP_URL, None, "For clients: the server to talk to instead of a database.")
-    token: str | None = _setting(_ANY_TEXT, None, "For clients: the bearer token.", secret=True)
+    token: str | None = _setting(TOKEN, None, "For clients: the bearer token.", secret=True)
     reaper_interval_sec: float = _setting(_DURATION, 5.0, "How often expired leases are looked for.")
     promoter_interval_sec: float = _setting(
         _DURATION, 5.0, "How often due retries and schedules are looked for."

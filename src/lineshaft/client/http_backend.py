@@ -28,6 +28,7 @@ from lineshaft.model.fields import check_fields
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.storable import mended
 from lineshaft.model.tasks import NewTask
+from lineshaft.settings import TOKEN
 from lineshaft.store.approvals import Decision
 from lineshaft.store.changes import Spent
 from lineshaft.store.deadletters import BulkReview
@@ -386,10 +387,10 @@ def _refuse_connection(connection: Any) -> None:
 
 
 def _checked_token(token: str) -> str:
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        fault = "must be letters, digits and signs without spaces, as 'lineshaft token create' printed it"
-        raise InvalidInputError(errors=[("token", fault)])
-    return token
+    try:
+        return TOKEN.parse(token)
+    except ValueError:
+        raise InvalidInputError(errors=[("token", f"must be {TOKEN.words}")]) from None
 
 
 def _in_query(value: Any) -> Any:
