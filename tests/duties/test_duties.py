@@ -20,6 +20,7 @@ from lineshaft.sql import catalog
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
+from lineshaft.store.metrics import Tally
 from lineshaft.store.outcomes import Beat, Completion, Failure
 from lineshaft.store.partitions import Partitions
 from tests.store.acting import ref
@@ -43,6 +44,11 @@ def kinds(connection: psycopg.Connection) -> list[str]:
     return [
         row[0] for row in connection.execute("SELECT kind FROM lineshaft.events ORDER BY seq, n").fetchall()
     ]
+
+
+def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
+    partitions, tally = Partitions(engine.database), Tally(engine.database)
+    return Janitor(engine.upkeep, partitions, tally, keep_tasks=keep_tasks)
 
 
 async def closed(engine: Engine) -> None:
@@ -293,7 +299,7 @@ async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
         recent.id
     ]
 
-    await Janitor(engine.upkeep, Partitions(engine.database)).run_once()
+    await janitor(engine).run_once()
     assert [task.id for task in (await engine.claims.claim("a1", view.incarnation, limit=9)).tasks] == [
         old.id
     ]
@@ -344,13 +350,12 @@ async def test_the_janitor_deletes_nothing_unless_told(
     await engine.lifecycle.complete([Completion(ref(done))])
     await engine.lifecycle.fail([Failure(ref(dead), "boom")])
     clock.advance(86_400 * 400)
-    partitions = Partitions(engine.database)
 
-    counts = await Janitor(engine.upkeep, partitions).run_once()
+    counts = await janitor(engine).run_once()
     assert counts["event partitions made"] > 0
     assert statuses(connection) == {"done": "COMPLETED", "dead": "DEAD_LETTERED"}
 
-    kept = Janitor(engine.upkeep, partitions, keep_tasks=timedelta(days=30))
+    kept = janitor(engine, keep_tasks=timedelta(days=30))
     assert (await kept.run_once())["finished tasks deleted"] == 1
     assert statuses(connection) == {"dead": "DEAD_LETTERED"}
 
@@ -365,7 +370,7 @@ async def test_what_a_living_task_depends_on_is_kept(
     await engine.lifecycle.complete([Completion(ref(up))])
     clock.advance(86_400 * 400)
 
-    await Janitor(engine.upkeep, Partitions(engine.database), keep_tasks=timedelta(days=1)).run_once()
+    await janitor(engine, keep_tasks=timedelta(days=1)).run_once()
 
     assert statuses(connection) == {"up": "COMPLETED", "down": "PENDING"}
 
@@ -389,9 +394,9 @@ async def test_what_a_dead_letter_or_a_late_cancellation_needs_for_a_retry_is_ke
     clock.advance(86_400 * 31)
     (cancelled,) = await engine.submission.submit([NewTask("cancelled", spec=uses["for the cancelled"])])
     await engine.operations.cancel(cancelled.id, "not now")
-    janitor = Janitor(engine.upkeep, Partitions(engine.database), keep_tasks=timedelta(days=30))
+    daily = janitor(engine, keep_tasks=timedelta(days=30))
 
-    await janitor.run_once()
+    await daily.run_once()
 
     assert statuses(connection) == {
         "for the dead": "COMPLETED",
@@ -404,7 +409,7 @@ async def test_what_a_dead_letter_or_a_late_cancellation_needs_for_a_retry_is_ke
     assert claim.inputs == {ups[0].id: b'"input"'}
     # What was cancelled goes at its time, and its input with it.
     clock.advance(86_400 * 31)
-    await janitor.run_once()
+    await daily.run_once()
     assert set(statuses(connection)) == {"for the dead", "dead"}
 
 

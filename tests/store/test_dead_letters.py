@@ -11,6 +11,7 @@ from lineshaft.model.reviews import Decision
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.letters import LetterFilter
+from lineshaft.store.metrics import Tally
 from lineshaft.store.partitions import Partitions
 from tests.store.world import World, cost
 
@@ -243,8 +244,8 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
     await world.complete(await world.take(agent))
     world.age(days=400)
 
-    partitions = Partitions(world.engine.database)
-    await Janitor(world.engine.upkeep, partitions, keep_tasks=timedelta(days=1)).run_once()
+    partitions, tally = Partitions(world.engine.database), Tally(world.engine.database)
+    await Janitor(world.engine.upkeep, partitions, tally, keep_tasks=timedelta(days=1)).run_once()
 
     assert world.rows("SELECT id FROM lineshaft.task WHERE id = %s", gone) == []
     assert set(kept) == set(await ids(world, hidden=True))

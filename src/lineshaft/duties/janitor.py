@@ -1,6 +1,7 @@
 """Keeps the history within what the operator wants to keep: nothing is deleted unless a retention is set.
 
 Event partitions are made ahead, so that no transition ever waits for one, and dropped whole when too old.
+What is in them is counted for the metrics before, whether anybody asks for those or not.
 """
 
 from collections import Counter
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
+from lineshaft.store.metrics import Tally
 from lineshaft.store.partitions import Partitions
 from lineshaft.store.upkeep import Upkeep
 
@@ -16,6 +18,7 @@ from lineshaft.store.upkeep import Upkeep
 class Janitor:
     upkeep: Upkeep
     partitions: Partitions
+    tally: Tally
     #: How long finished tasks are kept; None: for ever.
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: for ever.
@@ -23,12 +26,15 @@ class Janitor:
     ahead_days: int = 40
     interval_sec: float = 3_600.0
     batch: int = 1_000
+    #: There may be years to count or to delete. Each part is a transaction; another run does the rest.
+    interruptible: bool = True
     name: str = "janitor"
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
         made = await self.partitions.ensure_partitions(self.ahead_days)
         counts["event partitions made"] += len(made.made)
+        await self.tally.count()
         if self.keep_events is not None:
             dropped = await self.partitions.drop_partitions(self.keep_events)
             counts["event partitions dropped"] += len(dropped.dropped)

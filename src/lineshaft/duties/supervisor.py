@@ -15,6 +15,7 @@ from lineshaft.duties.validator import Validator
 from lineshaft.integrations.notify.config import load
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
+from lineshaft.store.metrics import Tally
 from lineshaft.store.outbox import Outbox
 from lineshaft.store.partitions import Partitions
 
@@ -26,6 +27,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
         Janitor(
             engine.upkeep,
             Partitions(engine.database),
+            Tally(engine.database),
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
         ),

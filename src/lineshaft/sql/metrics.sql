@@ -7,14 +7,37 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.tally', 0))
 -- name: tally
 -- Adds what happened since the last time to the totals. The place is a snapshot, as in store/events.py: each event is counted once,
 -- however late its transaction commits. Sent after try_tally, so that its own snapshot is younger than the place it reads.
-WITH place AS MATERIALIZED (
-    SELECT since, pg_current_snapshot() AS until FROM lineshaft.tally_place
+-- At most `most` events by event_feed, and the rest of the last one's transaction: then the new place is a snapshot that ends with that
+-- transaction, and calls in progress what still is. Says whether there may be more.
+WITH standing AS MATERIALIZED (
+    SELECT since, pg_current_snapshot() AS now FROM lineshaft.tally_place
+),
+slice AS MATERIALIZED (
+    SELECT (event.xid::text::bigint + 1)::text::xid8 AS ends
+    FROM lineshaft.event
+    WHERE event.xid >= (SELECT pg_snapshot_xmax(since) FROM standing)
+    ORDER BY event.xid
+    OFFSET %(most)s::bigint - 1
+    LIMIT 1
+),
+place AS MATERIALIZED (
+    SELECT
+        standing.since,
+        slice.ends IS NOT NULL AS more,
+        CASE
+            WHEN slice.ends IS NULL THEN standing.now
+            ELSE concat(
+                least(pg_snapshot_xmin(standing.now), slice.ends), ':', slice.ends, ':',
+                (SELECT string_agg(xid::text, ',' ORDER BY xid) FROM pg_snapshot_xip(standing.now) AS open (xid) WHERE xid < slice.ends)
+            )::pg_snapshot
+        END AS until
+    FROM standing LEFT JOIN slice ON true
 ),
 news AS MATERIALIZED (
     SELECT event.kinds, event.task_id, event.agent_id, event.epoch, event.data
-    FROM place
-    JOIN lineshaft.event ON event.xid >= pg_snapshot_xmax(place.since)
-    WHERE pg_visible_in_snapshot(event.xid, place.until) AND event.task_id IS NOT NULL
+    FROM lineshaft.event
+    WHERE event.xid >= (SELECT pg_snapshot_xmax(since) FROM place) AND event.xid < (SELECT pg_snapshot_xmax(until) FROM place)
+      AND pg_visible_in_snapshot(event.xid, (SELECT until FROM place)) AND event.task_id IS NOT NULL
     UNION ALL
     SELECT event.kinds, event.task_id, event.agent_id, event.epoch, event.data
     FROM place
@@ -63,7 +86,7 @@ added AS (
     SELECT name, labels, value FROM counted
     ON CONFLICT (name, labels) DO UPDATE SET value = known.value + excluded.value
 )
-UPDATE lineshaft.tally_place SET since = place.until FROM place
+UPDATE lineshaft.tally_place SET since = place.until FROM place RETURNING place.more
 
 -- name: read_tally
 SELECT name, labels, value FROM lineshaft.tally ORDER BY name, labels

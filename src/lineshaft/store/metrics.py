@@ -13,6 +13,9 @@ from lineshaft.store.stats import Stats
 
 #: Ended tasks whose wait is looked at.
 _WAITS = 1_000
+#: Of the tally, while somebody waits for the answer: a scrape is given up after some seconds. Many more than
+#: ever happen between two scrapes; after a long time without any the totals catch up with the next ones.
+_SLICES = 10
 _QUANTILES = ("p50", "p95", "p99")
 _REASONS = {category.value: category.value for category in FailureCategory} | {
     FailureCategory.BUDGET_EXCEEDED: "budget"
@@ -47,31 +50,54 @@ class Metrics:
     waits: dict[str, float]
 
 
+class Tally:
+    def __init__(self, database: Database, *, most: int = 20_000) -> None:
+        """`most`: events that are counted in one transaction, which must not take long."""
+        self._database = database
+        self._most = most
+        self._sql = catalog.load("metrics")
+
+    async def count(self, slices: int | None = None) -> None:
+        """Count what happened since the last time, in at most so many transactions; None: all of it."""
+        done = 0
+        while slices is None or done < slices:
+            if not await self._database.run(self._count_slice, pipeline=False):
+                return
+            done += 1
+
+    async def _count_slice(self, connection: Connection) -> bool:
+        """Whether there may be more to do. Not while another does it."""
+        cursor = await connection.execute(self._sql["try_tally"], {})
+        if not (await cursor.fetchall())[0][0]:
+            return False
+        cursor = await connection.execute(self._sql["tally"], {"most": self._most})
+        return bool((await cursor.fetchall())[0][0])
+
+    async def totals(self) -> Totals:
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(self._sql["read_tally"], {})
+            return _totals(await cursor.fetchall())
+
+
 class MetricsReader:
     def __init__(self, database: Database, insights: Insights, fleet: Fleet) -> None:
         self._database = database
         self._insights = insights
         self._fleet = fleet
+        self._tally = Tally(database)
         self._sql = catalog.load("metrics")
 
     async def read(self) -> Metrics:
-        totals = await self._database.run(self._tally, pipeline=False)
+        await self._tally.count(_SLICES)
         async with self._database.connection() as connection:
             cursor = await connection.execute(self._sql["waits"], {"most": _WAITS})
             ((quantiles,),) = await cursor.fetchall()
         return Metrics(
-            totals,
+            await self._tally.totals(),
             await self._insights.stats(),
             await self._fleet.read_all(),
             dict(zip(_QUANTILES, quantiles or (), strict=False)),
         )
-
-    async def _tally(self, connection: Connection) -> Totals:
-        cursor = await connection.execute(self._sql["try_tally"], {})
-        if (await cursor.fetchall())[0][0]:
-            await connection.execute(self._sql["tally"], {})
-        cursor = await connection.execute(self._sql["read_tally"], {})
-        return _totals(await cursor.fetchall())
 
 
 def _totals(rows: list[tuple[str, list[str], Decimal]]) -> Totals:
