@@ -37,7 +37,8 @@ async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableCl
     folder = tmp_path / ".loki" / "signals"
     path.write_text(f"destinations: [{{name: signals, type: slowdown-file, folder: {folder}}}]")
     async with Engine(dsn, clock=clock, max_connections=3) as engine:
-        deliverer = Deliverer(Outbox(engine.database), load(path, {}))
+        (to,) = load(path, {})
+        deliverer = Deliverer(Outbox(engine.database), to)
         await deliverer.run_once()
         await submit(engine)
         task = await take(engine, await register(engine, models_available=["large"]))

@@ -1,17 +1,17 @@
-"""Tells people what happened: notes events for each destination, and sends until they have arrived.
+"""Tells people what happened: notes events for a destination, and sends until they have arrived.
 
-One destination that is away holds up no other. What fails is tried again, ever more seldom, for half a day.
+Each destination has a deliverer of its own, so that one that is away, or hangs, holds up no other. What fails
+is tried again, ever more seldom, for half a day.
 """
 
 import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lineshaft.duties.loop import Counts
-from lineshaft.errors import UnavailableError
 from lineshaft.integrations.notify import DeliveryError, Destination
 from lineshaft.store.outbox import LEASE_SEC, Outbox, Parcel
 
@@ -31,26 +31,16 @@ _KEEP_SEC = 7 * 86_400.0
 @dataclass(frozen=True, slots=True)
 class Deliverer:
     outbox: Outbox
-    destinations: Sequence[Destination]
+    destination: Destination
     interval_sec: float = 2.0
     uniform: Callable[[], float] = random.random
-    name: str = "deliverer"
+
+    @property
+    def name(self) -> str:
+        return f"deliverer to {self.destination.name}"
 
     async def run_once(self) -> Counts:
-        counts: Counter[str] = Counter()
-        rounds = await asyncio.gather(*(self._serve(to) for to in self.destinations), return_exceptions=True)
-        for to, result in zip(self.destinations, rounds, strict=True):
-            if isinstance(result, UnavailableError):
-                raise result
-            if isinstance(result, BaseException):
-                _log.error("Notifications for %s: the outbox failed", to.name, exc_info=result)
-                counts["failed outboxes"] += 1
-            else:
-                counts.update(result)
-        counts["forgotten"] += await self.outbox.forget(_KEEP_SEC, 1_000)
-        return counts
-
-    async def _serve(self, to: Destination) -> Counter[str]:
+        to = self.destination
         counts: Counter[str] = Counter()
         collected = await self.outbox.collect(to.name, to.kinds)
         counts["noted"] += collected.noted
@@ -65,6 +55,7 @@ class Deliverer:
                 counts[await self._send(to, parcel)] += 1
             if len(parcels) < _BATCH:
                 break
+        counts["forgotten"] += await self.outbox.forget(_KEEP_SEC, 1_000)
         return counts
 
     async def _send(self, to: Destination, parcel: Parcel) -> str:

@@ -36,7 +36,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     ]
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
-        duties.append(Deliverer(Outbox(engine.database), destinations))
+        duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]
     return duties
 
 
