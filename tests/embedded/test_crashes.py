@@ -13,11 +13,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft.embedded import EmbeddedServer, locks, watcher
+from lineshaft.embedded import EmbeddedServer, keeper, locks, watcher
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.processes import Identity, identify, is_running
 from lineshaft.errors import EmbeddedServerError
+from lineshaft.settings import Settings
+from lineshaft.store.location import database
 from tests.embedded.helpers import (
     FAST,
     User,
@@ -118,6 +120,24 @@ def test_a_killed_postmaster_is_started_again_for_the_next(home: Path) -> None:
             assert query(second.dsn, "SELECT 1") == 1
             # The address stays, so that the first one's connections can be made anew.
             assert query(first.dsn, "SELECT 1") == 1
+
+
+def test_a_killed_server_returns_for_those_who_go_on_using_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "CHECK_EVERY_S", 0.05)
+
+    def answers() -> bool:
+        with suppress(psycopg.OperationalError):
+            return bool(query(dsn, "SELECT true"))
+        return False
+
+    with database(Settings(home=home)) as dsn:
+        killed = postmaster_pid(home)
+        os.kill(killed, signal.SIGKILL)
+        wait_for_end(killed)
+        wait_until(answers, "the server's return, at the same address")
+    wait_until_idle(home)
 
 
 @contextmanager

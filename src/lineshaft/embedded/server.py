@@ -89,6 +89,13 @@ class EmbeddedServer:
             starter = _Starter(layout, binaries, dict(options or {}))
             return cls(layout.home, *starter.start())
 
+    def start_again(self) -> None:
+        """Start the server if it has ended while it had users, as one that was killed; this share stays."""
+        layout = Layout(self.home)
+        with explained(layout):
+            *_, another = _Starter(layout, None, {}).start()
+            os.close(another)
+
     def close(self) -> None:
         """Give this share up; the watcher stops the server soon after the last."""
         share, self._share = self._share, None

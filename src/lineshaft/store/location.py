@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lineshaft.embedded import EmbeddedServer
+from lineshaft.embedded.keeper import kept_running
 from lineshaft.settings import Settings
 
 
@@ -13,5 +14,5 @@ def database(settings: Settings) -> Iterator[str]:
     if settings.database_url is not None:
         yield settings.database_url
     else:
-        with EmbeddedServer.start(settings.home) as server:
+        with EmbeddedServer.start(settings.home) as server, kept_running(server):
             yield server.dsn
