@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import logging
+import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -171,6 +174,24 @@ async def test_a_command_that_fails_hangs_or_is_not_there() -> None:
     assert "can't be started" in await failure(Command(("/nowhere/s3cret",)))
     hangs = Command((python, "-c", "import time; time.sleep(600)", "s3cret"), timeout_sec=0.05)
     assert await failure(hangs) == "didn't end within 0.05 s"
+
+
+async def test_a_command_that_is_given_up_takes_along_what_it_has_started(tmp_path: Path) -> None:
+    """A script that waits for curl: every try would leave one behind."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = f"exec 3>{pipe}; sleep 600 & echo $! >&3; wait"
+    sending = asyncio.create_task(Command(("/bin/sh", "-c", script)).send(TOLD))
+    with await asyncio.to_thread(pipe.open) as open_while_it_runs:
+        started = int(await asyncio.to_thread(open_while_it_runs.readline))
+        try:
+            sending.cancel()
+            await asyncio.wait({sending})
+            async with asyncio.timeout(5):
+                assert await asyncio.to_thread(open_while_it_runs.read) == ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
 
 
 #: Of modules that it imports.

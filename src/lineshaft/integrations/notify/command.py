@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE
 
@@ -19,7 +21,7 @@ class Command:
     async def send(self, message: Message) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.argv, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL
+                *self.argv, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
             )
         except OSError as error:
             raise DeliveryError(f"can't be started: {error.strerror or type(error).__name__}") from None
@@ -30,8 +32,9 @@ class Command:
             raise DeliveryError(f"didn't end within {self.timeout_sec:g} s") from None
         finally:
             if process.returncode is None:
+                # With what it has started: a script waits for curl, say.
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode != 0:
             raise DeliveryError(f"ended with code {process.returncode}")
