@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import psycopg
@@ -17,6 +18,7 @@ from lineshaft.duties.supervisor import all_duties, supervise
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.sql import catalog
+from lineshaft.store import partitions as partitions_module
 from lineshaft.store.claims import ClaimedTask
 from lineshaft.store.engine import Engine
 from lineshaft.store.fleet import NewAgent
@@ -358,6 +360,45 @@ async def test_the_janitor_deletes_nothing_unless_told(
     kept = janitor(engine, keep_tasks=timedelta(days=30))
     assert (await kept.run_once())["finished tasks deleted"] == 1
     assert statuses(connection) == {"dead": "DEAD_LETTERED"}
+
+
+async def test_the_janitor_deletes_all_old_events_that_have_no_partition(
+    engine: Engine,
+    connection: psycopg.Connection,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one piece of them an hour: more may come than that."""
+    monkeypatch.setattr(partitions_module, "_DELETE_MOST", 2)
+    (duty,) = (d for d in all_duties(engine, Settings(keep_events_days=30)) if isinstance(d, Janitor))
+    duty = replace(duty, partitions=Partitions(engine.database, move_most=2))
+    for days in (100, 100, 100, 100, 100, 1):
+        connection.execute(
+            "INSERT INTO lineshaft.event (at, kinds) VALUES (%s, '{alert}')",
+            [clock.now() - timedelta(days=days)],
+        )
+
+    await duty.run_once()
+
+    assert kinds(connection) == ["alert"]
+
+
+async def test_events_that_get_no_partition_are_told(
+    engine: Engine,
+    connection: psycopg.Connection,
+    clock: MovableClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a large import before the first `up`."""
+    for _ in range(3):
+        connection.execute("INSERT INTO lineshaft.event (at, kinds) VALUES (%s, '{alert}')", [clock.now()])
+    (duty,) = (d for d in all_duties(engine, Settings()) if isinstance(d, Janitor))
+    duty = replace(duty, partitions=Partitions(engine.database, move_most=2))
+
+    await duty.run_once()
+
+    (told,) = caplog.messages
+    assert f" event_{clock.now():%Y%m}." in told
 
 
 async def test_what_a_living_task_depends_on_is_kept(

@@ -4,6 +4,7 @@ Event partitions are made ahead, so that no transition ever waits for one, and d
 What is in them is counted for the metrics before, whether anybody asks for those or not.
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,8 @@ from lineshaft.duties.loop import Counts
 from lineshaft.store.metrics import Tally
 from lineshaft.store.partitions import Partitions
 from lineshaft.store.upkeep import Upkeep
+
+_log = logging.getLogger("lineshaft.duties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,22 @@ class Janitor:
         counts: Counter[str] = Counter()
         made = await self.partitions.ensure_partitions(self.ahead_days)
         counts["event partitions made"] += len(made.made)
+        if made.postponed:
+            _log.warning(
+                "Event partitions could not be made, as the table is in use, or event_default holds too many "
+                "rows of them to move: %s. Their events stay there; retention deletes them row by row.",
+                ", ".join(made.postponed),
+            )
         await self.tally.count()
         if self.keep_events is not None:
             dropped = await self.partitions.drop_partitions(self.keep_events)
             counts["event partitions dropped"] += len(dropped.dropped)
+            counts["events deleted"] += dropped.deleted
+            if dropped.postponed:
+                _log.warning(
+                    "Event partitions that are too old could not be dropped, as the table is in use: %s",
+                    ", ".join(dropped.postponed),
+                )
         if self.keep_tasks is not None:
             while True:
                 deleted = await self.upkeep.delete_finished(self.keep_tasks.total_seconds(), self.batch)

@@ -93,7 +93,7 @@ class Ensured:
 @dataclass(frozen=True, slots=True)
 class Dropped:
     dropped: tuple[str, ...] = ()
-    #: Rows deleted from the default partition. As long as there are any, call again.
+    #: Rows deleted from the default partition.
     deleted: int = 0
     postponed: tuple[str, ...] = ()
 
@@ -197,7 +197,9 @@ class Partitions:
                         dropped.append(part.name)
                 except psycopg.errors.LockNotAvailable:
                     postponed.append(part.name)
-        deleted = await self._database.run(partial(self._delete_strays, older_than), pipeline=False)
+        deleted = 0
+        while some := await self._database.run(partial(self._delete_strays, older_than), pipeline=False):
+            deleted += some
         return Dropped(tuple(dropped), deleted, tuple(postponed))
 
     async def _drop(self, part: Partition, connection: Connection) -> bool:
