@@ -28,6 +28,8 @@ from lineshaft.errors import MigrationError, UnavailableError
 from lineshaft.sql import catalog
 
 OLDEST_POSTGRES = 14
+#: For whoever lacks a right.
+OWNER_NEEDED = "Connect as the role that owns the schema lineshaft, or as a member of that role."
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = "-- lineshaft: no transaction"
 _STEP = re.compile(r"^-- step\b.*$", re.MULTILINE)
@@ -141,6 +143,29 @@ def _settle_in(connection: psycopg.Connection[tuple[object, ...]]) -> None:
 
 @contextmanager
 def _connect(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A connection; whatever the database refuses while it is open is told in our words."""
+    try:
+        with _opened(dsn) as connection:
+            yield connection
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MigrationError(
+            f"The database refuses its role: {_first_line(error)}. {OWNER_NEEDED}"
+        ) from error
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            # What the driver says of a DSN that it can't read may quote a password.
+            raise MigrationError(
+                "LINESHAFT_DATABASE_URL can't be read: it must be postgresql://USER@HOST:PORT/DATABASE, or "
+                "keywords such as host=… dbname=… that PostgreSQL knows."
+            ) from None
+        raise MigrationError(
+            f"The database can't be used: {_first_line(error)}. Its log may say more; check that "
+            "LINESHAFT_DATABASE_URL names the right one."
+        ) from error
+
+
+@contextmanager
+def _opened(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     try:
         with psycopg.connect(
             dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None
@@ -247,7 +272,7 @@ def _run(dsn: str, connection: psycopg.Connection[tuple[object, ...]], migration
             connection.execute(catalog.load("migrations")["record_applied"], record)
         else:
             # Commits as it goes, so it needs a connection of its own; this one keeps the lock meanwhile.
-            with _connect(dsn) as worker:
+            with _opened(dsn) as worker:
                 _record_started(worker, record)
                 for step in migration.steps:
                     _execute(worker, step)

@@ -16,7 +16,8 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from lineshaft.errors import InvalidInputError, UnavailableError
+from lineshaft.errors import DatabaseError, InvalidInputError, UnavailableError
+from lineshaft.sql.migrate import OWNER_NEEDED
 
 _OUT_OF_RANGE = "22003"
 
@@ -90,6 +91,8 @@ def _tell(error: BaseException) -> None:
     if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
         if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
             raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
+    elif isinstance(error, psycopg.errors.InsufficientPrivilege):
+        raise DatabaseError(f"The database refuses its role: {_first_line(error)}. {OWNER_NEEDED}") from error
     elif isinstance(error, (UnicodeError, psycopg.DataError)):
         if _is_about_characters(error):
             # Data is checked by the name of its field (model/storable.py); this is for ids and the like.

@@ -35,6 +35,8 @@ class ApiError(LineshaftError):
         self.problem = dict(problem)
         self.status = status
         message = str(problem.get("detail") or problem.get("title") or f"The server answered {status}.")
+        if problem.get("code") == "internal" and problem.get("request_id"):
+            message += f" It is {problem['request_id']}."
         super().__init__(message)
 
 
@@ -147,6 +149,7 @@ def _local(settings: Settings) -> "Iterator[_Local]":
     from lineshaft.sql import migrate  # noqa: PLC0415
     from lineshaft.store.location import database  # noqa: PLC0415
 
+    _log_to_stderr()
     with database(settings) as dsn, asyncio.Runner() as runner:
         if settings.database_url is None:
             # The embedded database is ours to migrate.
@@ -161,6 +164,14 @@ def _local(settings: Settings) -> "Iterator[_Local]":
             yield _Local(create_app(service), runner)
         finally:
             runner.run(service.__aexit__(None, None, None))
+
+
+def _log_to_stderr() -> None:
+    """What the application logs is not for standard output, and has no values of variables: see logs.py."""
+    import structlog  # noqa: PLC0415 - slow to import
+
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[plain], logger_factory=structlog.stdlib.LoggerFactory())
 
 
 class _Local:
