@@ -32,10 +32,15 @@ RETURNING incarnation
 SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = %(agent_id)s::text
 
 -- name: read_agents
+-- `seen_within`: without those that have been offline for so many seconds. NULL: all.
 SELECT id, type, capabilities, types, models_available, max_concurrent_tasks, held, budget_usd, spent_usd, reserved_usd, status::text AS status,
     last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
 FROM lineshaft.agent
 WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
+  AND (
+    %(seen_within)s::double precision IS NULL OR status <> 'offline'
+    OR last_heartbeat > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(seen_within)s::double precision)
+  )
 ORDER BY id
 
 -- name: patch_agent

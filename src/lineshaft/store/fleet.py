@@ -121,12 +121,18 @@ class Fleet:
             raise NotFoundError(f"There is no agent {agent_id!r}.")
         return found[0]
 
-    async def read_all(self, agent_ids: list[str] | None = None) -> list[AgentView]:
+    async def read_all(
+        self, agent_ids: list[str] | None = None, *, seen_within_sec: float | None = None
+    ) -> list[AgentView]:
+        """`seen_within_sec`: without those that have been offline for longer."""
         async with (
             self._database.connection() as connection,
             connection.cursor(row_factory=class_row(AgentView)) as cursor,
         ):
-            await cursor.execute(self._sql["read_agents"], {"ids": agent_ids})
+            await cursor.execute(
+                self._sql["read_agents"],
+                {**self._database.now, "ids": agent_ids, "seen_within": seen_within_sec},
+            )
             return await cursor.fetchall()
 
     async def patch(

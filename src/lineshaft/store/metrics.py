@@ -16,6 +16,9 @@ _WAITS = 1_000
 #: Of the tally, while somebody waits for the answer: a scrape is given up after some seconds. Many more than
 #: ever happen between two scrapes; after a long time without any the totals catch up with the next ones.
 _SLICES = 10
+#: Agents that have been offline for longer are not told of: whoever has no id of its own is a new one at each
+#: start, and those of years would be more than anybody can read.
+_SEEN_WITHIN_SEC = 86_400.0
 _QUANTILES = ("p50", "p95", "p99")
 _REASONS = {category.value: category.value for category in FailureCategory} | {
     FailureCategory.BUDGET_EXCEEDED: "budget"
@@ -45,6 +48,7 @@ class Totals:
 class Metrics:
     totals: Totals
     stats: Stats
+    #: Without those that have been offline for more than a day.
     agents: list[AgentView]
     #: Seconds from READY to the first start, by quantile.
     waits: dict[str, float]
@@ -95,7 +99,7 @@ class MetricsReader:
         return Metrics(
             await self._tally.totals(),
             await self._insights.stats(),
-            await self._fleet.read_all(),
+            await self._fleet.read_all(seen_within_sec=_SEEN_WITHIN_SEC),
             dict(zip(_QUANTILES, quantiles or (), strict=False)),
         )
 

@@ -1,12 +1,14 @@
-"""Totals of what happened: each event is counted once, in transactions that stay short."""
+"""The metrics: each event is counted once, in transactions that stay short; agents are those of today."""
 
 import psycopg
 
 from lineshaft.clock import MovableClock
+from lineshaft.duties.roll_call import RollCall
 from lineshaft.duties.supervisor import all_duties
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.store.engine import Engine
+from lineshaft.store.fleet import NewAgent
 from lineshaft.store.metrics import MetricsReader, Tally
 from lineshaft.store.outcomes import Completion
 from tests.duties.test_duties import claimed
@@ -77,3 +79,20 @@ async def test_what_nobody_asks_for_is_counted_before_it_is_dropped(
     found = await MetricsReader(engine.database, engine.insights, engine.fleet).read()
     assert connection.execute("SELECT count(*) FROM lineshaft.event").fetchone() == (0,)
     assert found.totals.completed == {"code": 1}
+
+
+async def test_agents_of_long_ago_are_not_told_of(engine: Engine, clock: MovableClock) -> None:
+    """Those without an id of their own are new ones at each start: there would be ever more."""
+    await engine.fleet.register(NewAgent(id="gone"))
+    clock.advance(86_400 * 2)
+    await engine.fleet.register(NewAgent(id="gone today"))
+    clock.advance(3_600)
+    await RollCall(engine.fleet).run_once()
+    await engine.fleet.register(NewAgent(id="here"))
+
+    found = await MetricsReader(engine.database, engine.insights, engine.fleet).read()
+
+    assert [(agent.id, agent.status) for agent in found.agents] == [
+        ("gone today", "offline"),
+        ("here", "active"),
+    ]
