@@ -132,9 +132,9 @@ def test_values() -> None:
 
 
 def test_a_snooze_is_no_time_travel() -> None:
-    with pytest.raises(ValueError, match="from 0 on"):
+    with pytest.raises(ValueError, match="from 0 to"):
         Snooze(-1)
-    with pytest.raises(ValueError, match="from 0 on"):
+    with pytest.raises(ValueError, match="from 0 to"):
         Snooze(float("nan"))
 
 
