@@ -8,6 +8,8 @@ settings name, with no socket in between.
 import argparse
 import contextlib
 import json
+import select
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_SEC = 60
+#: A connection that was idle for longer is not used again: servers and proxies close them some time.
+_KEEP_SEC = 30.0
+_STRANGE = (
+    "The answer, with status {}, is no JSON, so it is not from Lineshaft: perhaps from a proxy before it. "
+    "Check LINESHAFT_URL or --url, and whether 'lineshaft up' is running behind it."
+)
 #: The same wording for every command that talks to the queue.
 _WHERE = "Talks to the server that LINESHAFT_URL or --url names, else to the database of the settings."
 Query = Mapping[str, object]
@@ -62,7 +70,10 @@ class Api:
         target = path + ("?" + urlencode(asked, doseq=True) if asked else "")
         payload = None if body is None else json.dumps(body).encode()
         status, answer = self._caller.send(method, target, payload)
-        found = json.loads(answer) if answer else None
+        try:
+            found = json.loads(answer) if answer else None
+        except ValueError:
+            raise ApiError({"detail": _STRANGE.format(status)}, status) from None
         if status >= 400:  # noqa: PLR2004 - where errors begin
             raise ApiError(found if isinstance(found, dict) else {}, status)
         return found
@@ -111,12 +122,17 @@ class _Remote:
     def __init__(self, url: str, token: str | None) -> None:
         import http.client  # noqa: PLC0415 - slow to import, for all that comes with it
 
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
         if parts.scheme not in {"http", "https"} or parts.hostname is None:
             raise LineshaftError(f"--url must be http://HOST:PORT or https://HOST, got {url!r}.")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._connection = kind(parts.hostname, parts.port, timeout=_TIMEOUT_SEC)
+        self._connection = kind(parts.hostname, port, timeout=_TIMEOUT_SEC)
+        self._used_at = 0.0
         self._prefix = parts.path.rstrip("/")
         self._faults = (OSError, http.client.HTTPException)
         self._headers = {"Accept": "application/json"}
@@ -128,16 +144,28 @@ class _Remote:
 
     def send(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes]:
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        if self._is_stale():
+            self._connection.close()  # the request opens it again
         try:
             self._connection.request(method, self._prefix + target, body=body, headers=headers)
             response = self._connection.getresponse()
-            return response.status, response.read()
+            answer = response.read()
         except self._faults as error:
             self._connection.close()
             raise UnavailableError(
                 f"{self._place} doesn't answer: {error}. Is 'lineshaft up' running "
                 "there? Check LINESHAFT_URL or --url."
             ) from error
+        self._used_at = time.monotonic()
+        return response.status, answer
+
+    def _is_stale(self) -> bool:
+        """Whether the connection was idle for too long, or the other side has closed it meanwhile."""
+        idle = self._connection.sock
+        if idle is None:
+            return False
+        # Nothing was asked, so all that there can be to read is the end.
+        return time.monotonic() - self._used_at > _KEEP_SEC or bool(select.select([idle], [], [], 0)[0])
 
 
 @contextlib.contextmanager

@@ -5,11 +5,14 @@ import json
 import time
 from typing import Any
 
-from lineshaft.interfaces.cli.api import Api, add_flags, connect
-from lineshaft.interfaces.cli.output import moment
+from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.interfaces.cli.api import Api, ApiError, add_flags, connect
+from lineshaft.interfaces.cli.output import as_json, moment
 
 #: Between looks, when nothing has happened.
 _PAUSE_SEC = 0.5
+#: What a proxy answers while the server is away, and the server while its database is.
+_AWAY = frozenset({502, 503, 504})
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,7 +21,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="show what happened; with --follow, what happens",
         description="Shows events in order, one a line; with --json one JSON object a line.",
     )
-    command.add_argument("--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    command.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with what happens, until Ctrl-C; a server that restarts is waited for",
+    )
     command.add_argument("--after", metavar="CURSOR", help="go on behind this event")
     command.add_argument("--task", dest="task_id", metavar="ID")
     command.add_argument("--dag", dest="dag_id", metavar="ID")
@@ -39,12 +46,20 @@ def run(args: argparse.Namespace) -> int:
 def _read(api: Api, args: argparse.Namespace) -> None:
     query = {"task_id": args.task_id, "dag_id": args.dag_id, "kind": args.kind}
     cursor, left = args.after, args.limit
+    begun = False
     while True:
-        page = api.get(
-            "/v1/events", {**query, "after": cursor, "limit": 500 if left is None else min(left, 500)}
-        )
+        limit = 500 if left is None else min(left, 500)
+        try:
+            page = api.get("/v1/events", {**query, "after": cursor, "limit": limit})
+        except LineshaftError as error:
+            # One who follows waits for a server that is restarted; one that never answered is a mistake.
+            if not (args.follow and begun and _is_away(error)):
+                raise
+            time.sleep(_PAUSE_SEC)
+            continue
+        begun = True
         for event in page["items"]:
-            _show(event, as_json=args.json)
+            _show(event, for_programs=args.json)
         if left is not None:
             left -= len(page["items"])
             if left <= 0:
@@ -57,9 +72,13 @@ def _read(api: Api, args: argparse.Namespace) -> None:
         time.sleep(_PAUSE_SEC)
 
 
-def _show(event: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(event, ensure_ascii=False), flush=True)
+def _is_away(error: LineshaftError) -> bool:
+    return isinstance(error, UnavailableError) or (isinstance(error, ApiError) and error.status in _AWAY)
+
+
+def _show(event: dict[str, Any], *, for_programs: bool) -> None:
+    if for_programs:
+        print(as_json(event), flush=True)
         return
     about = [event[name] for name in ("task_id", "dag_id", "agent_id") if event[name]]
     data = "" if event["data"] is None else " " + json.dumps(event["data"], ensure_ascii=False)[:200]

@@ -30,6 +30,7 @@ from lineshaft.interfaces.cli import (
     token,
     up,
 )
+from lineshaft.interfaces.cli.output import give_up_output, prepare_streams
 
 #: In the order of the help.
 COMMANDS = (
@@ -67,22 +68,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    prepare_streams()
     top = parser()
     args = top.parse_args(arguments)
     if not hasattr(args, "run"):
         top.print_help(sys.stderr)
         return 2
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
     except LineshaftError as error:
         print(f"lineshaft: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has gone (`lineshaft … | head`). Nothing more can be told, not even on exit.
-        sys.stderr.close()
+        # Whoever read the output has gone (`lineshaft … | head`): no fault that anybody has to hear of.
+        give_up_output()
         return 1
+    except OSError as error:
+        give_up_output()
+        hint = "Is the disk full, or can standard output not be written?"
+        print(f"lineshaft: The operating system refused something: {error}. {hint}", file=sys.stderr)
+        return 1
+    return code
 
 
 if __name__ == "__main__":

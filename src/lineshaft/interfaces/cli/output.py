@@ -1,10 +1,14 @@
 """How commands print: plain aligned lines and tables for people, JSON for programs."""
 
 import argparse
+import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 #: States by colour, on a terminal.
@@ -21,8 +25,33 @@ def add_json_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
+def prepare_streams() -> None:
+    """So that a closed stream, or one that can't write all characters, ends no command."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
+            setattr(sys, name, nowhere)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def give_up_output() -> None:
+    """Nothing can be written any more: what waits to be written must not fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=_as_text))
+    print(as_json(value, indent=2))
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """In characters that standard output can write: JSON has a way to spell all others."""
+    spelt = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return json.dumps(value, indent=indent, ensure_ascii=spelt, default=_as_text)
 
 
 def _as_text(value: object) -> str:

@@ -176,7 +176,7 @@ def _wait(api: Api, ids: list[str], args: argparse.Namespace) -> int:
     elif len(ended) == 1:
         (task,) = ended
         print_facts([("Task", task["id"]), ("Status", task["status"])])
-        print(json.dumps(task["output"]["data"], indent=2, ensure_ascii=False))
+        print_json(task["output"]["data"])
     else:
         print_table(("TASK", "STATUS"), [(task["id"], task["status"]) for task in ended], empty="")
     return 0 if all(task["status"] == "COMPLETED" for task in ended) else 1
