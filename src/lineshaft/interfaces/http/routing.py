@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.interfaces.http import limits, problems
 from lineshaft.interfaces.http.auth import Principal
 from lineshaft.interfaces.http.service import Service
@@ -178,6 +178,9 @@ class Endpoint:
         except ClientDisconnect:
             return
         except LineshaftError as error:
+            if isinstance(error, DatabaseError):
+                # Nothing that the client could mend.
+                _log.error("The database can't be used", operation=self._operation.name, error=str(error))
             await send_problem(send, error, scope)
             return
         except Exception:  # noqa: BLE001 - logged with its traceback; the client learns only where to look
