@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -176,8 +177,20 @@ async def test_a_command_that_fails_hangs_or_is_not_there() -> None:
     assert await failure(hangs) == "didn't end within 0.05 s"
 
 
-async def test_a_command_that_is_given_up_takes_along_what_it_has_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["at work", "just started"])
+async def test_a_command_that_is_given_up_takes_along_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
     """A script that waits for curl: every try would leave one behind."""
+    create, go = asyncio.create_subprocess_exec, asyncio.Event()
+    if early:
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            process = await create(*args, **options)
+            await go.wait()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     script = f"exec 3>{pipe}; sleep 600 & echo $! >&3; wait"
@@ -186,8 +199,10 @@ async def test_a_command_that_is_given_up_takes_along_what_it_has_started(tmp_pa
         started = int(await asyncio.to_thread(open_while_it_runs.readline))
         try:
             sending.cancel()
+            if early:
+                asyncio.get_running_loop().call_later(0.01, go.set)
             await asyncio.wait({sending})
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert await asyncio.to_thread(open_while_it_runs.read) == ""
         finally:
             with contextlib.suppress(ProcessLookupError):

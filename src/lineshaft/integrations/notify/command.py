@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE
 
@@ -20,9 +21,7 @@ class Command:
 
     async def send(self, message: Message) -> None:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.argv, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-            )
+            process = await self._started()
         except OSError as error:
             raise DeliveryError(f"can't be started: {error.strerror or type(error).__name__}") from None
         try:
@@ -32,9 +31,29 @@ class Command:
             raise DeliveryError(f"didn't end within {self.timeout_sec:g} s") from None
         finally:
             if process.returncode is None:
-                # With what it has started: a script waits for curl, say.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill(process)
                 await process.wait()
         if process.returncode != 0:
             raise DeliveryError(f"ended with code {process.returncode}")
+
+    async def _started(self) -> Process:
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self.argv, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+            )
+        )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # It may be at work already, and have started others.
+            with contextlib.suppress(OSError):
+                process = await starting
+                _kill(process)
+                await process.wait()
+            raise
+
+
+def _kill(process: Process) -> None:
+    """With what it has started: a script waits for curl, say."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
