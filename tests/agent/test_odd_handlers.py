@@ -30,7 +30,7 @@ class Unwilling:
         return found
 
 
-class Secretive(Exception):  # noqa: N818
+class Secretive(Exception):  # noqa: N818 - named as a library might
     @property
     def response(self) -> None:
         raise RuntimeError("ask somebody else")

@@ -200,7 +200,7 @@ async def test_a_command_that_is_given_up_takes_along_what_it_has_started(
         try:
             sending.cancel()
             if early:
-                asyncio.get_running_loop().call_later(0.01, go.set)
+                asyncio.get_running_loop().call_soon(go.set)
             await asyncio.wait({sending})
             async with asyncio.timeout(30):
                 assert await asyncio.to_thread(open_while_it_runs.read) == ""

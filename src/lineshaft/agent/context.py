@@ -18,8 +18,9 @@ from lineshaft.client.backend import Assignment, Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.store.changes import Spent
+from lineshaft.store.operations import SPAWN_STEP
 from lineshaft.store.outcomes import ClaimRef, check_progress_size
-from lineshaft.store.parting import SPAWN_STEP, Child
+from lineshaft.store.parting import Child
 from lineshaft.store.working import PastAttempt
 
 P = ParamSpec("P")

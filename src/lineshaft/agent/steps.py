@@ -21,7 +21,7 @@ from lineshaft.agent.handlers import decode_others
 from lineshaft.agent.outcome import Fail, encoded
 from lineshaft.errors import UnavailableError
 from lineshaft.model.retry import FailureCategory
-from lineshaft.store.parting import SPAWN_STEP
+from lineshaft.store.operations import SPAWN_STEP
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Meter:
         while step is not None:
             if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - its own
                 return True
-            step = step._outer  # noqa: SLF001
+            step = step._outer  # noqa: SLF001 - its own
         return False
 
 

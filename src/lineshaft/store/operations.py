@@ -35,8 +35,8 @@ from lineshaft.store.reviving import Reviving
 from lineshaft.store.submission import Submission, Submitted, draft_by_key
 from lineshaft.store.upstream import hold_upstream
 
-#: Steps of this name remember which children were spawned; here by a call that gave up its claim.
-_SPAWN_STEP = "spawn:"
+#: Steps of this name remember which children were spawned.
+SPAWN_STEP = "spawn:"
 
 
 class Operations:
@@ -134,7 +134,7 @@ class Operations:
             raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
 
         digest = hashlib.sha256(msgspec.json.encode(tasks)).hexdigest() if wait else ""
-        step = {"id": claim.id, "name": f"{_SPAWN_STEP}{claim.epoch}.{digest[:16]}"}
+        step = {"id": claim.id, "name": f"{SPAWN_STEP}{claim.epoch}.{digest[:16]}"}
 
         async def work(connection: Connection) -> list[Submitted]:
             try:

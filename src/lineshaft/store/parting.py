@@ -20,12 +20,9 @@ from lineshaft.sql import catalog
 from lineshaft.store.changes import UNREPORTED, Changes, Spent
 from lineshaft.store.database import Connection, Database
 from lineshaft.store.lifecycle import Lifecycle
-from lineshaft.store.operations import Operations
+from lineshaft.store.operations import SPAWN_STEP, Operations
 from lineshaft.store.outcomes import ClaimRef, Moved, name_one_twice, refusal
 from lineshaft.store.submission import Submitted
-
-#: Steps of this name remember which children were spawned.
-SPAWN_STEP = "spawn:"
 
 
 @dataclass(frozen=True, slots=True)
