@@ -53,7 +53,7 @@ format: $(READY) ## Format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-schema: $(READY) ## Write src/lineshaft/sql/schema.sql anew from the migrations
+schema: $(READY) ## Write src/lineshaft/engine/postgres/schema.sql from the migrations
 	$(BIN)/python tests/write_schema.py
 
 bench: $(READY) ## Measure the engine against plain SQL (some minutes)

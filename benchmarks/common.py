@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lineshaft.embedded import EmbeddedServer
-from lineshaft.sql import migrate
+from lineshaft.engine.postgres import migrate
 
 #: As an operator would set them here. Durability is PostgreSQL's default: every commit is on disk.
 SERVER_OPTIONS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "max_connections": "50"}

@@ -23,11 +23,11 @@ import psycopg
 
 from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.common import Report, alternate, fresh_database, progress, seconds_async, server
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import ClaimRef, Completion
 
 #: About what a prompt's description takes; the floor's rows are as wide.
 PAYLOAD = "x" * 260

@@ -30,7 +30,7 @@ from fastapi import FastAPI
 from psycopg_pool import AsyncConnectionPool
 
 from benchmarks.common import Report, alternate, fresh_database, progress, server
-from lineshaft.interfaces.http.server import listen
+from lineshaft.server.server import listen
 
 #: Calls at once, in the cycle and against the bare route.
 CALLERS = 16
@@ -92,7 +92,7 @@ async def post(url: str, path: str, body: Any) -> Any:
 def lineshaft_server(dsn: str) -> Iterator[tuple[str, int]]:
     """`lineshaft up` as a process: its URL and its id."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
-    command = [sys.executable, "-m", "lineshaft.interfaces.cli.main", "up", "--json", "--port", "0"]
+    command = [sys.executable, "-m", "lineshaft.cli.main", "up", "--json", "--port", "0"]
     with subprocess.Popen(  # noqa: S603 - our own program
         command,
         env=environment | {"LINESHAFT_DATABASE_URL": dsn},

@@ -24,8 +24,8 @@ from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import Binaries, EmbeddedServer, databases, find_binaries
-from lineshaft.sql import migrate
-from lineshaft.store.engine import Engine
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.postgres import migrate
 from tests.factory import Factory
 from tests.http_server import ServerThread
 from tests.in_memory import clear_away, home_of_servers
@@ -44,7 +44,7 @@ FAST = {
 
 #: Modules of tests that run on every version.
 ON_EACH_VERSION = re.compile(
-    r"tests\.(sql|races|embedded)\.|tests\.store\.test_(matrix|stateful|claim\w*|completion)$"
+    r"tests\.(races|embedded)\.|tests\.engine\.(postgres|claim)\.|tests\.engine\.transition\.test_(matrix|stateful|completion)$"
 )
 
 _database_numbers = count(1)

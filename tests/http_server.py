@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lineshaft.interfaces.http.app import create_app, gated
-from lineshaft.interfaces.http.server import listen
-from lineshaft.interfaces.http.service import Service
+from lineshaft.server.app import create_app, gated
+from lineshaft.server.server import listen
+from lineshaft.server.service import Service
 from lineshaft.settings import Settings
 
 T = TypeVar("T")

@@ -47,7 +47,7 @@ class Proxy:
         self._pairs.clear()
 
     def hold(self) -> None:
-        """Nothing passes, on old connections or new ones, until it is mended; then all of it arrives."""
+        """Nothing passes, on old connections or new ones, until it is restored; then all of it arrives."""
         self._flowing.clear()
 
     def mend(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 
 from lineshaft.embedded import EmbeddedServer
-from lineshaft.sql import describe, migrate
+from lineshaft.engine.postgres import describe, migrate
 
-TARGET = Path(__file__).parent.parent / "src/lineshaft/sql/schema.sql"
+TARGET = Path(__file__).parent.parent / "src/lineshaft/engine/postgres/schema.sql"
 
 with tempfile.TemporaryDirectory() as home, EmbeddedServer.start(Path(home)) as server:
     migrate.up(server.dsn)

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
         TaskContext,
     )
     from lineshaft.checks.registry import Checks
-    from lineshaft.checks.verdict import HandedIn, Verdict
+    from lineshaft.checks.verdict import CandidateOutput, Verdict
     from lineshaft.client import Dag, Event, Lineshaft, SyncLineshaft, Task
+    from lineshaft.engine.transition.spawn import Child
     from lineshaft.errors import LineshaftError
     from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-    from lineshaft.store.parting import Child
 
 __all__ = [
     "Agent",
     "BudgetExceeded",
     "Cancel",
+    "CandidateOutput",
     "Checks",
     "Child",
     "Dag",
     "Event",
     "Fail",
     "Gate",
-    "HandedIn",
     "Lineshaft",
     "LineshaftError",
     "NewTask",
@@ -56,11 +56,11 @@ _MODULES = {
         *("TaskCancelled", "TaskContext"),
     ),
     "lineshaft.checks.registry": ("Checks",),
-    "lineshaft.checks.verdict": ("HandedIn", "Verdict"),
+    "lineshaft.checks.verdict": ("CandidateOutput", "Verdict"),
     "lineshaft.client": ("Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"),
     "lineshaft.errors": ("LineshaftError",),
     "lineshaft.model.tasks": ("Gate", "NewTask", "OutputContract", "RetrySpec"),
-    "lineshaft.store.parting": ("Child",),
+    "lineshaft.engine.transition.spawn": ("Child",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -4,7 +4,7 @@ import pytest
 
 from lineshaft import Lineshaft
 from tests.client.finishing import engine_beside
-from tests.store.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 
 
 @pytest.fixture

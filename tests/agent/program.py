@@ -9,7 +9,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from lineshaft import Agent, Checks, HandedIn, Lineshaft, TaskContext
+from lineshaft import Agent, CandidateOutput, Checks, Lineshaft, TaskContext
 
 #: In the order in which a task passes them.
 POINTS = ("claimed", "in a step", "between steps", "in another step", "completing", "validating")
@@ -64,7 +64,7 @@ def make_checks(points: Points) -> Checks:
     """A gate that its agent runs itself: `look`."""
     checks = Checks()
 
-    def look(_: object, __: HandedIn) -> bool:
+    def look(_: object, __: CandidateOutput) -> bool:
         points.stay("validating")
         return True
 

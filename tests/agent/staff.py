@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.read.views import AttemptView
 from lineshaft.model.states import Status
-from lineshaft.store.engine import Engine
-from lineshaft.store.views import AttemptView
 from tests.client import finishing
 
 #: Everything a test waits for comes within this, however busy the machine is.

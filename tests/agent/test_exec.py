@@ -365,7 +365,7 @@ async def test_commands_die_with_an_agent_that_is_killed(
     script.chmod(0o700)
     await shaft.submit(NewTask("t"))
     agent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "lineshaft.interfaces.cli.main", "agent", "--exec", str(script)),
+        *(sys.executable, "-m", "lineshaft.cli.main", "agent", "--exec", str(script)),
         *("--type", "t"),
         env=os.environ | {{"database": "LINESHAFT_DATABASE_URL", "http": "LINESHAFT_URL"}[transport]: where},
     )

@@ -14,12 +14,12 @@ import psycopg
 import pytest
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
+from lineshaft.engine.submit.submission import SubmittedDag
 from lineshaft.model.states import Status
 from lineshaft.settings import Settings
-from lineshaft.store.submission import SubmittedDag
 from tests.agent.staff import PATIENCE, at_work, engine_of
 from tests.client.finishing import engine_beside
-from tests.store.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 
 #: How many tasks; FLEET_TASKS=5000 for the full size.
 AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("FLEET_TASKS", "300"))

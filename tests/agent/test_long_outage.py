@@ -13,8 +13,8 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, soon
+from tests.engine.invariants import check_invariants
 from tests.proxy import Proxy, proxied
-from tests.store.invariants import check_invariants
 
 OUTAGE_SEC = float(os.environ.get("OUTAGE_SEC", "2"))
 #: As with the default of 30 s, of which three make a lease, and an outage of 20 s.

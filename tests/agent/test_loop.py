@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from lineshaft import Agent, Cancel, Lineshaft, NewTask, RetrySpec, Snooze, SyncTaskContext, TaskContext
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
 
 
@@ -380,7 +380,7 @@ async def test_cancellation_reaches_running_code_within_a_heartbeat(shaft: Lines
 
 
 async def test_a_defect_elsewhere_does_not_end_it(shaft: Lineshaft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that answers 500 to a claim may have been mended when it is asked again."""
+    """A server that answers 500 to a claim may have recovered when it is asked again."""
     agent = Agent("a")
 
     @agent.handles("t")

@@ -8,9 +8,9 @@ import pytest
 
 from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, TaskContext
 from lineshaft.agent.money import Account
+from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
+from lineshaft.engine.transition.working import Purses
 from lineshaft.model.states import Status
-from lineshaft.store.wakeups import POLL_SUBSCRIBED
-from lineshaft.store.working import Purses
 from tests.agent.staff import AT_ONCE, at_work, drain, engine_of, one
 
 ZERO = Decimal(0)

@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
+from lineshaft.engine.heartbeats import Heartbeats, Presence
+from lineshaft.engine.transition.outcomes import ClaimRef
 from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
-from lineshaft.store.engine import Engine
-from lineshaft.store.heartbeats import Heartbeats, Presence
-from lineshaft.store.outcomes import ClaimRef
-from lineshaft.store.wakeups import POLL_SUBSCRIBED
 from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
 

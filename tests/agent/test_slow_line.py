@@ -3,7 +3,7 @@
 import asyncio
 
 from lineshaft import Agent, Lineshaft, NewTask
-from lineshaft.store.engine import Engine
+from lineshaft.engine.engine import Engine
 from tests.agent.staff import PATIENCE, at_work
 from tests.proxy import proxied
 

@@ -16,7 +16,7 @@ from tests.agent.processes import agent_process
 from tests.agent.program import Points, make_agent, make_checks
 from tests.agent.staff import AT_ONCE, at_work, attempts, ended, kinds
 from tests.client.finishing import engine_beside
-from tests.store.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 
 
 @pytest.fixture

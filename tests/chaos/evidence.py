@@ -11,7 +11,7 @@ from psycopg.rows import class_row, dict_row
 
 from tests.chaos import history
 from tests.chaos.history import Record
-from tests.store.invariants import RULES
+from tests.engine.invariants import RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from lineshaft.embedded.account import Account, server_environment
-from lineshaft.store.database import PLAN_BY_INDEX
+from lineshaft.engine.postgres.database import PLAN_BY_INDEX
 from tests.chaos.cluster import DATABASE, PASSWORD, ROLE, free_port
 
 #: Few, so that clients share them all the time.

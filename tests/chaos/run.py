@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import psycopg
 
-from lineshaft.sql import migrate
+from lineshaft.engine.postgres import migrate
 from tests.chaos import checker, evidence
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Kind

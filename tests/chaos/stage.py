@@ -87,7 +87,7 @@ class Stage:
             if name in ports:
                 variables["LINESHAFT_DATABASE_URL"] = line.dsn
                 up = ("up", "--port", str(ports[name]), "--json")
-                command = python("lineshaft.interfaces.cli.main", *up)
+                command = python("lineshaft.cli.main", *up)
             elif name.startswith("agent"):
                 command = self._agent(stack, name, line)
             else:

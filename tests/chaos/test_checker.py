@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lineshaft.store.events import Cursor, Snapshot
+from lineshaft.engine.feed.events import Cursor, Snapshot
 from tests.chaos.checker import RULES, check
 from tests.chaos.evidence import (
     AttemptFact,

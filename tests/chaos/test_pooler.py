@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft.engine.postgres import migrate
 from lineshaft.settings import Settings
-from lineshaft.sql import migrate
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import pgbouncer
 from tests.chaos.pooler import Pooler

@@ -21,12 +21,12 @@ from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskConte
 from lineshaft.client.backend import Assignment, Backend
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.engine.transition.spawn import HandBack, Spawned
+from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import LineshaftError, SupersededError
 from lineshaft.settings import Settings
-from lineshaft.store.changes import Spent
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import HandBack, Spawned
-from lineshaft.store.working import Purses
 from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
-from lineshaft.checks.verdict import HandedIn
+from lineshaft.checks.verdict import CandidateOutput
 
 
-def handed_in(data: Any = None, *, report: Any = None, artifacts: Any = None, spec: Any = None) -> HandedIn:
+def handed_in(
+    data: Any = None, *, report: Any = None, artifacts: Any = None, spec: Any = None
+) -> CandidateOutput:
     output = {"data": data, "artifacts": artifacts, "decision_report": report}
-    return HandedIn(
+    return CandidateOutput(
         "task_1", 1, "code", "Write it", json.dumps(spec or {}).encode(), json.dumps(output).encode()
     )

@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft.checks.judge import JudgeCheck, Judgement
 from lineshaft.checks.openai_judge import MAX_OUTPUT, OpenAIJudge
-from lineshaft.checks.verdict import HandedIn, NoVerdict
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict
 from tests.checks.handing_in import handed_in
 from tests.checks.judge_server import JudgeServer, judge_server
 
@@ -23,7 +23,7 @@ class Fixed:
 
     score: Any
 
-    async def judge(self, criteria: str, handed_in: HandedIn) -> Judgement:
+    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
         return Judgement(self.score, (f"{criteria} {handed_in.text}",), Decimal("0.01"), "mine")
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from lineshaft.checks.command import Command
 from lineshaft.checks.registry import Checks
-from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, HandedIn, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, refused
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.tasks import Gate
 from lineshaft.settings import Settings
 from tests.checks.handing_in import handed_in
 
 
-def is_long(schema: Any, handed_in: HandedIn) -> Verdict:
+def is_long(schema: Any, handed_in: CandidateOutput) -> Verdict:
     return Verdict(passed=True) if len(handed_in.text) >= schema else refused("too short")
 
 
-async def asks_around(schema: Any, handed_in: HandedIn) -> bool:
+async def asks_around(schema: Any, handed_in: CandidateOutput) -> bool:
     return bool(handed_in.data == schema)
 
 
@@ -79,7 +79,7 @@ def test_names_that_are_taken(name: str) -> None:
 async def test_a_check_that_breaks_gives_no_verdict() -> None:
     """The output may be good: no attempt fails for it."""
 
-    async def breaks(_: Any, __: HandedIn) -> bool:
+    async def breaks(_: Any, __: CandidateOutput) -> bool:
         raise KeyError("oops")
 
     checks = Checks()
@@ -96,7 +96,7 @@ def test_an_output_that_no_check_can_read() -> None:
     """Hostile input: nested as deeply as a database may hold it."""
     output = b'{"data": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
 
-    verdict = Checks().check_now("regex", "x", HandedIn("t", 1, "code", "x", b"{}", output))
+    verdict = Checks().check_now("regex", "x", CandidateOutput("t", 1, "code", "x", b"{}", output))
 
     assert verdict.reasons == ("the output is nested too deeply to be checked",)
 
@@ -151,7 +151,7 @@ async def test_an_answer_that_is_none_refuses_nobodys_work(answer: Callable[[], 
     checks = Checks()
     checks.register("at once", lambda _, __: answer())
 
-    async def takes_its_time(_: Any, __: HandedIn) -> Any:
+    async def takes_its_time(_: Any, __: CandidateOutput) -> Any:
         return answer()
 
     checks.register("slow", takes_its_time)

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from lineshaft import Lineshaft
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 
 _engines: "WeakKeyDictionary[Lineshaft, Engine]" = WeakKeyDictionary()
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from lineshaft import Gate, Lineshaft, NewTask, OutputContract, RetrySpec
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.errors import LineshaftError
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import ClaimRef, Completion
 from tests.client.finishing import engine_beside, engine_of, finish_all, kill_one
 from tests.http_server import ServerThread
 

@@ -15,11 +15,18 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
 from lineshaft.checks.registry import Checks
-from lineshaft.client import wire
+from lineshaft.client import protocol
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.http_connection import Address, Pool
-from lineshaft.client.http_work import HttpPulse
+from lineshaft.client.http_work import HttpHeartbeats
 from lineshaft.client.problems import exception_of
+from lineshaft.engine.claim.claims import Claim, ClaimedTask, Resumed
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.heartbeats import Presence
+from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
+from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import (
     ForbiddenError,
     InvalidInputError,
@@ -29,13 +36,6 @@ from lineshaft.errors import (
     UnavailableError,
 )
 from lineshaft.model.states import Status
-from lineshaft.store.changes import Spent
-from lineshaft.store.claims import Claim, ClaimedTask, Resumed
-from lineshaft.store.engine import Engine
-from lineshaft.store.heartbeats import Presence
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure
-from lineshaft.store.parting import HandBack
-from lineshaft.store.tokens import Scope, Tokens
 from tests.agent.staff import one
 from tests.http_server import ServerThread
 from tests.proxy import proxied_url
@@ -323,7 +323,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
             nonlocal told
             told += 1
 
-        pulse = HttpPulse(Pool(Address.of(through), {}, size=1), silence)
+        pulse = HttpHeartbeats(Pool(Address.of(through), {}, size=1), silence)
         answers = await pulse.beat([Presence("a", 1)], [], answer_within_sec=10)
         assert answers.agents == {}
         proxy.swallow()
@@ -380,19 +380,22 @@ def test_nothing_of_an_outcome_is_left_out() -> None:
     assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
     for given in (failure, hand_back):
         assert all(getattr(given, field.name) is not None for field in fields(given))
-    sent = msgspec.json.decode(wire.encode(wire.Completed.of(completion)), type=wire.Completed)
+    sent = msgspec.json.decode(protocol.encode(protocol.Completed.of(completion)), type=protocol.Completed)
     assert sent.completion == completion
-    assert msgspec.json.decode(wire.encode(wire.Failed.of(failure)), type=wire.Failed).failure == failure
-    back = msgspec.json.decode(wire.encode(wire.HandedBack.of(hand_back)), type=wire.HandedBack)
+    assert (
+        msgspec.json.decode(protocol.encode(protocol.Failed.of(failure)), type=protocol.Failed).failure
+        == failure
+    )
+    back = msgspec.json.decode(protocol.encode(protocol.HandedBack.of(hand_back)), type=protocol.HandedBack)
     assert back.hand_back == hand_back
 
 
 def test_nothing_of_a_claim_is_left_out() -> None:
     left_out = {"gates"}  # for the server only
 
-    assert set(ClaimedTask.__struct_fields__) - set(wire.Started.__struct_fields__) == left_out
+    assert set(ClaimedTask.__struct_fields__) - set(protocol.Started.__struct_fields__) == left_out
     claim = Claim([], {"task_1": Resumed("task_1", b"1", b'{"a": 2}', None, b"{}")}, {"task_2": b"3"})
-    work = msgspec.json.decode(wire.encode(wire.Work.of(claim, {})), type=wire.Work)
+    work = msgspec.json.decode(protocol.encode(protocol.Work.of(claim, {})), type=protocol.Work)
     assert work.claim == claim
 
 

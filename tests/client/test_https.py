@@ -16,10 +16,10 @@ import trustme
 
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.client import http_connection
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.tokens import Scope, Tokens
 from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
-from lineshaft.store.engine import Engine
-from lineshaft.store.tokens import Scope, Tokens
 from tests.http_server import ServerThread
 from tests.proxy import Proxy, listening
 
@@ -71,7 +71,7 @@ async def test_work_with_a_token(dsn: str, server_thread: ServerThread, authorit
 
 async def command(*arguments: str) -> tuple[bytes, bytes]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "lineshaft.interfaces.cli.main", *arguments), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-m", "lineshaft.cli.main", *arguments), stdout=PIPE, stderr=PIPE
     )
     return await process.communicate()
 

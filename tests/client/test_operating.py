@@ -71,16 +71,16 @@ async def test_more_money_for_a_dag(shaft: Lineshaft) -> None:
     await agent.run(shaft, until_idle=True, handle_signals=False)
     assert (await shaft.get_dag(dag)).status == "pending"
 
-    assert (await shaft.add_to_ceiling(dag, Decimal("1.5"))).budget_ceiling_usd == Decimal("2.5")
+    assert (await shaft.add_dag_budget(dag, Decimal("1.5"))).budget_ceiling_usd == Decimal("2.5")
     await agent.run(shaft, until_idle=True, handle_signals=False)
 
     assert (await shaft.get_dag(dag)).status == "completed"
-    assert (await shaft.set_ceiling(dag, 7)).budget_ceiling_usd == 7
-    assert (await shaft.set_ceiling(dag, None)).budget_ceiling_usd is None
+    assert (await shaft.set_dag_budget(dag, 7)).budget_ceiling_usd == 7
+    assert (await shaft.set_dag_budget(dag, None)).budget_ceiling_usd is None
     with pytest.raises(InvalidInputError, match="budget_ceiling_usd"):
-        await shaft.set_ceiling(dag, -1)
+        await shaft.set_dag_budget(dag, -1)
     with pytest.raises(NotFoundError, match="no DAG dag_nope"):
-        await shaft.add_to_ceiling("dag_nope", 1)
+        await shaft.add_dag_budget("dag_nope", 1)
 
 
 async def test_nothing_is_claimed_while_it_is_paused(shaft: Lineshaft) -> None:

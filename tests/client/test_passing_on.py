@@ -8,9 +8,9 @@ import pytest
 from lineshaft import NewTask
 from lineshaft.client.backend import Idler
 from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.engine.agents import AgentInfo, NewAgent
+from lineshaft.engine.transition.outcomes import ClaimRef, Failure
 from lineshaft.settings import Settings
-from lineshaft.store.fleet import AgentView, NewAgent
-from lineshaft.store.outcomes import ClaimRef, Failure
 
 TYPES = ["code"]
 
@@ -32,7 +32,7 @@ async def test_a_wake_up_is_not_lost_on_one_that_cant_take_it(dsn: str, constrai
             claim = ClaimRef(held.task.id, held.task.epoch)
             await backend.fail([Failure(claim, "429 Too Many Requests", retry_after_sec=600)])
 
-        async def works(agent: AgentView, idler: Idler) -> None:
+        async def works(agent: AgentInfo, idler: Idler) -> None:
             while not await backend.claim(agent.id, agent.incarnation, limit=2, types=TYPES):
                 await idler.wait(60)
 

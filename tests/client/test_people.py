@@ -7,7 +7,7 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, OutputContract, SyncLineshaft
 from lineshaft.checks.registry import Checks
-from lineshaft.checks.verdict import HandedIn
+from lineshaft.checks.verdict import CandidateOutput
 from lineshaft.errors import InvalidInputError
 from tests.agent.staff import PATIENCE, at_work, drain
 
@@ -80,7 +80,7 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
 async def own(dsn: str) -> AsyncIterator[Lineshaft]:
     checks = Checks()
 
-    async def four_eyes(schema: object, handed_in: HandedIn) -> bool:
+    async def four_eyes(schema: object, handed_in: CandidateOutput) -> bool:
         return bool(handed_in.data == schema)
 
     checks.register("looks-like", four_eyes)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lineshaft.interfaces.cli.main import main
+from lineshaft.cli.main import main
+from lineshaft.engine.guards.rules import read_breakers
+from lineshaft.engine.read.why import ReasonCode
 from lineshaft.model.breaker import BreakerConfig
-from lineshaft.store.rules import read_breakers
-from lineshaft.store.why import ReasonCode
 from tests.docs.test_examples import ROOT, blocks, run_python
 
 PAGE = "docs/guard-rails.md"

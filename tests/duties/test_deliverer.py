@@ -14,8 +14,11 @@ from psycopg.types.json import Jsonb
 
 from lineshaft.clock import MovableClock
 from lineshaft.duties.deliverer import Deliverer
-from lineshaft.duties.roll_call import RollCall
+from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.supervisor import all_duties, supervise
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed import outbox as outbox_module
+from lineshaft.engine.feed.outbox import Outbox, Throttle
 from lineshaft.integrations.notify import DeliveryError, Destination, Sender
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
@@ -23,11 +26,8 @@ from lineshaft.model.notices import USUAL, Message, NoticeKind
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
-from lineshaft.store import outbox as outbox_module
-from lineshaft.store.engine import Engine
-from lineshaft.store.outbox import Outbox, Throttle
+from tests.engine.acting import fail, kill, register, submit, take
 from tests.integrations.receiver import receiving
-from tests.store.acting import fail, kill, register, submit, take
 
 FREELY = Throttle(most=None)
 
@@ -104,7 +104,7 @@ async def test_what_people_are_told(
         happen(connection, clock, "approval.waiting", task_id="task_x")
         alerts(connection, clock, "look")
         clock.advance(600)
-        await RollCall(engine.fleet).run_once()
+        await OfflineDetector(engine.fleet).run_once()
 
         counts = await duty.run_once()
 

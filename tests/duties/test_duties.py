@@ -11,21 +11,21 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.duties import loop
 from lineshaft.duties.janitor import Janitor
+from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
-from lineshaft.duties.roll_call import RollCall
 from lineshaft.duties.supervisor import all_duties, supervise
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed import partitions as partitions_module
+from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
-from lineshaft.sql import catalog
-from lineshaft.store import partitions as partitions_module
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.metrics import Tally
-from lineshaft.store.outcomes import Beat, Completion, Failure
-from lineshaft.store.partitions import Partitions
-from tests.store.acting import ref
+from tests.engine.acting import ref
 
 
 async def claimed(
@@ -321,8 +321,8 @@ async def test_a_turn_that_was_rolled_back_leaves_nothing_behind(
 ) -> None:
     """The number is raised all the same: what becomes READY after that must not be out of sight."""
     with connection.transaction(force_rollback=True):
-        connection.execute(catalog.load("upkeep")["announce_generation"])
-        connection.execute(catalog.load("upkeep")["open_generation"])
+        connection.execute(catalog.load("maintenance")["announce_generation"])
+        connection.execute(catalog.load("maintenance")["open_generation"])
     await engine.submission.submit([NewTask("unseen")])
     view = await engine.fleet.register(NewAgent(id="a1"))
 
@@ -464,8 +464,8 @@ async def test_roll_call_marks_silent_agents_offline_once(
     await engine.lifecycle.heartbeat("lively", 1)
     clock.advance(31)
 
-    assert await RollCall(engine.fleet).run_once() == {"agents offline": 1}
-    assert await RollCall(engine.fleet).run_once() == {"agents offline": 0}
+    assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 1}
+    assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 0}
     assert [a.status for a in await engine.fleet.read_all()] == ["active", "offline"]
     assert kinds(connection).count("agent.offline") == 1
     # Heard of again, it is active again.

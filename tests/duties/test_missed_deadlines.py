@@ -8,9 +8,9 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
+from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from tests.store.acting import complete, kill, register, submit, take
+from tests.engine.acting import complete, kill, register, submit, take
 
 
 async def told(engine: Engine, connection: psycopg.Connection) -> list[str]:

@@ -14,21 +14,21 @@ import psycopg
 from lineshaft.checks.command import Command
 from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.registry import Checks
-from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.duties.loop import run
 from lineshaft.duties.validator import Validator
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.review.gates import GatedOutput
+from lineshaft.engine.transition.outcomes import Completion, Moved
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.gates import GatedOutput
-from lineshaft.store.outcomes import Completion, Moved
 from tests.checks.ending import gone
 from tests.checks.judge_server import judge_server
+from tests.engine.acting import ref
+from tests.engine.invariants import check_invariants
 from tests.proxy import proxied
-from tests.store.acting import ref
-from tests.store.invariants import check_invariants
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +138,7 @@ async def test_many_validators_run_each_gate_once(
     """Safe on any number of nodes."""
     ran: list[str] = []
 
-    async def count(_: Any, handed: HandedIn) -> bool:
+    async def count(_: Any, handed: CandidateOutput) -> bool:
         ran.append(handed.task_id)
         await asyncio.sleep(0)
         return True
@@ -161,7 +161,7 @@ async def test_slow_checks_run_side_by_side_and_no_more_than_allowed(dsn: str, c
     running = most = 0
     together = asyncio.Barrier(3)
 
-    async def meet(_: Any, __: HandedIn) -> bool:
+    async def meet(_: Any, __: CandidateOutput) -> bool:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -184,7 +184,7 @@ async def test_a_lease_is_renewed_while_a_check_runs(dsn: str) -> None:
     begun = 0
     renewed = asyncio.Event()
 
-    async def slow(_: Any, __: HandedIn) -> bool:
+    async def slow(_: Any, __: CandidateOutput) -> bool:
         nonlocal begun
         begun += 1
         await renewed.wait()
@@ -215,7 +215,7 @@ async def test_a_check_of_a_task_that_was_cancelled_is_cut_off(dsn: str, clock: 
     ended = asyncio.Event()
     started = asyncio.Event()
 
-    async def endless(_: Any, __: HandedIn) -> bool:
+    async def endless(_: Any, __: CandidateOutput) -> bool:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -240,7 +240,7 @@ async def test_a_validator_that_is_told_to_stop_lets_go_at_once(dsn: str, clock:
     """Another one needn't wait for the lease."""
     started = asyncio.Event()
 
-    async def endless(_: Any, __: HandedIn) -> bool:
+    async def endless(_: Any, __: CandidateOutput) -> bool:
         started.set()
         await asyncio.Event().wait()
         return True
@@ -267,7 +267,7 @@ async def test_it_tells_what_waits_for_people(dsn: str, clock: MovableClock) -> 
 
 
 async def test_a_check_without_a_verdict_may_cost_too(dsn: str, clock: MovableClock) -> None:
-    async def mumbles(_: Any, __: HandedIn) -> Verdict:
+    async def mumbles(_: Any, __: CandidateOutput) -> Verdict:
         raise NoVerdict("hm", cost_usd=Decimal("0.1"))
 
     checks = Checks()
@@ -323,12 +323,12 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
 async def test_a_long_check_keeps_no_other_from_being_run(dsn: str, clock: MovableClock) -> None:
     begun, end, quick_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def long(_: Any, __: HandedIn) -> bool:
+    async def long(_: Any, __: CandidateOutput) -> bool:
         begun.set()
         await end.wait()
         return True
 
-    async def quick(_: Any, __: HandedIn) -> bool:
+    async def quick(_: Any, __: CandidateOutput) -> bool:
         quick_done.set()
         return True
 
@@ -351,7 +351,7 @@ async def test_one_that_fails_ends_no_other_check(dsn: str, clock: MovableClock)
     failed = asyncio.Event()
     begun = 0
 
-    async def meet(_: Any, __: HandedIn) -> bool:
+    async def meet(_: Any, __: CandidateOutput) -> bool:
         nonlocal begun
         begun += 1
         if await both.wait() == 0:
@@ -381,7 +381,7 @@ async def test_an_outage_ends_no_check(dsn: str, connection: psycopg.Connection)
     begun = 0
     started, end = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: Any, __: HandedIn) -> bool:
+    async def slow(_: Any, __: CandidateOutput) -> bool:
         nonlocal begun
         begun += 1
         started.set()

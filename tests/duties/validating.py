@@ -6,7 +6,7 @@ import sys
 from lineshaft.checks.command import Command
 from lineshaft.checks.registry import Checks
 from lineshaft.duties.validator import Validator
-from lineshaft.store.engine import Engine
+from lineshaft.engine.engine import Engine
 
 
 async def main(dsn: str, *argv: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from lineshaft.embedded import EmbeddedServer
 from tests.conftest import TEMPLATE, clone
-from tests.interfaces.http.client import Client
+from tests.server.client import Client
 
 ROOT = Path(__file__).parents[2]
 BREAKERS = """
@@ -91,7 +91,7 @@ def site(
         "LINESHAFT_REAPER_INTERVAL_SEC": "0.1",
         "LINESHAFT_PROMOTER_INTERVAL_SEC": "0.1",
     }
-    up = ("lineshaft.interfaces.cli.main", "up", "--json", "--port", "0")
+    up = ("lineshaft.cli.main", "up", "--json", "--port", "0")
     fleet = {
         "workers": ("worker-1", "worker-2", "limiter"),
         "crasher": ("crasher",),

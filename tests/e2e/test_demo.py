@@ -10,7 +10,7 @@ from pathlib import Path
 def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
     return subprocess.run(
-        [sys.executable, "-m", "lineshaft.interfaces.cli.main", "demo", *arguments],
+        [sys.executable, "-m", "lineshaft.cli.main", "demo", *arguments],
         cwd=folder,
         env=environment | {"TMPDIR": str(folder)} | variables,
         capture_output=True,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.interfaces.http.client import Client
+from tests.server.client import Client
 
 #: On one worker, with one set of processes.
 pytestmark = pytest.mark.xdist_group("scenarios")

@@ -17,9 +17,9 @@ from lineshaft.embedded import EmbeddedServer, keeper, locks, watcher
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.processes import Identity, identify, is_running
+from lineshaft.engine.postgres.location import database
 from lineshaft.errors import EmbeddedServerError
 from lineshaft.settings import Settings
-from lineshaft.store.location import database
 from tests.embedded.helpers import (
     FAST,
     User,

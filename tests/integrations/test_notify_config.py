@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import Destination
 from lineshaft.integrations.notify.command import Command
@@ -12,7 +13,6 @@ from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
 from lineshaft.model.notices import USUAL, NoticeKind
 from lineshaft.settings import Settings
-from lineshaft.store.outbox import Throttle
 
 SECRET = "s3cret-s3cret-s3cret"
 ENVIRON = {"HOOK": f"https://x.example/{SECRET}", "KEY": SECRET}

@@ -8,15 +8,15 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.duties.deliverer import Deliverer
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.outbox import Outbox, Throttle
+from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.integrations.notify import DeliveryError, Destination
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
 from lineshaft.model.notices import Message, Notice, NoticeKind, message
-from lineshaft.store.engine import Engine
-from lineshaft.store.interventions import Interventions
-from lineshaft.store.outbox import Outbox, Throttle
+from tests.engine.acting import fail, register, submit, take
 from tests.integrations.test_notify import AT
-from tests.store.acting import fail, register, submit, take
 
 
 def signal(after_sec: float, wait: float) -> Message:

@@ -3,9 +3,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from tests.store.invariants import check_invariants
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from tests.engine.invariants import check_invariants
 
 
 @pytest.fixture

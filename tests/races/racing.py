@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
 
 DONE = b"true"
 

@@ -6,15 +6,15 @@ from decimal import Decimal
 import psycopg
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.changes import Spent
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import Completion, Failure
+from tests.engine.acting import ref
 from tests.races.racing import DAG_ROW, DONE, held, running, status, waiting
-from tests.store.acting import ref
 
 
 async def two_of_a_batch(engine: Engine) -> tuple[ClaimedTask, ClaimedTask]:

@@ -7,15 +7,15 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure
-from lineshaft.store.rules import Rules
+from tests.engine.invariants import check_invariants
 from tests.races.racing import DONE, held, race, running, status, waiting
-from tests.store.invariants import check_invariants
 
 ROW = "SELECT FROM lineshaft.breaker WHERE key = 'code' FOR UPDATE"
 CLAIMERS = 16

@@ -4,13 +4,13 @@ import asyncio
 
 import psycopg
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Completion
+from tests.engine.acting import ref
 from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.store.acting import ref
 
 
 def asked_and_live(connection: psycopg.Connection, task_id: str) -> tuple[int, int]:

@@ -6,13 +6,13 @@ from decimal import Decimal
 import psycopg
 import pytest
 
+from lineshaft.engine.claim.claims import Claim
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.claims import Claim
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Completion
+from tests.engine.acting import ref, register
 from tests.races.racing import DONE, held, running, waiting
-from tests.store.acting import ref, register
 
 Engines = tuple[Engine, Engine]
 AGENT = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
@@ -50,7 +50,7 @@ async def test_a_ceiling_makes_a_dag_while_its_task_is_claimed(weighing: Engines
         claiming = asyncio.ensure_future(one.claims.claim("a1", 1, start=True))
         await waiting(look, 1)
         (dag_id,) = look.execute("SELECT dag_id FROM lineshaft.task").fetchone() or ("",)
-        await two.budgets.set_ceiling(dag_id, 3)
+        await two.budgets.set_dag_budget(dag_id, 3)
         holder.rollback()
         assert len((await claiming).tasks) == 1
         assert look.execute("SELECT status::text FROM lineshaft.dag").fetchone() == ("running",)

@@ -4,10 +4,10 @@ from decimal import Decimal
 
 import pytest
 
+from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
+from tests.engine.acting import register
 from tests.races.racing import held
-from tests.store.acting import register
 
 #: As another claim holds them, until it is committed.
 CLAIMING = "SELECT FROM lineshaft.task_live WHERE id = ANY (%s) FOR NO KEY UPDATE"

@@ -7,24 +7,24 @@ from typing import Any
 import psycopg
 import pytest
 
-from lineshaft.checks.verdict import HandedIn, Verdict, refused
+from lineshaft.checks.verdict import CandidateOutput, Verdict, refused
 from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.transition.outcomes import Completion, Failure, Moved
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.store.approvals import Decision
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import Completion, Failure, Moved
+from tests.engine.acting import ref
 from tests.races.racing import LIVE_ROW, held, race, running, status, waiting
-from tests.store.acting import ref
 
 YES = Decision(approve=True, reviewer="ann")
 NO = Decision(approve=False, reviewer="bob", note="no")
 PASSED = Verdict(passed=True)
 
 
-async def slow(_: Any, __: HandedIn) -> bool:
+async def slow(_: Any, __: CandidateOutput) -> bool:
     return True
 
 

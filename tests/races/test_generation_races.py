@@ -4,13 +4,13 @@ import asyncio
 
 import psycopg
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.postgres import catalog
 from lineshaft.model.tasks import NewTask
-from lineshaft.sql import catalog
-from lineshaft.store.engine import Engine
+from tests.engine.acting import register
 from tests.races.racing import held, waiting
-from tests.store.acting import register
 
-SQL = catalog.load("upkeep")
+SQL = catalog.load("maintenance")
 
 
 async def claimed(engine: Engine, limit: int = 1) -> list[str]:

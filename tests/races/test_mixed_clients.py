@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Completion
+from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import LineshaftError
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Completion
-from lineshaft.store.parting import HandBack
+from tests.engine.acting import ref
 from tests.races.racing import DONE
-from tests.store.acting import ref
 
 CLIENTS = 14
 STEPS = 30
@@ -67,7 +67,7 @@ class Crowd:
                 self.tasks.append(one.id)
             case "ceiling" if self.tasks:
                 virtual = f"dag_{draw.choice(self.tasks[-8:])[5:]}"
-                await engine.budgets.set_ceiling(
+                await engine.budgets.set_dag_budget(
                     draw.choice([*self.dags, virtual]), draw.choice([1, 3, None])
                 )
             case "recheck":

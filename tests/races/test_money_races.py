@@ -8,13 +8,13 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import ClaimRef, Completion
-from lineshaft.store.rules import Rules
+from tests.engine.invariants import check_invariants
 from tests.races.racing import DONE, held, race, running
-from tests.store.invariants import check_invariants
 
 DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
 RULES = Rules(daily_budget_usd=Decimal(3))
@@ -76,7 +76,7 @@ async def test_a_ceiling_is_raised_while_a_claim_parks(
     task_id = dag.tasks["a"].id
     with held(dsn, "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE", dag.id) as holder:
         claim = asyncio.ensure_future(two.claims.claim("a2", 1, types=["code"], start=True))
-        await race(connection, holder, one.budgets.set_ceiling(dag.id, 3))
+        await race(connection, holder, one.budgets.set_dag_budget(dag.id, 3))
         await claim
 
     if not claim.result().tasks:

@@ -4,12 +4,12 @@ import asyncio
 
 import psycopg
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Completion
+from tests.engine.acting import ref
 from tests.races.racing import DONE, running, status, waiting
-from tests.store.acting import ref
 
 
 async def test_a_completion_finds_the_dependent_it_waited_for(

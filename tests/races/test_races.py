@@ -8,14 +8,14 @@ from itertools import pairwise
 import psycopg
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.errors import CycleError, LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.fleet import NewAgent
-from lineshaft.store.outcomes import Beat, Completion, Failure
+from tests.engine.acting import ref
 from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.store.acting import ref
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:

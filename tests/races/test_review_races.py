@@ -6,15 +6,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
+from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, InvalidTransitionError
 from lineshaft.model.reviews import Decision
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.letters import LetterFilter
-from lineshaft.store.outcomes import Completion, Failure
+from tests.engine.acting import ref
 from tests.races.racing import DONE, held, race, running, status
-from tests.store.acting import ref
 
 END_ROW = "SELECT FROM lineshaft.task_end WHERE id = %s FOR UPDATE"
 
@@ -156,8 +156,8 @@ async def test_two_bulk_decisions_share_the_work(
     expected = {await dead(one, f"type{n}") for n in range(10)}
 
     results = await gather(
-        one.dead_letters.resolve_all(LetterFilter(), by("ann", "delete")),
-        two.dead_letters.resolve_all(LetterFilter(), by("bob", "delete")),
+        one.dead_letters.resolve_all(DeadLetterFilter(), by("ann", "delete")),
+        two.dead_letters.resolve_all(DeadLetterFilter(), by("bob", "delete")),
     )
 
     decided = [task_id for result in results for task_id in result.resolved]

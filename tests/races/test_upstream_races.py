@@ -5,11 +5,12 @@ from collections.abc import Awaitable
 
 import psycopg
 
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.errors import CycleError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Completion, Failure
+from tests.engine.acting import ref
 from tests.races.racing import (
     AGENT_ROW,
     DAG_ROW,
@@ -22,7 +23,6 @@ from tests.races.racing import (
     status,
     waiting,
 )
-from tests.store.acting import ref
 
 
 async def revive_and_complete(engine: Engine, task_id: str) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from lineshaft.checks.verdict import HandedIn
+from lineshaft.checks.verdict import CandidateOutput
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.heartbeats import HeldTask, Presence
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import Beat, Completion, Moved
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.store.changes import Spent
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.heartbeats import HeldTask, Presence
-from lineshaft.store.outcomes import Beat, Completion, Moved
+from tests.engine.acting import ref
 from tests.races.racing import DONE, running, status
-from tests.store.acting import ref
 
 REPORTED = Decimal("0.5")
 #: More than the task may cost.
@@ -32,7 +32,7 @@ async def checking(engine: Engine) -> "AsyncIterator[tuple[ClaimedTask, asyncio.
     """A task whose output is being looked at while the block runs, and its completion."""
     begun, done = threading.Event(), threading.Event()
 
-    def look(_: Any, __: HandedIn) -> bool:
+    def look(_: Any, __: CandidateOutput) -> bool:
         begun.set()
         return done.wait(60)
 

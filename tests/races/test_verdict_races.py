@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.engine import Engine
-from lineshaft.store.outcomes import Failure
+from tests.engine.acting import ref
 from tests.races.racing import held, race, running
-from tests.store.acting import ref
 
 DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"
 

@@ -6,7 +6,7 @@ import psycopg
 
 from benchmarks.peers.drivers.harness import PROMPT, Driver, main, payload
 from lineshaft import Agent, Lineshaft, NewTask
-from lineshaft.sql import migrate
+from lineshaft.engine.postgres import migrate
 
 #: Tasks that one agent has in its hands at a time.
 SLOTS = 1000

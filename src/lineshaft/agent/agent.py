@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from lineshaft.agent.crew import crew_of
 from lineshaft.agent.handlers import Handler, make_handler
 from lineshaft.agent.loop import Worker
+from lineshaft.agent.process_group import crew_of
 from lineshaft.agent.stopping import signals
 from lineshaft.client.lineshaft import Lineshaft
+from lineshaft.engine.agents import NewAgent
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.ids import new_id
-from lineshaft.store.fleet import NewAgent
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,19 +11,19 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
 
-from lineshaft.agent.crew import Crew
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
+from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client.backend import Assignment, Backend, Idler
+from lineshaft.engine.agents import AgentInfo
+from lineshaft.engine.heartbeats import Presence
+from lineshaft.engine.transition.outcomes import Moved
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
-from lineshaft.store.fleet import AgentView
-from lineshaft.store.heartbeats import Presence
-from lineshaft.store.outcomes import Moved
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ class Worker:
     def __init__(
         self,
         backend: Backend,
-        view: AgentView,
+        view: AgentInfo,
         handlers: Mapping[str, Handler],
-        crew: Crew,
+        crew: AgentProcess,
         *,
         drain_retries_within_sec: float | None,
     ) -> None:
@@ -517,5 +517,5 @@ class Worker:
 
 
 def _is_a_defect(error: LineshaftError) -> bool:
-    """Of the server, or of what is in between: no refusal; it may be mended any minute."""
+    """Of the server, or of what is in between: no refusal; it may be repaired any minute."""
     return error.code == LineshaftError.code

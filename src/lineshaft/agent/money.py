@@ -4,10 +4,10 @@ import threading
 from decimal import Decimal
 
 from lineshaft.agent.outcome import BudgetExceeded
+from lineshaft.engine.transition.changes import UNREPORTED, Spent
+from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
-from lineshaft.store.changes import UNREPORTED, Spent
-from lineshaft.store.working import Purses
 
 _ZERO = Decimal(0)
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.engine.transition.outcomes import MAX_ERROR
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
 from lineshaft.model import ratelimit
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
-from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
-from lineshaft.store.outcomes import MAX_ERROR
+from lineshaft.model.storable import NO_NUMBER, contains_nan, json_fault
 
 MAX_OUTPUT_BYTES = 32 << 20
 #: Causes of causes that are looked at.
@@ -161,7 +161,7 @@ def encoded(value: Any, what: str) -> bytes:
         )
     if fault := json_fault(json):
         raise ValueError(f"{what} {fault}")
-    if holds_no_number(value, json, _encode_others):
+    if contains_nan(value, json, _encode_others):
         raise ValueError(f"{what} {NO_NUMBER}")
     return json
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
 from lineshaft.client.backend import Backend
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
-from lineshaft.store.changes import Spent
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import HandBack
 
 _log = logging.getLogger("lineshaft.agent")
 

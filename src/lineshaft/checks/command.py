@@ -21,7 +21,7 @@ from typing import Any, cast
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
-from lineshaft.checks.verdict import PASSED, HandedIn, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, refused
 from lineshaft.errors import SettingsError
 from lineshaft.guardian import Guardian
 from lineshaft.settings import PREFIX
@@ -99,7 +99,7 @@ class CommandCheck:
             return f"working_directory must be a path, got {type(directory).__name__}"
         return None
 
-    async def check(self, schema: Any, handed_in: HandedIn) -> Verdict:
+    async def check(self, schema: Any, handed_in: CandidateOutput) -> Verdict:
         name = schema["command"]
         command = self.commands.get(name)
         if command is None:
@@ -138,7 +138,7 @@ def _directory(command: Command, wanted: Any) -> Path:
     return found
 
 
-async def _run(command: Command, directory: Path, handed_in: HandedIn) -> tuple[int | None, str]:
+async def _run(command: Command, directory: Path, handed_in: CandidateOutput) -> tuple[int | None, str]:
     """The exit code (None: it was killed at the limit) and the end of what it printed."""
     # Our own settings have passwords in them, and are none of its business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -212,7 +212,7 @@ class _Guardians:
 _GUARDIANS = _Guardians()
 
 
-def _question(handed_in: HandedIn) -> bytes:
+def _question(handed_in: CandidateOutput) -> bytes:
     task = {
         "id": handed_in.task_id,
         "type": handed_in.type,

@@ -7,7 +7,7 @@ an agent wants to tell may stand beside them.
 from collections.abc import Mapping
 from typing import Any
 
-from lineshaft.checks.verdict import PASSED, HandedIn, Verdict, refused
+from lineshaft.checks.verdict import PASSED, CandidateOutput, Verdict, refused
 from lineshaft.model.retry import SystemReason
 
 METHOD = "decision-report"
@@ -16,7 +16,7 @@ REQUIRED = ("why", "what", "tradeoffs")
 MAX_BYTES = 64 << 10
 
 
-def check(_: Any, handed_in: HandedIn) -> Verdict:
+def check(_: Any, handed_in: CandidateOutput) -> Verdict:
     report = handed_in.decision_report
     if not report:
         return _incomplete("there is no decision_report; hand one in with why, what and tradeoffs")

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import jsonschema_rs
 import msgspec
 
-from lineshaft.checks.verdict import MAX_REASONS, PASSED, HandedIn, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import MAX_REASONS, PASSED, CandidateOutput, NoVerdict, Verdict, refused
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
@@ -48,7 +48,7 @@ def fault(schema: Any) -> str | None:
     return _fault_in(encoded)
 
 
-def check(schema: Any, handed_in: HandedIn) -> Verdict:
+def check(schema: Any, handed_in: CandidateOutput) -> Verdict:
     encoded = msgspec.json.encode(schema)
     _, _, parts = _validator(encoded)
     if _holds_more_than(MOST_HERE // parts, handed_in.data):

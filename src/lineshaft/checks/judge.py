@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 
 DEFAULT_THRESHOLD = 0.7
 MAX_CRITERIA = 20_000
@@ -27,7 +27,7 @@ class Judgement:
 
 
 class Judge(Protocol):
-    async def judge(self, criteria: str, handed_in: HandedIn) -> Judgement:
+    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
         """Raise `NoVerdict` if it can't be told now."""
         ...
 
@@ -51,7 +51,7 @@ class JudgeCheck:
             return f"threshold must be a number from 0 to 1, got {str(threshold)[:100]}"
         return None
 
-    async def check(self, schema: Mapping[str, Any], handed_in: HandedIn) -> Verdict:
+    async def check(self, schema: Mapping[str, Any], handed_in: CandidateOutput) -> Verdict:
         if self.judge is None:
             raise NoVerdict("no judge is configured on this node")
         given = schema.get("threshold")

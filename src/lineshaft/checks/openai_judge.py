@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.checks.judge import Judgement
-from lineshaft.checks.verdict import HandedIn, NoVerdict
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict
 
 TIMEOUT_SEC = 120.0
 #: Longer outputs are judged by their beginning, and the judge is told so.
@@ -32,7 +32,7 @@ class OpenAIJudge:
     api_key: str | None = field(default=None, repr=False)
     timeout_sec: float = TIMEOUT_SEC
 
-    async def judge(self, criteria: str, handed_in: HandedIn) -> Judgement:
+    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
         answer = await self._ask(criteria, handed_in)
         model = str(answer.get("model") or self.model)
         cost = _cost(answer.get("usage"), model, self.model)
@@ -43,7 +43,7 @@ class OpenAIJudge:
             raise NoVerdict(f"the judge's answer can't be read: {error}", cost_usd=cost) from None
         return Judgement(verdict.score, tuple(verdict.reasons), cost, model)
 
-    async def _ask(self, criteria: str, handed_in: HandedIn) -> dict[str, Any]:
+    async def _ask(self, criteria: str, handed_in: CandidateOutput) -> dict[str, Any]:
         import httpx2  # noqa: PLC0415 - an extra, and slow to import
 
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
@@ -77,7 +77,7 @@ class _Verdict(msgspec.Struct):
     reasons: list[str] = []
 
 
-def _question(criteria: str, handed_in: HandedIn) -> str:
+def _question(criteria: str, handed_in: CandidateOutput) -> str:
     text = handed_in.output.decode()
     if len(text) > MAX_OUTPUT:
         text = text[:MAX_OUTPUT] + "… (cut off here)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import re2  # type: ignore[import-untyped]
 
-from lineshaft.checks.verdict import PASSED, HandedIn, Verdict, refused
+from lineshaft.checks.verdict import PASSED, CandidateOutput, Verdict, refused
 
 MAX_LENGTH = 10_000
 #: What the compiled pattern and its matching may take.
@@ -30,7 +30,7 @@ def fault(pattern: Any) -> str | None:
     return None
 
 
-def check(pattern: Any, handed_in: HandedIn) -> Verdict:
+def check(pattern: Any, handed_in: CandidateOutput) -> Verdict:
     if _compiled(pattern).search(handed_in.text) is not None:
         return PASSED
     return refused(f"output.data has nothing that matches {pattern}")

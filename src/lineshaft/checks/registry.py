@@ -11,7 +11,7 @@ from lineshaft.checks import decision_report, json_schema, regex
 from lineshaft.checks.command import Command, CommandCheck, read_commands
 from lineshaft.checks.judge import Judge, JudgeCheck
 from lineshaft.checks.openai_judge import OpenAIJudge
-from lineshaft.checks.verdict import HandedIn, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, refused
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.budget import shown
 from lineshaft.model.tasks import Gate
@@ -22,7 +22,7 @@ MAX_GATES = 20
 
 Answer = Verdict | bool
 #: Gets the gate's schema and what was handed in.
-Check = Callable[[Any, HandedIn], Answer | Awaitable[Answer]]
+Check = Callable[[Any, CandidateOutput], Answer | Awaitable[Answer]]
 Fault = Callable[[Any], str | None]
 
 
@@ -104,7 +104,7 @@ class Checks:
         method = self._methods.get(name)
         return method is not None and method.is_instant
 
-    def check_now(self, name: str, schema: Any, handed_in: HandedIn) -> Verdict:
+    def check_now(self, name: str, schema: Any, handed_in: CandidateOutput) -> Verdict:
         try:
             answer = self._methods[name].check(schema, handed_in)
         except NoVerdict:
@@ -117,7 +117,7 @@ class Checks:
             raise NoVerdict(f"the check {name} doesn't answer at once")
         return _verdict(name, answer)
 
-    async def check(self, name: str, schema: Any, handed_in: HandedIn) -> Verdict:
+    async def check(self, name: str, schema: Any, handed_in: CandidateOutput) -> Verdict:
         if self.is_instant(name):
             return await asyncio.to_thread(self.check_now, name, schema, handed_in)
         try:

@@ -11,7 +11,7 @@ import msgspec
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
-from lineshaft.model.storable import mended
+from lineshaft.model.storable import replace_unstorable
 
 MAX_REASONS = 10
 MAX_REASON = 4_000
@@ -39,7 +39,7 @@ class Verdict:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        short = tuple(mended(_shortened(reason)) for reason in self.reasons[:MAX_REASONS])
+        short = tuple(replace_unstorable(_shortened(reason)) for reason in self.reasons[:MAX_REASONS])
         object.__setattr__(self, "reasons", short)
         if self.cost_usd is not None:
             money(self.cost_usd, "cost_usd")  # refuses what is none; recorded as it was said
@@ -55,7 +55,7 @@ def refused(*reasons: str) -> Verdict:
 
 
 @dataclass(frozen=True)
-class HandedIn:
+class CandidateOutput:
     """An output as its agent handed it in, and the task that it is for."""
 
     task_id: str

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from lineshaft.client.backend import NO_HISTORY, Assignment, History
-from lineshaft.store.claims import Claim, Resumed
-from lineshaft.store.parting import Child
-from lineshaft.store.working import PastAttempt
+from lineshaft.engine.claim.claims import Claim, Resumed
+from lineshaft.engine.transition.spawn import Child
+from lineshaft.engine.transition.working import PastAttempt
 
 
 def assignments(claim: Claim, past: dict[str, list[PastAttempt]]) -> list[Assignment]:

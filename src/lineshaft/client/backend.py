@@ -7,22 +7,22 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
+from lineshaft.engine.agents import AgentInfo, NewAgent
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
+from lineshaft.engine.read.listing import TaskFilter
+from lineshaft.engine.read.reading import Page
+from lineshaft.engine.read.why import Why
+from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
+from lineshaft.engine.review.dead_letters import BulkReview
+from lineshaft.engine.submit.submission import Submitted, SubmittedDag
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.engine.transition.spawn import Child, HandBack, Spawned
+from lineshaft.engine.transition.working import PastAttempt, Purses
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask
-from lineshaft.store.approvals import Decision
-from lineshaft.store.changes import Spent
-from lineshaft.store.claims import ClaimedTask
-from lineshaft.store.deadletters import BulkReview
-from lineshaft.store.fleet import AgentView, NewAgent
-from lineshaft.store.heartbeats import Answers, HeldTask, Presence
-from lineshaft.store.letters import LetterFilter, LetterGroup
-from lineshaft.store.listing import TaskFilter
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import Child, HandBack, Spawned
-from lineshaft.store.reading import Page
-from lineshaft.store.submission import Submitted, SubmittedDag
-from lineshaft.store.why import Why
-from lineshaft.store.working import PastAttempt, Purses
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Idler(Protocol):
         ...
 
 
-class Pulse(Protocol):
+class HeartbeatTransport(Protocol):
     """Heartbeats. Made in one thread, used and closed in the event loop of another."""
 
     async def beat(
@@ -134,9 +134,9 @@ class Backend(Protocol):
 
     async def cancel_dag(self, dag_id: str, reason: str) -> None: ...
 
-    async def set_ceiling(self, dag_id: str, usd: Decimal | float | None) -> None: ...
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None: ...
 
-    async def add_to_ceiling(self, dag_id: str, usd: Decimal | float) -> None: ...
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None: ...
 
     async def retry(self, task_id: str, *, delay_sec: float) -> None: ...
 
@@ -153,22 +153,22 @@ class Backend(Protocol):
     ) -> Page[Report]: ...
 
     async def dead_letters(
-        self, filters: LetterFilter, *, limit: int, cursor: str | None
+        self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
     ) -> Page[DeadLetter]: ...
 
     async def dead_letter(self, task_id: str) -> DeadLetter: ...
 
     async def dead_letter_groups(
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
-    ) -> list[LetterGroup]: ...
+    ) -> list[DeadLetterGroup]: ...
 
     async def resolve(self, task_id: str, decision: Resolving) -> None: ...
 
-    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview: ...
+    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview: ...
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentView: ...
+    async def register(self, agent: NewAgent) -> AgentInfo: ...
 
     async def drain(self, agent_id: str, incarnation: int) -> None: ...
 
@@ -200,9 +200,9 @@ class Backend(Protocol):
 
     # What keeps a process of agents going.
 
-    def pulse(self) -> Pulse: ...
+    def pulse(self) -> HeartbeatTransport: ...
 
-    async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]: ...
+    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]: ...
 
     @property
     def poll_interval_sec(self) -> float | None:

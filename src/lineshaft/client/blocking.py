@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from lineshaft.client.lineshaft import Lineshaft
+from lineshaft.engine.postgres.caller_transaction import at_once, refuse_async
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import Settings
-from lineshaft.store.guests import at_once, refuse_async
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -189,8 +189,8 @@ class SyncLineshaft:
     wait = _blocking(Lineshaft.wait)
     cancel = _blocking(Lineshaft.cancel)
     cancel_dag = _blocking(Lineshaft.cancel_dag)
-    set_ceiling = _blocking(Lineshaft.set_ceiling)
-    add_to_ceiling = _blocking(Lineshaft.add_to_ceiling)
+    set_dag_budget = _blocking(Lineshaft.set_dag_budget)
+    add_dag_budget = _blocking(Lineshaft.add_dag_budget)
     retry = _blocking(Lineshaft.retry)
     pause = _blocking(Lineshaft.pause)
     resume = _blocking(Lineshaft.resume)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lineshaft.checks.registry import Checks
 from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import Assignment, EventPage, Idler, Pulse
+from lineshaft.client.backend import Assignment, EventPage, HeartbeatTransport, Idler
 from lineshaft.client.views import (
     Approval,
     Dag,
@@ -24,32 +24,31 @@ from lineshaft.client.views import (
 )
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
+from lineshaft.engine.agents import AgentInfo, NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.events import Events
+from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
+from lineshaft.engine.feed.reading import Reading
+from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.heartbeats import Heartbeats
+from lineshaft.engine.postgres import caller_transaction, migrate
+from lineshaft.engine.postgres.location import database
+from lineshaft.engine.read.listing import TaskFilter
+from lineshaft.engine.read.reading import Page
+from lineshaft.engine.read.why import Why
+from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
+from lineshaft.engine.review.dead_letters import BulkReview
+from lineshaft.engine.submit.submission import Submitted, SubmittedDag
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.engine.transition.spawn import HandBack, Spawned
+from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import DatabaseError
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
-from lineshaft.sql import migrate
-from lineshaft.store import guests
-from lineshaft.store.approvals import Decision
-from lineshaft.store.changes import Spent
-from lineshaft.store.deadletters import BulkReview
-from lineshaft.store.engine import Engine
-from lineshaft.store.events import Events
-from lineshaft.store.feed import Reading
-from lineshaft.store.fleet import AgentView, NewAgent
-from lineshaft.store.heartbeats import Heartbeats
-from lineshaft.store.lane_directory import Interest, LaneDirectory
-from lineshaft.store.letters import LetterFilter, LetterGroup
-from lineshaft.store.listing import TaskFilter
-from lineshaft.store.location import database
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import HandBack, Spawned
-from lineshaft.store.reading import Page
-from lineshaft.store.rules import Rules
-from lineshaft.store.submission import Submitted, SubmittedDag
-from lineshaft.store.wakeups import Waiter, Wakeups
-from lineshaft.store.why import Why
-from lineshaft.store.working import Purses
 
 _NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
 
@@ -112,7 +111,7 @@ class DatabaseBackend:
     # Submitting.
 
     async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
-        async with guests.adapted(connection) as adapted:
+        async with caller_transaction.adapted(connection) as adapted:
             return await self.engine.submission.submit(tasks, connection=adapted)
 
     async def submit_dag(
@@ -125,7 +124,7 @@ class DatabaseBackend:
         idempotency_key: str | None,
         connection: Any,
     ) -> SubmittedDag:
-        async with guests.adapted(connection) as adapted:
+        async with caller_transaction.adapted(connection) as adapted:
             submitted = await self.engine.submission.submit_dag(
                 title,
                 tasks,
@@ -178,11 +177,11 @@ class DatabaseBackend:
     async def cancel_dag(self, dag_id: str, reason: str) -> None:
         await self.engine.operations.cancel_dag(dag_id, reason)
 
-    async def set_ceiling(self, dag_id: str, usd: Decimal | float | None) -> None:
-        await self.engine.budgets.set_ceiling(dag_id, usd)
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None:
+        await self.engine.budgets.set_dag_budget(dag_id, usd)
 
-    async def add_to_ceiling(self, dag_id: str, usd: Decimal | float) -> None:
-        await self.engine.budgets.add_to_ceiling(dag_id, usd)
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None:
+        await self.engine.budgets.add_dag_budget(dag_id, usd)
 
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)
@@ -207,7 +206,7 @@ class DatabaseBackend:
         return Page([report_of(found) for found in page.items], page.next_cursor)
 
     async def dead_letters(
-        self, filters: LetterFilter, *, limit: int, cursor: str | None
+        self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
     ) -> Page[DeadLetter]:
         page = await self.engine.dead_letters.letters(filters, limit=limit, cursor=cursor)
         return Page([dead_letter_of(found) for found in page.items], page.next_cursor)
@@ -217,18 +216,18 @@ class DatabaseBackend:
 
     async def dead_letter_groups(
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
-    ) -> list[LetterGroup]:
+    ) -> list[DeadLetterGroup]:
         return await self.engine.dead_letters.groups(types=types, categories=categories, limit=limit)
 
     async def resolve(self, task_id: str, decision: Resolving) -> None:
         await self.engine.dead_letters.resolve(task_id, decision)
 
-    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview:
+    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview:
         return await self.engine.dead_letters.resolve_all(filters, decision)
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentView:
+    async def register(self, agent: NewAgent) -> AgentInfo:
         return await self.engine.fleet.register(agent)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
@@ -246,7 +245,7 @@ class DatabaseBackend:
         if len(claim.tasks) < limit and claim.leaves_some and (agent_id, incarnation) in self._waiters:
             # What woke it may be for another.
             self._waiters[agent_id, incarnation].decline()
-        with self.engine.returning.unless_told(claim.tasks):
+        with self.engine.returning.release_if_undelivered(claim.tasks):
             past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
             return assignments(claim, past)
 
@@ -279,10 +278,10 @@ class DatabaseBackend:
 
     # What keeps a process of agents going.
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> HeartbeatTransport:
         return Heartbeats(self.engine.database.dsn, clock=self._clock, prepare=self._settings.sessions)
 
-    async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]:
+    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
         async with self._subscribing:
             if self._directory is None:
                 wakeups = Wakeups(self.engine.database.dsn, listen=self._settings.sessions)
@@ -294,7 +293,7 @@ class DatabaseBackend:
         return self._seated(agent, self._directory.waiter(interest))
 
     @contextmanager
-    def _seated(self, agent: AgentView, waiting: AbstractContextManager[Waiter]) -> Iterator[Waiter]:
+    def _seated(self, agent: AgentInfo, waiting: AbstractContextManager[Waiter]) -> Iterator[Waiter]:
         with waiting as waiter:
             self._waiters[agent.id, agent.incarnation] = waiter
             try:

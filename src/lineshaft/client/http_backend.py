@@ -16,31 +16,31 @@ from weakref import WeakSet
 import msgspec
 from msgspec import Raw
 
-from lineshaft.client import answers, asked, wire
+from lineshaft.client import protocol, requests, responses
 from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import Assignment, EventPage, Idler, Pulse
+from lineshaft.client.backend import Assignment, EventPage, HeartbeatTransport, Idler
 from lineshaft.client.http_connection import Address, Pool
-from lineshaft.client.http_work import POLL_SEC, HttpIdler, HttpPulse, checked
+from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
 from lineshaft.client.problems import strange
 from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
+from lineshaft.engine.agents import AgentInfo, NewAgent
+from lineshaft.engine.read.listing import TaskFilter
+from lineshaft.engine.read.reading import Page, check_limit
+from lineshaft.engine.read.why import Why
+from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
+from lineshaft.engine.review.dead_letters import BulkReview
+from lineshaft.engine.submit.submission import Submitted, SubmittedDag
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
+from lineshaft.engine.transition.spawn import HandBack, Spawned
+from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.fields import check_fields
 from lineshaft.model.reviews import Decision as Resolving
-from lineshaft.model.storable import mended
+from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import TOKEN
-from lineshaft.store.approvals import Decision
-from lineshaft.store.changes import Spent
-from lineshaft.store.deadletters import BulkReview
-from lineshaft.store.fleet import AgentView, NewAgent
-from lineshaft.store.letters import LetterFilter, LetterGroup
-from lineshaft.store.listing import TaskFilter
-from lineshaft.store.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.store.parting import HandBack, Spawned
-from lineshaft.store.reading import Page, check_limit
-from lineshaft.store.submission import Submitted, SubmittedDag
-from lineshaft.store.why import Why
-from lineshaft.store.working import Purses
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class HttpBackend:
         return await self._call("GET", path + ("?" + urlencode(given, doseq=True) if given else ""), kind)
 
     async def _post(self, path: str, kind: type[T], body: Any, *, again: bool = True) -> T:
-        return await self._call("POST", path, kind, wire.encode(body), again=again)
+        return await self._call("POST", path, kind, protocol.encode(body), again=again)
 
     # Submitting.
 
@@ -103,8 +103,8 @@ class HttpBackend:
         _refuse_connection(connection)
         if not tasks:
             return []
-        body = {"tasks": asked.tasks(tasks)}
-        return (await self._post("/v1/tasks/batch", answers.Items, body, again=False)).items
+        body = {"tasks": requests.tasks(tasks)}
+        return (await self._post("/v1/tasks/batch", responses.Items, body, again=False)).items
 
     async def submit_dag(
         self,
@@ -117,7 +117,7 @@ class HttpBackend:
         connection: Any,
     ) -> SubmittedDag:
         _refuse_connection(connection)
-        body = asked.dag(
+        body = requests.dag(
             title,
             tasks,
             budget_ceiling_usd=budget_ceiling_usd,
@@ -126,7 +126,7 @@ class HttpBackend:
         )
         # With a key of its own it is created once, however often it is sent.
         again = idempotency_key is not None
-        return (await self._post("/v1/dags", answers.NewDag, body, again=again)).value
+        return (await self._post("/v1/dags", responses.NewDag, body, again=again)).value
 
     # Reading and operating.
 
@@ -141,14 +141,14 @@ class HttpBackend:
             order=str(order),
             limit=limit,
             cursor=cursor,
-            **asked.task_filter(filters),
+            **requests.task_filter(filters),
         )
 
     async def dag(self, dag_id: str) -> Dag:
         return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
 
     async def why(self, task_id: str) -> Why:
-        return (await self._get(f"/v1/tasks/{_part(task_id)}/why", answers.Explanation)).value(task_id)
+        return (await self._get(f"/v1/tasks/{_part(task_id)}/why", responses.Explanation)).value(task_id)
 
     async def events(
         self,
@@ -161,7 +161,7 @@ class HttpBackend:
     ) -> EventPage:
         found = await self._get(
             "/v1/events",
-            answers.Events,
+            responses.Events,
             after=after,
             limit=limit,
             task_id=task_id,
@@ -173,24 +173,24 @@ class HttpBackend:
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
         # Also for none: that is how it is seen whether a server is there.
-        for start in range(0, max(len(ids), 1), wire.MAX_ITEMS):
-            part = list(ids[start : start + wire.MAX_ITEMS])
-            found |= (await self._post("/v1/ended", answers.Ended, {"ids": part})).ids
+        for start in range(0, max(len(ids), 1), protocol.MAX_ITEMS):
+            part = list(ids[start : start + protocol.MAX_ITEMS])
+            found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
         return found
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
-        body = {"reason": mended(reason), "cascade": cascade}
+        body = {"reason": replace_unstorable(reason), "cascade": cascade}
         await self._post(f"/v1/tasks/{_part(task_id)}/cancel", object, body)
 
     async def cancel_dag(self, dag_id: str, reason: str) -> None:
-        await self._post(f"/v1/dags/{_part(dag_id)}/cancel", object, {"reason": mended(reason)})
+        await self._post(f"/v1/dags/{_part(dag_id)}/cancel", object, {"reason": replace_unstorable(reason)})
 
-    async def set_ceiling(self, dag_id: str, usd: Decimal | float | None) -> None:
-        body = wire.encode({"budget_ceiling_usd": usd})
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None:
+        body = protocol.encode({"budget_ceiling_usd": usd})
         await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body)
 
-    async def add_to_ceiling(self, dag_id: str, usd: Decimal | float) -> None:
-        body = wire.encode({"add_budget_usd": usd})
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None:
+        body = protocol.encode({"add_budget_usd": usd})
         await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body, again=False)
 
     async def retry(self, task_id: str, *, delay_sec: float) -> None:
@@ -234,11 +234,15 @@ class HttpBackend:
         )
 
     async def dead_letters(
-        self, filters: LetterFilter, *, limit: int, cursor: str | None
+        self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
     ) -> Page[DeadLetter]:
         check_limit(limit)
         return await self._get(
-            "/v1/dead-letters", Page[DeadLetter], limit=limit, cursor=cursor, **asked.letter_filter(filters)
+            "/v1/dead-letters",
+            Page[DeadLetter],
+            limit=limit,
+            cursor=cursor,
+            **requests.letter_filter(filters),
         )
 
     async def dead_letter(self, task_id: str) -> DeadLetter:
@@ -246,11 +250,11 @@ class HttpBackend:
 
     async def dead_letter_groups(
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
-    ) -> list[LetterGroup]:
+    ) -> list[DeadLetterGroup]:
         check_limit(limit)
         found = await self._get(
             "/v1/dead-letters/groups",
-            Page[LetterGroup],
+            Page[DeadLetterGroup],
             type=list(types),
             category=list(categories),
             limit=limit,
@@ -261,54 +265,58 @@ class HttpBackend:
         decision.check()
         await self._post(f"/v1/dead-letters/{_part(task_id)}/resolve", object, decision, again=False)
 
-    async def resolve_all(self, filters: LetterFilter, decision: Resolving) -> BulkReview:
+    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview:
         decision.check()
-        body = {**msgspec.structs.asdict(decision), "filter": asked.letter_filter(filters)}
-        return (await self._post("/v1/dead-letters/resolve", answers.Resolved, body, again=False)).value
+        body = {**msgspec.structs.asdict(decision), "filter": requests.letter_filter(filters)}
+        return (await self._post("/v1/dead-letters/resolve", responses.Resolved, body, again=False)).value
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentView:
-        return (await self._post("/v1/agents", answers.Agent, asked.agent(agent), again=False)).value
+    async def register(self, agent: NewAgent) -> AgentInfo:
+        return (await self._post("/v1/agents", responses.Agent, requests.agent(agent), again=False)).value
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
-        await self._post("/v1/crew/drain", object, wire.Member(agent_id=agent_id, incarnation=incarnation))
+        await self._post(
+            "/v1/crew/drain", object, protocol.Member(agent_id=agent_id, incarnation=incarnation)
+        )
 
     async def leave(self, agent_id: str, incarnation: int) -> None:
-        await self._post("/v1/crew/leave", object, wire.Member(agent_id=agent_id, incarnation=incarnation))
+        await self._post(
+            "/v1/crew/leave", object, protocol.Member(agent_id=agent_id, incarnation=incarnation)
+        )
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
     ) -> list[Assignment]:
-        body = wire.ClaimWork(agent_id=agent_id, incarnation=incarnation, limit=limit, types=list(types))
-        work = await self._post("/v1/crew/claim", wire.Work, body, again=False)
+        body = protocol.ClaimWork(agent_id=agent_id, incarnation=incarnation, limit=limit, types=list(types))
+        work = await self._post("/v1/crew/claim", protocol.Work, body, again=False)
         return assignments(work.claim, work.past)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        items = [wire.Completed.of(completion) for completion in completions]
-        return await self._moved("/v1/crew/complete", wire.Completions(items=items))
+        items = [protocol.Completed.of(completion) for completion in completions]
+        return await self._moved("/v1/crew/complete", protocol.Completions(items=items))
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        items = [wire.Failed.of(failure) for failure in failures]
-        return await self._moved("/v1/crew/fail", wire.Failures(items=items))
+        items = [protocol.Failed.of(failure) for failure in failures]
+        return await self._moved("/v1/crew/fail", protocol.Failures(items=items))
 
     async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
-        handed = [wire.HandedBack.of(item) for item in items]
-        return await self._moved("/v1/crew/release", wire.HandBacks(items=handed))
+        handed = [protocol.HandedBack.of(item) for item in items]
+        return await self._moved("/v1/crew/release", protocol.HandBacks(items=handed))
 
-    async def _moved(self, path: str, body: wire.Body) -> list[Moved]:
-        return [item.value for item in (await self._post(path, answers.MovedItems, body)).items]
+    async def _moved(self, path: str, body: protocol.Body) -> list[Moved]:
+        return [item.value for item in (await self._post(path, responses.MovedItems, body)).items]
 
     async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        body = wire.CancelHeld(
-            id=claim.id, epoch=claim.epoch, reason=mended(reason), used=wire.Used.of(spent)
+        body = protocol.CancelHeld(
+            id=claim.id, epoch=claim.epoch, reason=replace_unstorable(reason), used=protocol.Used.of(spent)
         )
         await self._post("/v1/crew/cancel", object, body)
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
     ) -> tuple[bytes, Purses]:
-        body = wire.StepDone(
+        body = protocol.StepDone(
             id=claim.id,
             epoch=claim.epoch,
             name=name,
@@ -316,11 +324,11 @@ class HttpBackend:
             cost_usd=cost_usd,
             cost_so_far_usd=cost_so_far_usd,
         )
-        kept = await self._post("/v1/crew/step", wire.StepKept, body)
+        kept = await self._post("/v1/crew/step", protocol.StepKept, body)
         return bytes(kept.data), kept.purses
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
-        body = wire.CrewCheckpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
+        body = protocol.CrewCheckpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
         await self._post("/v1/crew/checkpoint", object, body)
 
     async def spawn(
@@ -330,17 +338,17 @@ class HttpBackend:
             "id": claim.id,
             "epoch": claim.epoch,
             "key": key,
-            "tasks": asked.children(tasks),
+            "tasks": requests.children(tasks),
             "wait": wait,
-            "used": wire.Used.of(spent),
+            "used": protocol.Used.of(spent),
         }
-        answer = await self._post("/v1/crew/spawn", wire.Children, body)
+        answer = await self._post("/v1/crew/spawn", protocol.Children, body)
         return Spawned(answer.children, answer.paused)
 
     # What keeps a process of agents going.
 
-    def pulse(self) -> Pulse:
-        return HttpPulse(self._pool, self._on_silence)
+    def pulse(self) -> HeartbeatTransport:
+        return HttpHeartbeats(self._pool, self._on_silence)
 
     def _on_silence(self) -> None:
         """A heartbeat was not answered any more: connections that are quiet may be dead."""
@@ -352,7 +360,7 @@ class HttpBackend:
         for idler in list(self._idlers):
             idler.hang_up()
 
-    async def idler(self, agent: AgentView) -> AbstractContextManager[Idler]:
+    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
         idler = HttpIdler(self._pool, agent, lambda: self._answer_sec)
         self._idlers.add(idler)
         return idler
@@ -370,11 +378,11 @@ class HttpBackend:
         return _UPKEEP_SEC
 
     async def upkeep(self) -> float | None:
-        return (await self._post("/v1/crew/upkeep", wire.Kept, {})).next_sec
+        return (await self._post("/v1/crew/upkeep", protocol.Kept, {})).next_sec
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
-        body = wire.Retries(types=list(types), within_sec=within_sec)
-        return (await self._post("/v1/crew/retries", wire.RetryDue, body)).due_sec
+        body = protocol.Retries(types=list(types), within_sec=within_sec)
+        return (await self._post("/v1/crew/retries", protocol.RetryDue, body)).due_sec
 
 
 def _refuse_connection(connection: Any) -> None:

@@ -7,12 +7,12 @@ from typing import Self
 
 import msgspec
 
-from lineshaft.client import wire
+from lineshaft.client import protocol
 from lineshaft.client.http_connection import Answer, Connection, Pool
 from lineshaft.client.problems import exception_of
+from lineshaft.engine.agents import AgentInfo
+from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
 from lineshaft.errors import UnavailableError
-from lineshaft.store.fleet import AgentView
-from lineshaft.store.heartbeats import Answers, HeldTask, Presence
 
 #: As an idle agent with the database itself does; the server wakes it sooner.
 POLL_SEC = 30.0
@@ -27,7 +27,7 @@ def checked(answer: Answer, pool: Pool) -> bytes:
     return answer.body
 
 
-class HttpPulse:
+class HttpHeartbeats:
     """Heartbeats, on a connection that serves nothing else and is given up when it doesn't answer."""
 
     def __init__(self, pool: Pool, on_silence: Callable[[], None]) -> None:
@@ -45,15 +45,15 @@ class HttpPulse:
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
     ) -> Answers:
-        body = wire.CrewBeat(
-            agents=[wire.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
+        body = protocol.CrewBeat(
+            agents=[protocol.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
             tasks=[
-                wire.HeldBeat(
+                protocol.HeldBeat(
                     id=task.id,
                     epoch=task.epoch,
                     agent_id=task.agent_id,
                     interval_sec=task.interval_sec,
-                    progress=wire.raw_of(task.progress),
+                    progress=protocol.raw_of(task.progress),
                     cost_usd=task.cost_usd,
                 )
                 for task in tasks
@@ -61,7 +61,7 @@ class HttpPulse:
         )
         try:
             answer = await self._pool.request_on(
-                self._connection, "/v1/crew/heartbeat", wire.encode(body), within_sec=answer_within_sec
+                self._connection, "/v1/crew/heartbeat", protocol.encode(body), within_sec=answer_within_sec
             )
             found = self._decode(checked(answer, self._pool))
         except UnavailableError:
@@ -81,12 +81,12 @@ class HttpPulse:
 class HttpIdler:
     """One agent's way to wait. The server keeps its place in the line between two questions."""
 
-    def __init__(self, pool: Pool, agent: AgentView, answer_within_sec: Callable[[], float]) -> None:
+    def __init__(self, pool: Pool, agent: AgentInfo, answer_within_sec: Callable[[], float]) -> None:
         self._pool = pool
         self._agent = agent
         self._answer_within_sec = answer_within_sec
         self._connection: Connection = pool.connection()
-        self._decode = msgspec.json.Decoder(wire.Woken).decode
+        self._decode = msgspec.json.Decoder(protocol.Woken).decode
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +98,7 @@ class HttpIdler:
 
     async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer
         seconds = _LONGEST_WAIT_SEC if timeout is None else min(timeout, _LONGEST_WAIT_SEC)
-        body = wire.Wait(
+        body = protocol.Wait(
             agent_id=self._agent.id,
             incarnation=self._agent.incarnation,
             types=list(self._agent.types or ()),
@@ -107,7 +107,7 @@ class HttpIdler:
         answer = await self._pool.request_on(
             self._connection,
             "/v1/crew/wait",
-            wire.encode(body),
+            protocol.encode(body),
             within_sec=seconds + self._answer_within_sec(),
         )
         return self._decode(checked(answer, self._pool)).work

@@ -15,18 +15,18 @@ from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
 from lineshaft.client.waiting import EndWatch
+from lineshaft.engine.read.listing import TaskFilter, TaskOrder
+from lineshaft.engine.read.reading import DEFAULT_LIMIT, Page
+from lineshaft.engine.read.why import Why
+from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
+from lineshaft.engine.review.dead_letters import BulkReview
+from lineshaft.engine.submit.submission import Submitted, SubmittedDag
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
-from lineshaft.store.approvals import Decision
-from lineshaft.store.deadletters import BulkReview
-from lineshaft.store.letters import LetterFilter, LetterGroup
-from lineshaft.store.listing import TaskFilter, TaskOrder
-from lineshaft.store.reading import DEFAULT_LIMIT, Page
-from lineshaft.store.submission import Submitted, SubmittedDag
-from lineshaft.store.why import Why
 
 #: Read events after this: only what happens from now on.
 NOW = "now"
@@ -251,7 +251,7 @@ class Lineshaft:
         cursor: str | None = None,
     ) -> Page[DeadLetter]:
         """What failed for good, newest first."""
-        wanted = LetterFilter(
+        wanted = DeadLetterFilter(
             reviewed=reviewed,
             type=_listed(type),
             category=_listed(category),
@@ -271,7 +271,7 @@ class Lineshaft:
         type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
         category: str | Sequence[str] = (),
         limit: int = DEFAULT_LIMIT,
-    ) -> Sequence[LetterGroup]:
+    ) -> Sequence[DeadLetterGroup]:
         """What nobody has looked at, by like error; the largest group first."""
         return await self.backend.dead_letter_groups(
             types=_listed(type), categories=_listed(category), limit=limit
@@ -313,7 +313,7 @@ class Lineshaft:
 
         One that can't be resolved keeps none of the others from it; `more` says that there are more.
         """
-        wanted = LetterFilter(
+        wanted = DeadLetterFilter(
             type=_listed(type),
             category=_listed(category),
             error_contains=error_contains,
@@ -335,14 +335,14 @@ class Lineshaft:
         await self.backend.cancel_dag(_id(dag), reason)
         return await self.backend.dag(_id(dag))
 
-    async def set_ceiling(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
+    async def set_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
         """What all tasks of a DAG may cost; None: no limit. What it can afford now is to be had at once."""
-        await self.backend.set_ceiling(_id(dag), usd)
+        await self.backend.set_dag_budget(_id(dag), usd)
         return await self.backend.dag(_id(dag))
 
-    async def add_to_ceiling(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
+    async def add_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
         """More money for a DAG that has a ceiling; one without stays without."""
-        await self.backend.add_to_ceiling(_id(dag), usd)
+        await self.backend.add_dag_budget(_id(dag), usd)
         return await self.backend.dag(_id(dag))
 
     async def retry(self, task: str | Submitted, *, delay_sec: float = 0.0) -> Task:

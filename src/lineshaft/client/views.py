@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lineshaft.engine.feed.events import Event as StoredEvent
+from lineshaft.engine.read import views
+from lineshaft.engine.review import approvals, dead_letter_views, reports
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
-from lineshaft.store import approvals, letters, reports, views
-from lineshaft.store.events import Event as StoredEvent
 
 
 class Claimed(Struct, frozen=True):
@@ -240,7 +241,7 @@ def report_of(found: reports.Report) -> Report:
     )
 
 
-def dead_letter_of(view: letters.DeadLetterView) -> DeadLetter:
+def dead_letter_of(view: dead_letter_views.DeadLetterView) -> DeadLetter:
     return DeadLetter(
         **{name: getattr(view, name) for name in _LETTER_COPIED},
         spec=decoded(view.spec),

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from lineshaft.store.upkeep import StuckTasksError
+from lineshaft.engine.maintenance import StuckTasksError
 
 _log = logging.getLogger("lineshaft.duties")
 

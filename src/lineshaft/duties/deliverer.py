@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lineshaft.duties.loop import Counts
+from lineshaft.engine.feed.outbox import LEASE_SEC, Outbox, Parcel
 from lineshaft.integrations.notify import DeliveryError, Destination
-from lineshaft.store.outbox import LEASE_SEC, Outbox, Parcel
 
 _log = logging.getLogger("lineshaft.duties")
 

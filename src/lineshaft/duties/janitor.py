@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
-from lineshaft.store.metrics import Tally
-from lineshaft.store.partitions import Partitions
-from lineshaft.store.upkeep import Upkeep
+from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.maintenance import Upkeep
+from lineshaft.engine.read.metrics import Tally
 
 _log = logging.getLogger("lineshaft.duties")
 

@@ -13,7 +13,7 @@ from lineshaft.duties.loop import Counts
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.validator import Validator
-from lineshaft.store.engine import Engine
+from lineshaft.engine.engine import Engine
 
 _log = logging.getLogger("lineshaft.duties")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
+from lineshaft.engine.maintenance import Upkeep
 from lineshaft.errors import UnavailableError
-from lineshaft.store.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)

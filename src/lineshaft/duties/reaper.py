@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
-from lineshaft.store.upkeep import Upkeep
+from lineshaft.engine.maintenance import Upkeep
 
 
 @dataclass(frozen=True, slots=True)

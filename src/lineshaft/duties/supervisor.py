@@ -8,16 +8,16 @@ from datetime import timedelta
 from lineshaft.duties.deliverer import Deliverer
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
+from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
-from lineshaft.duties.roll_call import RollCall
 from lineshaft.duties.validator import Validator
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.outbox import Outbox
+from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.read.metrics import Tally
 from lineshaft.integrations.notify.config import load
 from lineshaft.settings import Settings
-from lineshaft.store.engine import Engine
-from lineshaft.store.metrics import Tally
-from lineshaft.store.outbox import Outbox
-from lineshaft.store.partitions import Partitions
 
 
 def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
@@ -31,7 +31,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
         ),
-        RollCall(engine.fleet),
+        OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]
     if settings.notifications is not None:

@@ -18,9 +18,9 @@ from decimal import Decimal
 
 from lineshaft.checks.verdict import NOTHING, NoVerdict
 from lineshaft.duties.loop import Counts
+from lineshaft.engine.review.approvals import Approvals
+from lineshaft.engine.review.gates import GatedOutput, Gates
 from lineshaft.errors import UnavailableError
-from lineshaft.store.approvals import Approvals
-from lineshaft.store.gates import GatedOutput, Gates
 
 _log = logging.getLogger("lineshaft.duties")
 

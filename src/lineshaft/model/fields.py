@@ -12,7 +12,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
 from lineshaft.model.priority import check_priority
 from lineshaft.model.retry import Preset
-from lineshaft.model.storable import NO_NUMBER, holds_no_number, json_fault
+from lineshaft.model.storable import NO_NUMBER, contains_nan, json_fault
 
 MAX_TEXT = 1_000
 MAX_LIST = 1_000
@@ -68,7 +68,7 @@ def stored_json(name: str, value: Any, faults: Faults) -> bytes:
         )
     if fault := json_fault(encoded):
         faults.append((name, fault))
-    if holds_no_number(value, encoded):
+    if contains_nan(value, encoded):
         faults.append((name, NO_NUMBER))
     return encoded
 

@@ -1,7 +1,7 @@
 """What can't be stored: the character U+0000, half of a surrogate pair, and numbers that are none.
 
-Texts for people (reasons, errors) are mended: what a broken program said must not get lost for one character.
-Data (outputs, steps, checkpoints) is refused: whoever reads it finds what was handed in, or nothing.
+Text for people (reasons, errors) is repaired, so that one bad character doesn't lose a whole message.
+Data (outputs, steps, checkpoints) is rejected: a reader gets exactly what was submitted, or nothing.
 """
 
 import math
@@ -31,7 +31,7 @@ def is_storable(text: str) -> bool:
     return "\0" not in text
 
 
-def mended(text: str) -> str:
+def replace_unstorable(text: str) -> str:
     """The same text with a mark in place of each character that can't be stored."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
@@ -54,7 +54,7 @@ def check_json(**named: bytes | None) -> None:
             raise InvalidInputError(errors=[(name, fault)])
 
 
-def holds_no_number(value: Any, encoded: bytes, enc_hook: Callable[[Any], Any] | None = None) -> bool:
+def contains_nan(value: Any, encoded: bytes, enc_hook: Callable[[Any], Any] | None = None) -> bool:
     """Whether a float somewhere in a value is NaN or infinite: msgspec encodes it as null, without a word."""
     if b"null" not in encoded:
         return False

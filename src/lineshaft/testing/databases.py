@@ -7,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from lineshaft.embedded import EmbeddedServer, databases
+from lineshaft.engine.postgres import migrate
 from lineshaft.settings import Settings
-from lineshaft.sql import migrate
 
 #: Tests need no data after a power cut; everything else is as in production.
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
@@ -36,5 +36,5 @@ def scratch_database(server: str) -> Iterator[str]:
 
 def _template_name() -> str:
     """By the schema: a template that an older version made is not used."""
-    schema = resources.files("lineshaft.sql").joinpath("schema.sql").read_bytes()
+    schema = resources.files("lineshaft.engine.postgres").joinpath("schema.sql").read_bytes()
     return f"lineshaft_template_{hashlib.sha256(schema).hexdigest()[:12]}"

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from lineshaft.store.events import Cursor
+from lineshaft.engine.feed.events import Cursor
 from tests.chaos.evidence import EventFact, Evidence
 
 #: Where a reader goes on after an event.

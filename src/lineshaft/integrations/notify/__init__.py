@@ -7,8 +7,8 @@ twice: the outbox does (store/outbox.py). Addresses hold secrets: none is in an 
 from dataclasses import dataclass
 from typing import Protocol
 
+from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.model.notices import Message, NoticeKind
-from lineshaft.store.outbox import Throttle
 
 
 class DeliveryError(Exception):

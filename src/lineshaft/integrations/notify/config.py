@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
+from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import Destination, Sender
 from lineshaft.integrations.notify.apprise import Apprise
@@ -21,7 +22,6 @@ from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile
 from lineshaft.integrations.notify.webhook import Webhook, key_of
 from lineshaft.model.notices import USUAL, NoticeKind
-from lineshaft.store.outbox import Throttle
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")

@@ -1,0 +1,154 @@
+"""`lineshaft doctor`: what was found on this machine, what was chosen, and what is wrong."""
+
+import argparse
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lineshaft import __version__
+from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.errors import LineshaftError
+from lineshaft.settings import CONFIG_FILE, CONFIG_VARIABLE, PREFIX, Settings
+
+if TYPE_CHECKING:
+    from lineshaft.embedded import Description
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="explain what was found and chosen, and what is wrong",
+        description="Explains which database is used and why, and what is wrong with it. Changes nothing. "
+        "Exit code 1 if there is a problem.",
+    )
+    command.add_argument("--start", action="store_true", help="also start the embedded server and ask it")
+    add_json_flag(command)
+    command.set_defaults(run=run)
+
+
+@dataclass(slots=True)
+class Findings:
+    #: For people, in the order they are printed.
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    #: The same for programs.
+    report: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = Findings()
+    found.facts.append(
+        ("Lineshaft", f"{__version__} on Python {platform.python_version()}, {sys.executable}")
+    )
+    found.report |= {"version": __version__, "python": platform.python_version()}
+    try:
+        settings = Settings.load()
+    except LineshaftError as error:
+        found.problems.append(str(error))
+    else:
+        found.facts.append(("Settings", _settings_source()))
+        if settings.database_url is not None:
+            found.facts.append(("Database", "the one that LINESHAFT_DATABASE_URL or lineshaft.toml names"))
+            found.report["database"] = {"kind": "configured"}
+            _ask_database(found, settings.database_url)
+        else:
+            _describe_embedded(found, settings.home, start=args.start)
+    if args.json:
+        print_json(found.report | {"problems": found.problems})
+    else:
+        found.facts.append(("Problems", "\n".join(found.problems) or "none"))
+        print_facts(found.facts)
+    return 1 if found.problems else 0
+
+
+def _settings_source() -> str:
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = Path(named or CONFIG_FILE)
+    variables = sorted(name for name in os.environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE)
+    file = f"{path.absolute()}" if path.exists() else f"no {path}"
+    return f"{file}; {', '.join(variables) or 'no LINESHAFT_ variables'}"
+
+
+def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
+    from lineshaft.embedded import EmbeddedServer, describe, find_binaries  # noqa: PLC0415 - slow to import
+
+    about = describe(home)
+    binaries = about.running or about.binaries
+    found.facts += [
+        ("Database", f"embedded: {binaries}" if binaries else "embedded, but no PostgreSQL fits"),
+        ("  chosen", about.why or "-"),
+        ("  data", _data_line(about)),
+        ("  runs as", _account_line(about)),
+        ("  server", _server_line(about)),
+        ("  log", f"{about.log}" if about.log.exists() else "none yet"),
+    ]
+    others = [str(b) for b in find_binaries() if binaries is None or b.directory != binaries.directory]
+    found.facts.append(("  also found", "\n".join(others) or "nothing else"))
+    found.report["database"] = {
+        "kind": "embedded",
+        "home": str(about.home),
+        "postgresql": binaries.version if binaries else None,
+        "directory": str(binaries.directory) if binaries else None,
+        "source": binaries.source if binaries else None,
+        "why": about.why,
+        "data_major": about.data_major,
+        "account": about.account,
+        "pid": about.pid,
+        "status": about.status or "stopped",
+        "log": str(about.log),
+    }
+    found.problems += about.problems
+    if not about.problems and (start or about.pid is not None):
+        try:
+            with EmbeddedServer.start(home) as server:
+                found.facts.append(("  look inside", f'psql "{server.dsn}"'))
+                found.report["database"]["dsn"] = server.dsn
+                _ask_database(found, server.dsn)
+        except LineshaftError as error:
+            found.problems.append(str(error))
+
+
+def _data_line(about: "Description") -> str:
+    made = (
+        f"made by PostgreSQL {about.data_major}" if about.data_major else "none yet: made at the first start"
+    )
+    return f"{about.data} ({made})"
+
+
+def _account_line(about: "Description") -> str:
+    if not about.account:
+        return "-"
+    return (
+        f"{about.account} (you are root, as which PostgreSQL refuses to run)"
+        if os.geteuid() == 0
+        else about.account
+    )
+
+
+def _server_line(about: "Description") -> str:
+    if about.pid is None:
+        return "not running: starts by itself when it is needed, stops after its last user"
+    return f"process {about.pid}, {about.status}"
+
+
+def _ask_database(found: Findings, dsn: str) -> None:
+    from lineshaft.engine.postgres import migrate  # noqa: PLC0415 - brings the database driver
+
+    try:
+        server = migrate.check_server(dsn)
+        statuses = migrate.status(dsn)
+    except LineshaftError as error:
+        found.problems.append(str(error))
+        return
+    pending = [s for s in statuses if s.state is not migrate.State.APPLIED]
+    schema = (
+        "up to date" if not pending else "; ".join(f"{s.version:04d} {s.name} is {s.state}" for s in pending)
+    )
+    found.facts += [("  answers as", server), ("Schema", schema)]
+    found.report["database"] |= {"server": server}
+    found.report["schema"] = {s.version: s.state for s in statuses}
+    if pending:
+        found.problems.append("The schema is not up to date: run 'lineshaft migrate up'.")

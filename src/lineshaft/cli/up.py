@@ -1,0 +1,134 @@
+"""`lineshaft up`: everything in one process, until it is stopped."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lineshaft import __version__
+from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.settings import Settings
+
+if TYPE_CHECKING:
+    from lineshaft.server.server import Server
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "up",
+        help="start everything: database, API and duties in one process",
+        description="Starts the database (LINESHAFT_DATABASE_URL, else an embedded one), brings it to this "
+        "version's schema, and serves the HTTP API, with the background duties beside it. Any number may "
+        "run on one database, each on a port of its own. SIGTERM or Ctrl-C stops it.",
+    )
+    command.add_argument("--host", help="the address to listen on (LINESHAFT_HOST, else 127.0.0.1)")
+    command.add_argument(
+        "--port", type=_port, help="the port to listen on (LINESHAFT_PORT, else 8001); 0 is any free one"
+    )
+    command.add_argument(
+        "--no-duties", action="store_true", help="serve the API only; another process must run the duties"
+    )
+    add_json_flag(command)
+    command.set_defaults(run=run)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:  # noqa: PLR2004 - as many as there are
+        raise ValueError
+    return port
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio  # noqa: PLC0415 - with all that follows, slow to import
+
+    from lineshaft.engine.postgres import migrate  # noqa: PLC0415
+    from lineshaft.engine.postgres.location import database  # noqa: PLC0415
+    from lineshaft.server.framework import logs  # noqa: PLC0415
+    from lineshaft.server.framework.auth import is_loopback  # noqa: PLC0415
+    from lineshaft.server.server import Server, listen  # noqa: PLC0415
+    from lineshaft.server.service import Service  # noqa: PLC0415
+
+    settings = Settings.load()
+    settings = replace(settings, host=args.host or settings.host)
+    logs.configure(settings.log_format)
+    required = settings.auth == "required" or not is_loopback(settings.host)
+    with contextlib.ExitStack() as resources:
+        # First, because a port that is taken is the likeliest mistake.
+        bound = listen(settings.host, settings.port if args.port is None else args.port)
+        resources.callback(bound.close)
+        settings = replace(settings, port=bound.getsockname()[1])
+        dsn = resources.enter_context(database(settings))
+        applied = [str(migration) for migration in migrate.up(dsn)]
+        service = Service(dsn, settings, auth_required=required)
+        server = Server(service, bound, duties=not args.no_duties)
+        asyncio.run(_serve(server, lambda: _tell(args, server, dsn, applied, required=required)))
+    return 0
+
+
+async def _serve(server: "Server", on_ready: Callable[[], None]) -> None:
+    import asyncio  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    _allow_many_connections()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    await server.run(on_ready)
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this account may have: each agent that waits is one, a usual limit is 1024."""
+    import contextlib  # noqa: PLC0415
+    import resource  # noqa: PLC0415
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems name a limit that they don't take.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _tell(
+    args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str], *, required: bool
+) -> None:
+    """What was done, and where things are."""
+    settings = server.service.settings
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
+    embedded = settings.database_url is None
+    duties = [duty.name for duty in server.duties]
+    if args.json:
+        print_json(
+            {
+                "url": url,
+                "pid": os.getpid(),
+                "version": __version__,
+                "database": {"kind": "embedded", "home": str(settings.home), "dsn": dsn}
+                if embedded
+                else {"kind": "configured"},
+                "migrations_applied": list(applied),
+                "duties": duties,
+                "tokens_required": required,
+            }
+        )
+    else:
+        home = f'embedded PostgreSQL in {settings.home}\nlook inside: psql "{dsn}"'
+        tokens = "needed: lineshaft token create --name NAME --scope SCOPE"
+        print_facts(
+            [
+                ("Lineshaft", f"{__version__}, process {os.getpid()}"),
+                (
+                    "Database",
+                    home if embedded else "the one that LINESHAFT_DATABASE_URL or lineshaft.toml names",
+                ),
+                ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
+                ("Duties", ", ".join(duties) or "none here: --no-duties"),
+                ("Tokens", tokens if required else "not needed: only this machine can call"),
+                ("API", f"{url}/v1 (described at {url}/docs)"),
+                ("Stop", "Ctrl-C, or SIGTERM"),
+            ]
+        )
+    sys.stdout.flush()

@@ -1,0 +1,16 @@
+"""Marks agents offline that have not been heard of. What they held is the reaper's business."""
+
+from dataclasses import dataclass
+
+from lineshaft.duties.loop import Counts
+from lineshaft.engine.agents import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineDetector:
+    fleet: Fleet
+    interval_sec: float = 15.0
+    name: str = "roll call"
+
+    async def run_once(self) -> Counts:
+        return {"agents offline": len(await self.fleet.mark_offline())}

@@ -1,0 +1,100 @@
+"""Which waiters a lane concerns: agents wait for lanes, but know only types, capabilities and models.
+
+A lane that nobody here has heard of is looked up when it moves, so that the first task of a new kind wakes
+somebody as quickly as the thousandth.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.transition.working import LaneInfo, Working
+from lineshaft.errors import LineshaftError
+
+
+class Interest:
+    """What one agent may take, and the lanes that are known to hold such."""
+
+    def __init__(
+        self, types: Sequence[str] | None, capabilities: Sequence[str], models: Sequence[str]
+    ) -> None:
+        """`types`: None is any."""
+        self.types = None if types is None else frozenset(types)
+        self._capabilities = frozenset(capabilities)
+        self._models = frozenset(models)
+        self.lanes: set[int] = set()
+
+    def learn(self, lane: LaneInfo) -> None:
+        if (
+            (self.types is None or lane.type in self.types)
+            and self._capabilities.issuperset(lane.required_capabilities)
+            and (not self._models or not lane.models or not self._models.isdisjoint(lane.models))
+        ):
+            self.lanes.add(lane.id)
+
+
+class LaneDirectory:
+    def __init__(self, working: Working, wakeups: Wakeups) -> None:
+        self._working = working
+        self._wakeups = wakeups
+        self._interests: set[Interest] = set()
+        self._known: set[int] = set()
+        #: Lanes that moved and are being looked up.
+        self._asked: set[int] = set()
+        self._learning: asyncio.Task[None] | None = None
+        wakeups.on_unwanted = self._look_up
+
+    async def enter(self, interest: Interest) -> None:
+        self._interests.add(interest)
+        try:
+            lanes = await self._working.lanes_of(_types_of([interest]))
+        except BaseException:
+            self._interests.discard(interest)
+            raise
+        for lane in lanes:
+            self._known.add(lane.id)
+            interest.learn(lane)
+
+    @contextlib.contextmanager
+    def waiter(self, interest: Interest) -> Iterator[Waiter]:
+        with self._wakeups.waiter(interest.lanes) as waiter:
+            try:
+                yield waiter
+            finally:
+                self._interests.discard(interest)
+
+    async def close(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.wait({self._learning})
+
+    def _look_up(self, lane: int) -> None:
+        if lane in self._known:
+            return
+        self._asked.add(lane)
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.get_running_loop().create_task(self._learn())
+
+    async def _learn(self) -> None:
+        # Without an answer everybody polls, as ever.
+        with contextlib.suppress(LineshaftError):
+            while asked := self._asked:
+                self._asked = set()
+                for lane in await self._working.lanes_of(_types_of(self._interests)):
+                    for interest in self._interests:
+                        interest.learn(lane)
+                # Also those of no interest to anybody here: once is enough.
+                self._known |= asked
+                for lane_id in asked:
+                    self._wakeups.wake(lane_id)
+
+
+def _types_of(interests: Iterable[Interest]) -> list[str] | None:
+    """All that any of them takes; None: one of them takes any."""
+    found: set[str] = set()
+    for interest in interests:
+        if interest.types is None:
+            return None
+        found |= interest.types
+    return sorted(found)

@@ -1,0 +1,54 @@
+"""Reading the event feed as a caller asked for it."""
+
+from dataclasses import dataclass, replace
+
+from lineshaft.engine.feed.events import Event, EventPage, Events
+from lineshaft.engine.read.insights import Insights
+from lineshaft.errors import NotFoundError
+
+#: A reader of what is rare goes through a long feed in parts: it may have left long before the end.
+_READS_A_PAGE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    events: Events
+    limit: int
+    task_id: str | None = None
+    dag_id: str | None = None
+    kinds: tuple[str, ...] = ()
+
+    async def after(self, place: str | None) -> EventPage:
+        """A full page, unless there are no more or they are far apart."""
+        items: list[Event] = []
+        reads = 0
+        while True:
+            reads += 1
+            page = await self.events.read(
+                place,
+                limit=self.limit - len(items),
+                task_id=self.task_id,
+                dag_id=self.dag_id,
+                kinds=self.kinds,
+            )
+            items += page.items
+            place = page.next_cursor
+            if page.caught_up or len(items) == self.limit or reads == _READS_A_PAGE:
+                return EventPage(tuple(items), place, page.caught_up)
+
+    async def page(self, place: str | None, insights: Insights) -> EventPage:
+        """As `after`; also of a DAG that is a standalone task's own."""
+        page = await self.after(place)
+        if page.items or self.dag_id is None:
+            return page
+        return await (await self.resolved(insights)).after(place)
+
+    async def resolved(self, insights: Insights) -> "Reading":
+        """A standalone task's DAG has no events of its own: they are its task's."""
+        if self.dag_id is None or self.task_id is not None:
+            return self
+        try:
+            dag = await insights.dag(self.dag_id)
+        except NotFoundError:
+            return self
+        return replace(self, dag_id=None, task_id=dag.tasks[0]) if dag.virtual else self

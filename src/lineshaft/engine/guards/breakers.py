@@ -1,0 +1,250 @@
+"""Circuit breakers (R-180 to R-188): `model/breaker.py` decides, this locks, writes and tells.
+
+A breaker is the last row that a transaction locks, so nobody who waits for one holds what its owner wants.
+
+**Success costs nothing while all goes well.** `complete_tasks` tells of each task which breakers have
+something to reset or wait for it as their probe; mostly there is none, and nothing is done.
+
+**One probe.** Only a claim hands out a probe, in one transaction with the task: it tries an advisory lock,
+claims the task, and then moves the breaker, whose row has the last word. Whoever is second is rolled back.
+
+**No probe is lost.** Whatever ends a claim passes through here: success and failures that count decide, all
+else frees the probe's place (`free_probes`, sent by store/changes.py).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import msgspec
+from psycopg.rows import class_row
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.errors import InvalidInputError
+from lineshaft.model import breaker as model
+from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, BreakerState, Change
+from lineshaft.model.storable import is_storable
+
+MODEL = "model:"
+MAX_KEY = 500
+DEFAULT_POLICY = BreakerPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One that speaks against its type, and its model."""
+
+    task_id: str
+    type: str
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    now: datetime
+    key: str
+    state: str
+    failures: int
+    last_failure: datetime | None
+    opened_at: datetime | None
+    half_open_at: datetime | None
+    probe_at: datetime | None
+    probe_task_id: str | None
+    forced: bool
+
+    @property
+    def breaker(self) -> Breaker:
+        return Breaker(
+            state=BreakerState(self.state),
+            failures=self.failures,
+            last_failure=self.last_failure,
+            opened_at=self.opened_at,
+            half_open_at=self.half_open_at,
+            probe_task_id=self.probe_task_id,
+            forced=self.forced,
+        )
+
+    def config(self, policy: BreakerPolicy) -> BreakerConfig:
+        """As configured, but with the pause that was in force when it opened: others may have opened it."""
+        config = policy.config_for(self.key)
+        if self.probe_at is None or self.opened_at is None:
+            return config
+        return replace(config, half_open_after_sec=(self.probe_at - self.opened_at).total_seconds())
+
+
+Decide = Callable[[_Row], list[Change]]
+
+
+class Breakers:
+    def __init__(self, database: Database, policy: BreakerPolicy = DEFAULT_POLICY) -> None:
+        self._database = database
+        self._policy = policy
+        self._sql = catalog.load("guards/breakers")
+
+    # As part of the transaction that ends a claim, after everything else.
+
+    async def failed(self, connection: Connection, attempts: Sequence[FailedAttempt]) -> None:
+        """Count failed attempts of the kinds that speak against their type (F-4)."""
+        by_key: dict[str, list[FailedAttempt]] = {}
+        for attempt in attempts:
+            for key in self._keys(attempt):
+                by_key.setdefault(key, []).append(attempt)
+        if not by_key:
+            return
+        await connection.execute(self._sql["make_breakers"], {"keys": list(by_key)})
+
+        def decide(row: _Row) -> list[Change]:
+            changes = []
+            breaker = row.breaker
+            for attempt in by_key[row.key]:
+                change = model.on_failure(
+                    breaker,
+                    self._policy.config_for(row.key),
+                    key=row.key,
+                    task_id=attempt.task_id,
+                    now=row.now,
+                    counts=True,
+                )
+                changes.append(change)
+                breaker = change.breaker
+            return changes
+
+        await self._move(connection, by_key, decide)
+
+    def _keys(self, attempt: FailedAttempt) -> list[str]:
+        """Its type; its model too, if that has a breaker in the configuration."""
+        keys = [attempt.type]
+        if attempt.model is not None and MODEL + attempt.model in self._policy.overrides:
+            keys.append(MODEL + attempt.model)
+        return keys
+
+    async def succeeded(self, connection: Connection, tasks: Iterable[tuple[str, Collection[str]]]) -> None:
+        """`tasks` are ids, each with the breakers that have something to hear of its success."""
+        ids_by_key: dict[str, list[str]] = {}
+        for task_id, keys in tasks:
+            for key in keys:
+                ids_by_key.setdefault(key, []).append(task_id)
+        if not ids_by_key:
+            return
+
+        def decide(row: _Row) -> list[Change]:
+            changes = []
+            breaker = row.breaker
+            for task_id in ids_by_key[row.key]:
+                changes.append(model.on_success(breaker, task_id=task_id))
+                breaker = changes[-1].breaker
+            return changes
+
+        await self._move(connection, ids_by_key, decide)
+
+    async def hand_out(self, connection: Connection, task_id: str, keys: Collection[str]) -> bool:
+        """Make a task that was just claimed the probe of these breakers; False: one of them has another."""
+        refused = []
+
+        def decide(row: _Row) -> list[Change]:
+            config = row.config(self._policy)
+            if model.verdict(row.breaker, config, row.now) is not model.Verdict.PROBE:
+                refused.append(row.key)
+                return []
+            return [model.hand_out_probe(row.breaker, config, task_id=task_id, now=row.now)]
+
+        await self._move(connection, keys, decide)
+        return not refused
+
+    # By hand (R-187).
+
+    async def open(self, key: str) -> None:
+        """Hand out nothing of this type, or model:NAME, until it is reset."""
+        _check_key(key)
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(self._sql["make_breakers"], {"keys": [key]})
+            await self._move(
+                connection, [key], lambda row: [model.force_open(row.breaker, key=key, now=row.now)]
+            )
+
+        await self._database.run(work)
+
+    async def reset(self, key: str) -> None:
+        """Closed, with no failures; one that never failed stays so."""
+        _check_key(key)
+
+        async def work(connection: Connection) -> None:
+            await self._move(connection, [key], lambda row: [model.reset(row.breaker)])
+
+        await self._database.run(work)
+
+    async def free_lost_probes(self) -> int:
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(self._sql["free_lost_probes"])
+            return len(await cursor.fetchall())
+
+    async def _move(self, connection: Connection, keys: Collection[str], decide: Decide) -> None:
+        """Lock breakers, decide about each, write those that changed and tell what happened to them."""
+        async with connection.cursor(row_factory=class_row(_Row)) as cursor:
+            await cursor.execute(self._sql["lock_breakers"], {**self._database.now, "keys": sorted(keys)})
+            rows = await cursor.fetchall()
+        written = []
+        for row in rows:
+            changes = decide(row)
+            if changes and changes[-1].breaker != row.breaker:
+                written.append(self._columns(row, changes))
+        if not written:
+            return
+        arrays = dict(zip(_COLUMNS, map(list, zip(*written, strict=True)), strict=True))
+        await connection.execute(self._sql["write_breakers"], {**self._database.now, **arrays})
+
+    def _columns(self, row: _Row, changes: Sequence[Change]) -> tuple[object, ...]:
+        breaker = changes[-1].breaker
+        kinds = [str(change.event) for change in changes if change.event is not None]
+        told: dict[str, object] = {"key": row.key, "failures": breaker.failures}
+        if breaker.probe_task_id is not None:
+            told["probe_task_id"] = breaker.probe_task_id
+        if alerts := [change.alert for change in changes if change.alert is not None]:
+            kinds.append("alert")
+            told["message"] = alerts[-1]
+        return (
+            row.key,
+            breaker.state,
+            breaker.failures,
+            breaker.last_failure,
+            breaker.opened_at,
+            breaker.half_open_at,
+            self._probe_at(row, breaker),
+            breaker.probe_task_id,
+            breaker.forced,
+            "{" + ",".join(kinds) + "}" if kinds else None,
+            msgspec.json.encode(told).decode() if kinds else None,
+        )
+
+    def _probe_at(self, row: _Row, breaker: Breaker) -> datetime | None:
+        if breaker.opened_at is None or breaker.forced:
+            return None
+        if breaker.opened_at == row.opened_at and row.probe_at is not None:
+            return row.probe_at
+        return breaker.opened_at + timedelta(seconds=self._policy.config_for(row.key).half_open_after_sec)
+
+
+_COLUMNS = (
+    "keys",
+    "states",
+    "failures",
+    "last_failures",
+    "opened_at",
+    "half_open_at",
+    "probe_at",
+    "probes",
+    "forced",
+    "kinds",
+    "data",
+)
+
+
+def _check_key(key: str) -> None:
+    if not key or len(key) > MAX_KEY or not is_storable(key):
+        raise InvalidInputError(
+            errors=[
+                ("key", f"must be a task type or model:NAME of up to {MAX_KEY} characters, got {key[:50]!r}")
+            ]
+        )

@@ -1,0 +1,57 @@
+"""What the operator has decided about guards: thresholds of breakers, and how much money may go."""
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+
+from lineshaft.engine.guards.breakers import DEFAULT_POLICY
+from lineshaft.model.breaker import BreakerPolicy, policy_from_document
+from lineshaft.settings import Settings
+
+_log = logging.getLogger("lineshaft.guards")
+
+
+@dataclass(frozen=True, slots=True)
+class CostVelocity:
+    """Spending more than this within the window pauses everything."""
+
+    limit_usd: Decimal
+    window: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    breakers: BreakerPolicy = DEFAULT_POLICY
+    #: What all tasks together may cost in a UTC day; None: no limit.
+    daily_budget_usd: Decimal | None = None
+    cost_velocity: CostVelocity | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Rules":
+        velocity = None
+        if settings.cost_velocity_usd is not None:
+            window = timedelta(minutes=settings.cost_velocity_minutes)
+            velocity = CostVelocity(settings.cost_velocity_usd, window)
+        breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else DEFAULT_POLICY
+        return cls(breakers, settings.daily_budget_usd, velocity)
+
+
+def read_breakers(path: Path) -> BreakerPolicy:
+    """The thresholds in a circuit-breakers file; defaults, and one warning, for what is unusable (R-182)."""
+    try:
+        document = msgspec.yaml.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
+        _log.warning("%s can't be read, circuit breakers use the defaults: %s", path, _short(error))
+        return DEFAULT_POLICY
+    policy, faults = policy_from_document(document)
+    if faults:
+        _log.warning("%s: %s", path, "; ".join(faults))
+    return policy
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

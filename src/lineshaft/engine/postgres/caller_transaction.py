@@ -1,0 +1,159 @@
+"""The caller's own connection, of whatever library: what is submitted becomes part of its transaction.
+
+An asynchronous psycopg connection is what the store speaks. Others are led back to psycopg: SQLAlchemy's
+connections and sessions have one inside, and a synchronous one is wrapped so that whatever is awaited is done
+at once. Nothing of SQLAlchemy is imported: whoever passes a session has it.
+"""
+
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeVar, cast
+
+import psycopg
+
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.errors import InvalidInputError
+
+T = TypeVar("T")
+
+
+_ASYNC_NAMES = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"})
+
+
+def refuse_async(given: Any) -> None:
+    """Before anything is sent: a call without an event loop can't wait for an asynchronous connection."""
+    if not _ASYNC_NAMES.isdisjoint(base.__name__ for base in type(given).__mro__):
+        fault = "is asynchronous: pass it to the asynchronous Lineshaft, and await the call"
+        raise InvalidInputError(errors=[("connection", fault)])
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to the end what never has to wait, because it uses a synchronous connection."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return cast("T", done.value)
+    coroutine.close()
+    raise AssertionError("a synchronous connection is never waited for")
+
+
+@asynccontextmanager
+async def adapted(given: Any) -> AsyncIterator[Connection | None]:
+    """As the store wants it; None stays None: a connection of our own."""
+    yield None if given is None else await _adapt(given)
+
+
+async def _adapt(given: Any) -> Connection:
+    if isinstance(given, psycopg.AsyncConnection):
+        return given
+    if isinstance(given, psycopg.Connection):
+        return cast("Connection", _Blocking(given))
+    if type(given).__module__.partition(".")[0] == "sqlalchemy" or _is_sqlalchemy(given):
+        return await _adapt(await _inside_sqlalchemy(given))
+    fault = (
+        "must be a psycopg connection, or a SQLAlchemy connection or session that uses psycopg, "
+        f"got {type(given).__module__}.{type(given).__qualname__}"
+    )
+    raise InvalidInputError(errors=[("connection", fault)])
+
+
+def _is_sqlalchemy(given: Any) -> bool:
+    """A subclass of its sessions, or a scoped one."""
+    return any(base.__module__.partition(".")[0] == "sqlalchemy" for base in type(given).__mro__)
+
+
+async def _inside_sqlalchemy(given: Any) -> Any:
+    """The psycopg connection under a session or a connection, with its transaction begun."""
+    names = {base.__name__ for base in type(given).__mro__}
+    if names & {"AsyncSession", "async_scoped_session"}:
+        given = await given.connection()
+        names = {"AsyncConnection"}
+    elif names & {"Session", "scoped_session"}:
+        given = given.connection()
+        names = {"Connection"}
+    if "AsyncConnection" in names:
+        if not given.in_transaction():
+            await given.begin()
+        driver = (await given.get_raw_connection()).driver_connection
+    elif "Connection" in names:
+        # Without this SQLAlchemy would not know of the transaction, and its commit would do nothing.
+        if not given.in_transaction():
+            given.begin()
+        driver = given.connection.driver_connection
+    else:
+        driver = given
+    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        fault = (
+            f"SQLAlchemy uses {type(driver).__module__} here, but only psycopg 3 can be joined: "
+            "make the engine with postgresql+psycopg://…"
+        )
+        raise InvalidInputError(errors=[("connection", fault)])
+    return driver
+
+
+class _Blocking:
+    """A synchronous connection with the face of an asynchronous one. What is awaited is done at once."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    async def execute(self, *arguments: Any) -> "_BlockingCursor":
+        return _BlockingCursor(self._connection.execute(*arguments))
+
+    async def wait(self, generator: Any) -> Any:
+        return self._connection.wait(generator)
+
+    def cursor(self, **options: Any) -> "_BlockingCursor":
+        return _BlockingCursor(self._connection.cursor(**options))
+
+    def transaction(self) -> "_Entered":
+        return _Entered(self._connection.transaction())
+
+    def pipeline(self) -> "_Entered":
+        return _Entered(self._connection.pipeline())
+
+    @property
+    def row_factory(self) -> Any:
+        return self._connection.row_factory
+
+    @row_factory.setter
+    def row_factory(self, factory: Any) -> None:
+        self._connection.row_factory = factory
+
+    def __getattr__(self, name: str) -> Any:
+        # info, autocommit, adapters and the like are the same in both.
+        return getattr(self._connection, name)
+
+
+class _BlockingCursor:
+    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self._cursor = cursor
+
+    async def execute(self, *arguments: Any) -> "_BlockingCursor":
+        self._cursor.execute(*arguments)
+        return self
+
+    async def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    async def fetchall(self) -> list[Any]:
+        return self._cursor.fetchall()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._cursor.close()
+
+
+class _Entered:
+    """A synchronous context manager, entered and left at once."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> Any:
+        return self._manager.__enter__()
+
+    async def __aexit__(self, *details: object) -> Any:
+        return self._manager.__exit__(*details)

@@ -1,0 +1,323 @@
+"""Brings a database to the schema of this version, forward only.
+
+Migrations are numbered files in `migrations/`. Each runs in one transaction, under an advisory lock, together
+with the record that it ran; so ten processes may start at once, and a killed one leaves nothing half done. A
+step that PostgreSQL won't run in a transaction (a concurrent index) goes in a file whose first line is
+`-- lineshaft: no transaction`; its statements are separated by lines `-- step` and are written so that
+running them again from the first is harmless, because that is what happens after an interruption.
+
+A file that was applied is never changed: its checksum is recorded and compared.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from importlib.resources import files
+from itertools import count
+from typing import LiteralString, cast
+
+import psycopg
+from psycopg.rows import class_row
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.errors import MigrationError, UnavailableError
+
+OLDEST_POSTGRES = 14
+#: For whoever lacks a right.
+OWNER_NEEDED = "Connect as the role that owns the schema lineshaft, or as a member of that role."
+_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_NO_TRANSACTION = "-- lineshaft: no transaction"
+_STEP = re.compile(r"^-- step\b.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    version: int
+    name: str
+    text: LiteralString
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def transactional(self) -> bool:
+        return not self.text.startswith(_NO_TRANSACTION)
+
+    @property
+    def steps(self) -> list[LiteralString]:
+        return [self.text] if self.transactional else [s for s in _STEP.split(self.text) if s.strip()]
+
+    def __str__(self) -> str:
+        return f"{self.version:04d} {self.name}"
+
+
+class State(StrEnum):
+    APPLIED = "applied"
+    PENDING = "pending"
+    #: Begun and cut off; `up` runs it again.
+    INTERRUPTED = "interrupted"
+    #: The file is not the one that was applied.
+    CHANGED = "changed"
+    #: Applied by a newer version of Lineshaft.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    version: int
+    name: str
+    state: State
+    applied_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    version: int
+    name: str
+    checksum: str
+    applied_at: datetime | None
+
+
+def bundled() -> list[Migration]:
+    """The migrations that this version of Lineshaft ships, in order."""
+    found = [
+        Migration(int(named[1]), named[2], entry.read_text(encoding="utf-8"))
+        for entry in files(__package__).joinpath("migrations").iterdir()
+        if (named := _FILE.fullmatch(entry.name))
+    ]
+    found.sort(key=lambda migration: migration.version)
+    for expected, migration in zip(count(1), found, strict=False):
+        if migration.version != expected:
+            raise MigrationError(f"Migration {expected:04d} is missing: the next file is {migration}.")
+    return found
+
+
+def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[Status]:
+    """Every migration this version or the database knows; changes nothing."""
+    with _connect(dsn) as connection:
+        return _compare(connection, bundled() if migrations is None else migrations)
+
+
+def check_server(dsn: str) -> str:
+    """Refuse a server that Lineshaft can't use, and tell who answered; changes nothing."""
+    with _connect(dsn) as connection:
+        _check_server(connection)
+        info = connection.info
+        version = info.server_version // 10_000
+        return f"PostgreSQL {version}, database {info.dbname} as {info.user} at {info.host}"
+
+
+def up(
+    dsn: str,
+    migrations: Sequence[Migration] | None = None,
+    *,
+    on_start: Callable[[Migration], None] = lambda _: None,
+    wait_sec: float = 300,
+) -> list[Migration]:
+    """Apply what is pending and tell what that was. Safe to call from any number of processes at once."""
+    known = bundled() if migrations is None else migrations
+    applied: list[Migration] = []
+    with _connect(dsn) as connection:
+        _check_server(connection)
+        while (migration := _next_pending(_compare(connection, known), known)) is not None:
+            if _apply(dsn, connection, migration, known, on_start=on_start, wait_sec=wait_sec):
+                applied.append(migration)
+        if migrations is None:
+            _settle_in(connection)
+    return applied
+
+
+def _settle_in(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """In a cluster that the database was restored in. Of several that see it one does it."""
+    if _one(connection, "comes_from_elsewhere")[0]:
+        with connection.transaction():
+            if _one(connection, "try_lock")[0]:
+                connection.execute(catalog.load("postgres/migrate")["settle_in"])
+
+
+@contextmanager
+def _connect(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A connection; whatever the database refuses while it is open is told in our words."""
+    try:
+        with _opened(dsn) as connection:
+            yield connection
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MigrationError(
+            f"The database refuses its role: {_first_line(error)}. {OWNER_NEEDED}"
+        ) from error
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            # What the driver says of a DSN that it can't read may quote a password.
+            raise MigrationError(
+                "LINESHAFT_DATABASE_URL can't be read: it must be postgresql://USER@HOST:PORT/DATABASE, or "
+                "keywords such as host=… dbname=… that PostgreSQL knows."
+            ) from None
+        raise MigrationError(
+            f"The database can't be used: {_first_line(error)}. Its log may say more; check that "
+            "LINESHAFT_DATABASE_URL names the right one."
+        ) from error
+
+
+@contextmanager
+def _opened(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    try:
+        with psycopg.connect(
+            dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None
+        ) as connection:
+            yield connection
+    except psycopg.OperationalError as error:
+        if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):
+            raise
+        # Also whoever only looks whether it is migrated comes here, and may try again.
+        raise UnavailableError(
+            f"Can't reach the database: {_first_line(error)}. Check that it runs and that "
+            "LINESHAFT_DATABASE_URL names it."
+        ) from error
+
+
+def _check_server(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    version, encoding = cast("tuple[int, str]", _one(connection, "server_facts"))
+    if version < OLDEST_POSTGRES * 10_000:
+        raise MigrationError(
+            f"Lineshaft needs PostgreSQL {OLDEST_POSTGRES} or newer; this server is {version // 10_000}."
+        )
+    if encoding != "UTF8":
+        raise MigrationError(
+            f"Lineshaft needs a database with encoding UTF8; this one has {encoding}. "
+            "Create one with: CREATE DATABASE lineshaft ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+def _compare(
+    connection: psycopg.Connection[tuple[object, ...]], migrations: Sequence[Migration]
+) -> list[Status]:
+    recorded: dict[int, _Recorded] = {}
+    if _one(connection, "has_table")[0]:
+        with connection.cursor(row_factory=class_row(_Recorded)) as cursor:
+            cursor.execute(catalog.load("postgres/migrate")["list_recorded"])
+            recorded = {row.version: row for row in cursor}
+    statuses = []
+    for migration in migrations:
+        row = recorded.pop(migration.version, None)
+        if row is None:
+            state = State.PENDING
+        elif row.applied_at is None:
+            state = State.INTERRUPTED
+        else:
+            state = State.APPLIED if row.checksum == migration.checksum else State.CHANGED
+        statuses.append(Status(migration.version, migration.name, state, row.applied_at if row else None))
+    unknown = [Status(row.version, row.name, State.UNKNOWN, row.applied_at) for row in recorded.values()]
+    return statuses + unknown
+
+
+def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -> Migration | None:
+    """The migration to apply now; refuses a database that this version must not touch."""
+    unknown = [s for s in statuses if s.state is State.UNKNOWN]
+    if unknown:
+        raise MigrationError(
+            f"The database is newer than this Lineshaft: it has migration {unknown[-1].version:04d} "
+            f"{unknown[-1].name}, this version knows up to {len(migrations):04d}. Upgrade Lineshaft."
+        )
+    changed = [s for s in statuses if s.state is State.CHANGED]
+    if changed:
+        raise MigrationError(
+            f"Migration {changed[0].version:04d} {changed[0].name} was applied to this database with other "
+            "content than this version ships. Install the version that was used, or restore the file."
+        )
+    todo = {s.version for s in statuses if s.state is not State.APPLIED}
+    return next((m for m in migrations if m.version in todo), None)
+
+
+def _apply(
+    dsn: str,
+    connection: psycopg.Connection[tuple[object, ...]],
+    migration: Migration,
+    migrations: Sequence[Migration],
+    *,
+    on_start: Callable[[Migration], None],
+    wait_sec: float,
+) -> bool:
+    """Take the lock and apply a migration; False if another process got there first."""
+    deadline = time.monotonic() + wait_sec
+    while True:
+        with connection.transaction():
+            if _one(connection, "try_lock")[0]:
+                if _next_pending(_compare(connection, migrations), migrations) is not migration:
+                    return False
+                on_start(migration)
+                _run(dsn, connection, migration)
+                return True
+        if time.monotonic() > deadline:
+            raise MigrationError(
+                f"Another process has been migrating this database for {wait_sec:.0f} s. Look for its "
+                "connection in pg_stat_activity: the application_name is 'lineshaft migrate'."
+            )
+        time.sleep(0.05)
+
+
+def _run(dsn: str, connection: psycopg.Connection[tuple[object, ...]], migration: Migration) -> None:
+    """Called under the lock, inside the transaction that holds it."""
+    record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
+    try:
+        if migration.transactional:
+            connection.execute(catalog.load("postgres/migrate")["limit_lock_wait"])
+            _record_started(connection, record)
+            _execute(connection, migration.text)
+            connection.execute(catalog.load("postgres/migrate")["record_applied"], record)
+        else:
+            # Commits as it goes, so it needs a connection of its own; this one keeps the lock meanwhile.
+            with _opened(dsn) as worker:
+                _record_started(worker, record)
+                for step in migration.steps:
+                    _execute(worker, step)
+                worker.execute(catalog.load("postgres/migrate")["record_applied"], record)
+    except psycopg.Error as error:
+        raise MigrationError(_failure(migration, error)) from error
+
+
+def _record_started(connection: psycopg.Connection[tuple[object, ...]], record: dict[str, object]) -> None:
+    statements = catalog.load("postgres/migrate")
+    if not _one(connection, "has_table")[0]:
+        connection.execute(statements["create_schema"])
+        connection.execute(statements["create_table"])
+    connection.execute(statements["record_started"], record)
+
+
+def _execute(connection: psycopg.Connection[tuple[object, ...]], text: LiteralString) -> None:
+    # Without parameters psycopg sends the text as it is, several statements at once.
+    connection.execute(text)
+
+
+def _one(connection: psycopg.Connection[tuple[object, ...]], name: str) -> tuple[object, ...]:
+    row = connection.execute(catalog.load("postgres/migrate")[name]).fetchone()
+    if row is None:
+        raise MigrationError(f"The database gave no answer to {name}.")
+    return row
+
+
+def _failure(migration: Migration, error: psycopg.Error) -> str:
+    place = ""
+    if position := error.diag.statement_position:
+        place = f" (line {migration.text.count(chr(10), 0, int(position)) + 1})"
+    remedy = (
+        "Nothing of it was applied."
+        if migration.transactional
+        else "It is run again by the next 'migrate up'."
+    )
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        remedy += (
+            " A table was busy for 10 s; end long transactions on it and run 'lineshaft migrate up' again."
+        )
+    elif isinstance(error, psycopg.errors.InsufficientPrivilege):
+        remedy += " The role needs CREATE on the database, or must own the schema lineshaft."
+    return f"Migration {migration} failed{place}: {_first_line(error)}. {remedy}"
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return (error.diag.message_primary or str(error)).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,283 @@
+"""Which tasks and DAGs a list shows, page by page, without counting and without skipping.
+
+The history has millions of tasks and no index for every filter. A filter that leaves few tasks (a DAG, a
+parent, a tag, a live state, a bad end) collects them all and sorts; which one does is found by trying, since
+each gives up at `FEW`. Otherwise the list walks through all tasks from the newest on, a bounded part at a
+time, and hands out a cursor where it stopped: what fits often is found at once, what fits rarely comes in
+short pages.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from lineshaft.engine.read.reading import Reader, Row, decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.states import ENDED, LIVE, Status
+
+#: A filter with no more tasks than this is sorted; one with more is walked.
+FEW = 10_000
+#: Rows of the history that a walk looks at in one statement, and how many such parts one page may take.
+SCAN, PARTS = 20_000, 10
+
+
+class TaskOrder(StrEnum):
+    #: Newest first.
+    CREATED_AT = "created_at"
+    #: Who is next first. Only what has not ended has a place in that order.
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Each: any of these; none: all. A task must pass every one."""
+
+    status: Sequence[str] = ()
+    type: Sequence[str] = ()
+    dag_id: Sequence[str] = ()
+    parent_id: Sequence[str] = ()
+    #: Who holds it, or under whose claim it ended.
+    agent_id: Sequence[str] = ()
+    tag: Sequence[str] = ()
+    created_by: Sequence[str] = ()
+    #: Part of the title, in any case.
+    q: Sequence[str] = ()
+    lock_key: Sequence[str] = ()
+    #: The lowest and the highest number that fit; not how age and deadlines have moved them since.
+    priority: tuple[int, int] | None = None
+    #: Only tasks whose work is done by their children.
+    batches: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        refuse_unstorable(
+            type=self.type,
+            dag_id=self.dag_id,
+            parent_id=self.parent_id,
+            agent_id=self.agent_id,
+            tag=self.tag,
+            created_by=self.created_by,
+            q=self.q,
+            lock_key=self.lock_key,
+        )
+        low, high = self.priority or (None, None)
+        statuses = [Status.parse(name) for name in self.status]
+        return {
+            "any_status": not statuses,
+            "live": [name for name in statuses if name in LIVE] or None,
+            "ended": [name for name in statuses if name in ENDED] or None,
+            "types": _any_of(self.type),
+            "dag_ids": _any_of(self.dag_id),
+            "parent_ids": _any_of(self.parent_id),
+            "agent_ids": _any_of(self.agent_id),
+            "tags": _any_of(self.tag),
+            "created_by": _any_of(self.created_by),
+            "patterns": patterns(self.q),
+            "lock_keys": _any_of(self.lock_key),
+            "priority_from": low,
+            "priority_to": high,
+            "batches": self.batches or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagFilter:
+    #: pending, running, completed, failed or cancelled.
+    status: Sequence[str] = ()
+    created_by: Sequence[str] = ()
+    q: Sequence[str] = ()
+    #: Also those of standalone tasks.
+    virtual: bool = True
+
+    def parameters(self) -> dict[str, Any]:
+        refuse_unstorable(created_by=self.created_by, q=self.q)
+        for name in self.status:
+            if name.lower() not in _DAG_STATES:
+                fault = f"must be one of {', '.join(_DAG_STATES)}, got {name!r}"
+                raise InvalidInputError(errors=[("status", fault)])
+        return {
+            "statuses": _any_of(name.lower() for name in self.status),
+            "created_by": _any_of(self.created_by),
+            "patterns": patterns(self.q),
+            "virtual": self.virtual,
+        }
+
+
+_DAG_STATES = ("pending", "running", "completed", "failed", "cancelled")
+
+
+def _any_of(values: Iterable[str]) -> list[str] | None:
+    return list(values) or None
+
+
+def patterns(parts: Iterable[str]) -> list[str] | None:
+    """For ILIKE, with its special characters taken literally."""
+    escaped = [part.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for part in parts]
+    return [f"%{part}%" for part in escaped] or None
+
+
+class _AgeKey(Struct, frozen=True, array_like=True, tag="task"):
+    at: datetime
+    id: str
+
+
+class _DagKey(Struct, frozen=True, array_like=True, tag="dag"):
+    at: datetime
+    id: str
+
+
+class _PriorityKey(Struct, frozen=True, array_like=True, tag="priority"):
+    #: Priorities move with time: all pages are sorted as of the first.
+    as_of: datetime
+    effective: float
+    no: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The ids of one page, in order, and where the next one begins."""
+
+    ids: list[str]
+    next_cursor: str | None
+
+
+async def task_keys(
+    reader: Reader, wanted: TaskFilter, order: str, limit: int, cursor: str | None, *, few: int = FEW
+) -> Keys:
+    if order not in tuple(TaskOrder):
+        raise InvalidInputError(errors=[("order", f"must be one of {', '.join(TaskOrder)}, got {order!r}")])
+    if order == TaskOrder.PRIORITY:
+        return await _by_priority(reader, wanted, limit, cursor, few)
+    filters = wanted.parameters()
+    start = decode_cursor(cursor, _AgeKey)
+    ids = await _collect(reader, filters, few)
+    if ids is None:
+        await reader.send("plan_to_walk")
+
+    async def fetch(after: _Place | None, need: int) -> list[Row]:
+        place = {**_behind(after), "limit": need}
+        if ids is not None:
+            return await reader.rows("keys_among", **filters, **place, ids=ids)
+        return await reader.rows("keys_by_age", **filters, **place, scan=SCAN)
+
+    rows, last = await _walk(fetch, _place_of(start), limit)
+    return Keys([row["id"] for row in rows], None if last is None else encode_cursor(_AgeKey(*last)))
+
+
+async def dag_keys(reader: Reader, wanted: DagFilter, limit: int, cursor: str | None) -> Keys:
+    filters = wanted.parameters()
+    start = decode_cursor(cursor, _DagKey)
+    await reader.send("plan_to_walk")
+
+    async def fetch(after: _Place | None, need: int) -> list[Row]:
+        place = {**_behind(after), "limit": need, "scan": SCAN}
+        return await reader.rows("dag_keys_by_age", **filters, **place)
+
+    rows, last = await _walk(fetch, _place_of(start), limit)
+    return Keys([row["dag_id"] for row in rows], None if last is None else encode_cursor(_DagKey(*last)))
+
+
+_Place = tuple[datetime, str]
+_Fetch = Callable[[_Place | None, int], Awaitable[list[Row]]]
+
+
+def _place_of(key: _AgeKey | _DagKey | None) -> _Place | None:
+    return None if key is None else (key.at, key.id)
+
+
+async def _walk(fetch: _Fetch, after: _Place | None, limit: int) -> tuple[list[Row], _Place | None]:
+    """The rows of a page that fit, and the place to go on behind; None: there is nothing more."""
+    found: list[Row] = []
+    for _ in range(PARTS):
+        # One more than wanted tells whether there is a next page.
+        rows = await fetch(after, limit + 1 - len(found))
+        found += [row for row in rows if row["fits"]]
+        if len(found) > limit:
+            return found[:limit], _place(found[limit - 1])
+        if not rows or not rows[-1]["is_last"]:
+            return found, None
+        after = _place(rows[-1])
+    return found, after
+
+
+def _place(row: Row) -> _Place:
+    return row["created_at"], row["id"]
+
+
+def _behind(place: _Place | None) -> dict[str, Any]:
+    at, name = place or (None, None)
+    return {"after_at": at, "after_id": name}
+
+
+async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: str | None, few: int) -> Keys:
+    filters = wanted.parameters()
+    if filters["any_status"]:
+        filters |= {"any_status": False, "live": sorted(LIVE)}
+    if filters["ended"]:
+        names = ", ".join(filters["ended"])
+        fault = f"priority orders what has not ended, but status asks for {names}; use created_at"
+        raise InvalidInputError(errors=[("order", fault)])
+    after = decode_cursor(cursor, _PriorityKey)
+    as_of = after.as_of if after else (await reader.rows("read_now"))[0]["now"]
+    place = {
+        "as_of": as_of,
+        "after_effective": after and after.effective,
+        "after_no": after and after.no,
+        "limit": limit + 1,
+    }
+    ids = await _collect(reader, filters, few)
+    given = {name for name, value in filters.items() if value}
+    if ids is None and filters["live"] == [Status.READY] and given <= {"live", "types"}:
+        rows = await reader.rows("keys_of_ready", types=filters["types"], **place)
+    else:
+        if ids is None:
+            await reader.send("plan_to_scan")
+        rows = await reader.rows("keys_by_priority", **filters, **place, ids=ids)
+    page = rows[:limit]
+    more = None
+    if len(rows) > limit:
+        more = encode_cursor(_PriorityKey(as_of, page[-1]["effective"], page[-1]["submission_no"]))
+    return Keys([row["id"] for row in page], more)
+
+
+#: Where the tasks of a state are found, if not by walking.
+_SOURCES = {
+    Status.CLAIMED: "ids_held",
+    Status.RUNNING: "ids_held",
+    Status.RETRYING: "ids_retrying",
+    Status.PENDING: "ids_live",
+    Status.READY: "ids_live",
+    Status.VALIDATING: "ids_live",
+    Status.COMPLETED: "ids_completed",
+    Status.CANCELLED: "ids_ended_badly",
+    Status.DEAD_LETTERED: "ids_ended_badly",
+}
+
+
+async def _collect(reader: Reader, filters: dict[str, Any], few: int) -> list[str] | None:
+    """All tasks that might pass, by whichever filter leaves few; None: all of them leave many."""
+    attempts: list[list[str]] = []
+    if filters["parent_ids"]:
+        attempts.append(["ids_of_parents"])
+    if filters["dag_ids"]:
+        attempts.append(["ids_of_dags"])
+    if filters["lock_keys"]:
+        attempts.append(["ids_of_documents"])
+    if not filters["any_status"]:
+        statuses = [*(filters["live"] or ()), *(filters["ended"] or ())]
+        attempts.append(sorted({_SOURCES[name] for name in statuses}))
+    if filters["tags"]:
+        attempts.append(["ids_tagged"])
+    for statements in attempts:
+        ids: set[str] = set()
+        for name in statements:
+            (row,) = await reader.rows(name, **filters, most=few + 1)
+            ids.update(row["ids"] or ())
+            if len(ids) > few:
+                break
+        if len(ids) <= few:
+            return list(ids)
+    return None

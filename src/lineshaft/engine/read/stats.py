@@ -1,0 +1,222 @@
+"""Figures about the whole queue, in milliseconds however large it is.
+
+Nothing here counts a large table. Each figure is exact up to a bound, and estimated, and says so, beyond it:
+
+- Live tasks: exact if there are no more than `MOST`. Otherwise what is in an agent's hands, RETRYING or READY
+  is counted through its own index, each exact up to `MOST`; the rest is scaled up from a random sample of
+  pages.
+- Ended tasks: from a sample of pages, which is all of them, and so exact, while the table has no more than
+  `PAGES`. Those that ended badly are counted through their index, exact up to `MOST`.
+- Throughput and money: a window is cut in parts and up to `PART_ROWS` rows are read of each. A part that has
+  more goes in at the rate of those that were read. Attempts that failed are sampled like ended tasks.
+- The oldest READY task: exact with the counts of READY; otherwise the oldest of all rows that were looked at.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from lineshaft.engine.read.reading import Reader, Row
+from lineshaft.model.priority import TIER_ENDS, Tier
+from lineshaft.model.states import ENDED, Status
+
+#: Figures are exact up to this many rows.
+MOST = 10_000
+#: Pages of a larger table that are sampled.
+PAGES = 250
+#: In so many parts windows are cut; at most so many rows are read of each.
+PARTS, PART_ROWS = 20, 500
+
+_BOUNDS = [end for end, _ in TIER_ENDS]
+_TIERS = [*(name for _, name in TIER_ENDS), Tier.BACKGROUND]
+_NOTHING = Decimal(0)
+_SIX_PLACES = Decimal("0.000001")
+#: Statuses that depth_indexed counts completely, by where it finds them.
+_INDEXED = {
+    Status.CLAIMED: {"held"},
+    Status.RUNNING: {"held"},
+    Status.RETRYING: {"due"},
+    Status.READY: {"ready", "wants_lock", "wants_money"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many tasks are in a state and tier; what has ended is in no tier."""
+
+    status: Status
+    tier: Tier | None
+    count: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What ended in a window of time."""
+
+    window_sec: float
+    completed: int
+    cancelled: int
+    dead_lettered: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    as_of: datetime
+    depth: tuple[Depth, ...]
+    #: Since when the longest-waiting READY task is READY; None: there is none.
+    oldest_ready_at: datetime | None
+    oldest_ready_exact: bool
+    last_minute: Throughput
+    last_hour: Throughput
+    #: Since midnight UTC, with what the attempts under way have reported so far.
+    spent_today_usd: Decimal
+    spent_today_exact: bool
+
+    @property
+    def oldest_ready_sec(self) -> float | None:
+        if self.oldest_ready_at is None:
+            return None
+        return max((self.as_of - self.oldest_ready_at).total_seconds(), 0.0)
+
+    @property
+    def by_status(self) -> dict[Status, int]:
+        counts: Counter[Status] = Counter()
+        for item in self.depth:
+            counts[item.status] += item.count
+        return dict(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is looked at. Tests make it small."""
+
+    most: int = MOST
+    pages: int = PAGES
+    part_rows: int = PART_ROWS
+
+    def percent(self, table_pages: int) -> float:
+        """How much of a table to sample."""
+        return 100.0 if table_pages <= self.pages else 100.0 * self.pages / table_pages
+
+
+async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
+    (sizes,) = await reader.rows("table_sizes", most=bounds.most + 1)
+    live, oldest, oldest_exact = await _live_depth(reader, bounds, sizes)
+    as_of: datetime = sizes["now"]
+    # Microseconds are the smallest there is: windows are open below, and midnight belongs to the new day.
+    midnight = as_of.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = midnight - timedelta(microseconds=1)
+    share = bounds.percent(sizes["attempt_pages"])
+    limits = {"upto": as_of, "parts": PARTS, "most": bounds.part_rows + 1}
+    minute = await reader.send("ends_by_time", since=as_of - timedelta(minutes=1), with_cost=False, **limits)
+    hour = await reader.send("ends_by_time", since=as_of - timedelta(hours=1), with_cost=False, **limits)
+    day = await reader.send("ends_by_time", since=today, with_cost=True, **limits)
+    failed = await reader.send("attempts_sampled", since=today, percent=share)
+    held = await reader.send("held_cost", most=bounds.most)
+    ended = await _ended_depth(reader, bounds, sizes["ended_pages"])
+    completed, day_exact = _spent(await day.fetchall(), bounds)
+    (unsuccessful,) = await failed.fetchall()
+    (under_way,) = await held.fetchall()
+    spent = completed + unsuccessful["cost_usd"] * Decimal(100 / share) + under_way["cost_usd"]
+    return Stats(
+        as_of=as_of,
+        depth=(*live, *ended),
+        oldest_ready_at=oldest,
+        oldest_ready_exact=oldest_exact,
+        last_minute=_throughput(60.0, await minute.fetchall(), bounds),
+        last_hour=_throughput(3600.0, await hour.fetchall(), bounds),
+        spent_today_usd=spent.quantize(_SIX_PLACES),
+        spent_today_exact=day_exact and share == 100,  # noqa: PLR2004 - per cent: all of it
+    )
+
+
+async def _live_depth(
+    reader: Reader, bounds: Bounds, sizes: Row
+) -> tuple[list[Depth], datetime | None, bool]:
+    if sizes["live_rows"] <= bounds.most:
+        rows = await reader.rows("depth_counted", tiers=_BOUNDS)
+        return _depths(_sums(rows), exact=frozenset(Status)), _oldest(rows), True
+    percent = bounds.percent(sizes["live_pages"])
+    by_index = await reader.send("depth_indexed", most=bounds.most + 1, tiers=_BOUNDS)
+    by_sample = await reader.send("depth_sampled", percent=percent, tiers=_BOUNDS)
+    first = await reader.send("oldest_of_first")
+    indexed, sampled = await by_index.fetchall(), await by_sample.fetchall()
+    totals: Counter[str] = Counter()
+    for row in indexed:
+        totals[row["source"]] += row["n"]
+    exact = frozenset(
+        status for status, sources in _INDEXED.items() if all(totals[name] <= bounds.most for name in sources)
+    )
+    seen = _sums(indexed)
+    estimated = {place: round(n * 100 / percent) for place, n in _sums(sampled).items()}
+    # There are at least as many as were seen.
+    figures = {place: max(estimated.get(place, 0), seen.get(place, 0)) for place in {*estimated, *seen}}
+    figures = {place: n for place, n in figures.items() if place[0] not in exact}
+    figures |= {place: n for place, n in seen.items() if place[0] in exact}
+    everything = percent == 100  # noqa: PLR2004 - per cent: all of it
+    depths = _depths(figures, exact=frozenset(Status) if everything else exact)
+    oldest = _oldest([*indexed, *sampled, *await first.fetchall()])
+    return depths, oldest, everything or Status.READY in exact
+
+
+async def _ended_depth(reader: Reader, bounds: Bounds, table_pages: int) -> list[Depth]:
+    percent = bounds.percent(table_pages)
+    sample = await reader.send("ended_sampled", percent=percent)
+    badly = await reader.send("ended_badly_counted", most=bounds.most + 1)
+    everything = percent == 100  # noqa: PLR2004 - per cent: all of it
+    found = {row["status"]: round(row["n"] * 100 / percent) for row in await sample.fetchall()}
+    exact = set(ENDED) if everything else set()
+    for row in await badly.fetchall():
+        if everything or row["n"] <= bounds.most:
+            exact.add(Status(row["status"]))
+            found[row["status"]] = found.get(row["status"], 0) if everything else row["n"]
+    return [
+        Depth(status, None, found[status], status in exact)
+        for status in Status
+        if status in ENDED and found.get(status)
+    ]
+
+
+_Place = tuple[Status, int]
+
+
+def _sums(rows: Iterable[Row]) -> Mapping[_Place, int]:
+    sums: Counter[_Place] = Counter()
+    for row in rows:
+        sums[Status(row["status"]), row["tier"]] += row["n"]
+    return sums
+
+
+def _depths(figures: Mapping[_Place, int], *, exact: frozenset[Status]) -> list[Depth]:
+    order = list(Status)
+    places = sorted(figures, key=lambda place: (order.index(place[0]), place[1]))
+    return [Depth(s, _TIERS[t], figures[s, t], s in exact) for s, t in places if figures[s, t]]
+
+
+def _oldest(rows: Iterable[Row]) -> datetime | None:
+    return min((row["oldest"] for row in rows if row["oldest"] is not None), default=None)
+
+
+def _scale(part: Row, bounds: Bounds) -> float:
+    """By how much to multiply what was read of a part of a window."""
+    if part["n"] <= bounds.part_rows or not part["covered"]:
+        return 1.0
+    return float(part["seconds"] / part["covered"])
+
+
+def _throughput(window_sec: float, parts: Sequence[Row], bounds: Bounds) -> Throughput:
+    totals: dict[str, Any] = {
+        name: round(sum(part[name] * _scale(part, bounds) for part in parts))
+        for name in ("completed", "cancelled", "dead_lettered")
+    }
+    return Throughput(window_sec, **totals, exact=all(part["n"] <= bounds.part_rows for part in parts))
+
+
+def _spent(parts: Sequence[Row], bounds: Bounds) -> tuple[Decimal, bool]:
+    total = sum((part["cost_usd"] * Decimal(_scale(part, bounds)) for part in parts), _NOTHING)
+    return total, all(part["n"] <= bounds.part_rows for part in parts)

@@ -1,0 +1,354 @@
+"""Why a task is not running, told from the same rows that a claim would look at.
+
+`claim_tasks` decides what can be claimed; this explains it. Of a READY task `runnable` says whether any
+active agent's claim would get it once it is its turn: a place further back in the queue is no reason. An
+agent must pass every test by itself: one that is free and one that has money don't make a third that is both.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import NamedTuple
+
+from lineshaft.checks.registry import HUMAN
+from lineshaft.engine.read.reading import Row
+from lineshaft.engine.read.views import dead_above
+from lineshaft.errors import (
+    AlreadyClaimedError,
+    BudgetExceededError,
+    CapabilityMismatchError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotClaimableError,
+)
+from lineshaft.model.states import Status
+
+#: So many of a kind are named, the rest are counted.
+_NAMED = 3
+#: So much of an error is shown.
+_ERROR = 300
+
+
+class ReasonCode(StrEnum):
+    BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
+    UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
+    WAITING_RETRY = "waiting_retry"
+    WAITING_GATE = "waiting_gate"
+    WAITING_APPROVAL = "waiting_approval"
+    SCHEDULED = "scheduled"
+    NO_CAPABLE_AGENT = "no_capable_agent"
+    NO_AFFORDABLE_AGENT = "no_affordable_agent"
+    DAG_BUDGET = "dag_budget"
+    DAILY_BUDGET = "daily_budget"
+    BREAKER_OPEN = "breaker_open"
+    LOCK_HELD = "lock_held"
+    SLOWDOWN = "slowdown"
+    AGENTS_FULL = "agents_full"
+    PAUSED = "paused"
+
+
+class Reason(NamedTuple):
+    code: ReasonCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    task_id: str
+    status: Status
+    #: A claim would get it now. Never true of what is in an agent's hands or has ended: there is nothing to
+    #: claim.
+    runnable: bool
+    reasons: tuple[Reason, ...]
+
+
+def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Iterable[Row]) -> Why:
+    """From a row of why_task and the rows of upstream, why_models and why_agents."""
+    status = Status(task["status"])
+    reasons: list[Reason] = []
+    if status is Status.PENDING:
+        reasons = [*_dependencies(task, upstream), *_schedule(task)]
+    elif status is Status.RETRYING:
+        reasons = [_retry(task)]
+    elif status is Status.VALIDATING:
+        reasons = [_gate(task)]
+    elif status is Status.READY:
+        rows = list(agents)
+        named = {*task["models"], *(model for row in rows for model in row["models_available"])}
+        unusable = _unusable(named, list(models))
+        reasons = [*_guards(task), *_money_of_day(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
+    runnable = status is Status.READY and not reasons
+    return Why(task["id"], status, runnable, tuple(reasons))
+
+
+def _unusable(models: Iterable[str], barred: Sequence[Row]) -> dict[str, datetime | None]:
+    """Models that no claim uses: until when they are slowed down; None: their breaker is open."""
+    unusable: dict[str, datetime | None] = {}
+    for model in models:
+        keys = {f"model:{model}", f"provider:{model.partition('/')[0]}"}
+        ends = [row["until"] for row in barred if row["key"] in keys]
+        if ends:
+            # An open breaker outlasts a slow-down.
+            unusable[model] = None if None in ends else max(ends)
+    return unusable
+
+
+def refusal(why: Why, agent: Row) -> LineshaftError:
+    """What to tell an agent that wanted this very task (R-063); `why` looked at no other agent."""
+    asked = f"Agent {agent['id']} can't claim task {why.task_id}"
+    details = " ".join(reason.detail for reason in why.reasons)
+    codes = {reason.code for reason in why.reasons}
+    if why.status in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
+        return AlreadyClaimedError(f"{asked}: it is {why.status}, in another claim's hands.")
+    if why.status is not Status.READY:
+        return InvalidTransitionError(f"{asked}: it is {why.status}, not READY. {details}".rstrip())
+    if not codes:
+        return AlreadyClaimedError(f"{asked}: another claim was quicker. Look at the task, or try again.")
+    incapable = codes & {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.WAITING_APPROVAL}
+    if incapable and agent["status"] == "active":
+        return CapabilityMismatchError(f"{asked}. {details}")
+    if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET, ReasonCode.DAILY_BUDGET}:
+        return BudgetExceededError(f"{asked}. {details}")
+    return NotClaimableError(f"{asked}. {details}", reasons=why.reasons)
+
+
+def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
+    direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
+    if direct:
+        states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
+        what = "its children" if task["is_batch"] else "other tasks"
+        advice = ""
+        if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
+            advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
+        yield Reason(ReasonCode.BLOCKED_BY_DEPENDENCY, f"Waits for {what}: {states}.{advice}")
+    if dead := dead_above(upstream).get(task["id"]):
+        yield Reason(
+            ReasonCode.UPSTREAM_DEAD_LETTERED,
+            f"Dead letters upstream: {_listed(dead)}. They wait for a person: retry or change them, then "
+            "this goes on; or cancel them, and it is cancelled too.",
+        )
+
+
+def _schedule(task: Row) -> Iterable[Reason]:
+    if task["due_at"] is not None:
+        yield Reason(ReasonCode.SCHEDULED, f"Is not to run before {_when(task['due_at'], task['now'])}.")
+
+
+def _retry(task: Row) -> Reason:
+    after = f" after {task['last_category']}" if task["last_category"] else ""
+    return Reason(
+        ReasonCode.WAITING_RETRY,
+        f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
+        f"{task['max_attempts']} attempts are used. Retry it by hand to try at once.",
+    )
+
+
+def _gate(task: Row) -> Reason:
+    method = task["gate"]
+    if method is None:
+        return Reason(ReasonCode.WAITING_GATE, "Its output was handed in just now, and is being checked.")
+    place = f"gate {task['gate_no'] + 1} of {task['gates']}, {method!r}, since {_iso(task['gate_since'])}"
+    if method == HUMAN:
+        return Reason(
+            ReasonCode.WAITING_APPROVAL,
+            f"Its output waits for a person at {place}. Approve or refuse it: it is in the list of "
+            "approvals.",
+        )
+    if not task["gate_runs"]:
+        how = "No validator has begun with it: it needs a server that runs this gate."
+    else:
+        error = f" (last time: {_short(task['gate_error'])})" if task["gate_error"] else ""
+        how = (
+            f"Validators have begun with it {task['gate_runs']} times{error}; without a verdict it is run "
+            f"again at {_when(task['gate_due_at'], task['now'], 'a validator')}."
+        )
+    return Reason(ReasonCode.WAITING_GATE, f"Its output is at {place}. {how}")
+
+
+def _guards(task: Row) -> Iterable[Reason]:
+    for name, reason in zip(task["paused"], task["paused_because"], strict=True):
+        what = "Everything" if name == "*" else f"Type {name!r}"
+        yield Reason(ReasonCode.PAUSED, f"{what} is paused{_paused_by(reason)}. Resume it.")
+    if task["breaker_state"] is not None and not task["probe_due"]:
+        yield Reason(ReasonCode.BREAKER_OPEN, _breaker(task))
+    if task["slowed_until"] is not None:
+        because = f" ({task['slowed_because']})" if task["slowed_because"] else ""
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"All claims are held back until {_iso(task['slowed_until'])}, after a rate limit{because}."
+            " Delete the slow-down * to go on at once.",
+        )
+    if task["lock_refused"]:
+        by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} is held by task {task['lock_holder']}{by} until that ends, or until "
+            f"{_iso(task['lock_expires_at'])} if it isn't renewed. Delete the lock if the holder is gone.",
+        )
+    elif task["parked"] == "lock":
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} was held and is free now: the promoter brings this back at its next "
+            "tick.",
+        )
+
+
+def _paused_by(reason: str | None) -> str:
+    return " by hand" if reason is None else f": {reason}"
+
+
+def _breaker(task: Row) -> str:
+    opened = (
+        f"The breaker of type {task['type']!r} is {task['breaker_state']} since {_iso(task['opened_at'])}"
+    )
+    if task["forced"]:
+        return f"{opened}, by hand. Reset it."
+    if task["probe_task_id"]:
+        return f"{opened}; task {task['probe_task_id']} is its probe and decides whether it closes."
+    failures = f"{opened}, after {task['failures']} failures."
+    if task["probe_at"] is None:
+        return f"{failures} Reset it."
+    return f"{failures} The first claim after {_iso(task['probe_at'])} gets one task as a probe; or reset it."
+
+
+def _money_of_day(task: Row) -> Iterable[Reason]:
+    left, cost = task["left_today_usd"], task["cost_usd"]
+    if left is not None and cost > left:
+        yield Reason(
+            ReasonCode.DAILY_BUDGET,
+            f"{_usd(left)} are left of the daily budget, apart from what is reserved, and the task may cost "
+            f"{_usd(cost)}. Wait until midnight UTC, or raise LINESHAFT_DAILY_BUDGET_USD.",
+        )
+
+
+def _money_of_dag(task: Row) -> Iterable[Reason]:
+    ceiling, cost = task["budget_ceiling_usd"], task["cost_usd"]
+    if ceiling is None:
+        return
+    left = ceiling - task["spent_usd"] - task["reserved_usd"]
+    if cost > left:
+        yield Reason(
+            ReasonCode.DAG_BUDGET,
+            f"DAG {task['dag_id']} has {_usd(left)} left of {_usd(ceiling)} ({_usd(task['spent_usd'])} "
+            f"spent, {_usd(task['reserved_usd'])} reserved) and the task may cost {_usd(cost)}. Wait for "
+            "reservations to be settled, raise the ceiling, or cancel it.",
+        )
+    elif task["parked"] == "dag_budget":
+        yield Reason(
+            ReasonCode.DAG_BUDGET,
+            f"DAG {task['dag_id']} had too little money and has {_usd(left)} now: the promoter brings this "
+            "back at its next tick.",
+        )
+
+
+class _Agent:
+    """One agent's view of the task: each test as claim_tasks makes it."""
+
+    def __init__(self, row: Row, task: Row, unusable: dict[str, datetime | None]) -> None:
+        self.row = row
+        self.id: str = row["id"]
+        self.active = row["status"] == "active"
+        self.missing = sorted(set(task["required_capabilities"]) - set(row["capabilities"]))
+        self.wrong_type = row["types"] is not None and task["type"] not in row["types"]
+        wanted, own = task["models"], row["models_available"]
+        # Without preferences the agent uses its own first model.
+        candidates = own[:1] if not wanted else [m for m in wanted if not own or m in own]
+        self.no_model = bool(wanted) and not candidates
+        self.held_back = [m for m in candidates if m in unusable]
+        self.models_ok = (not wanted and not own) or len(self.held_back) < len(candidates)
+        self.money: Decimal | None = row["money"]
+        self.affords = self.money is None or self.money >= task["cost_usd"]
+        self.free = row["held"] < row["max_concurrent_tasks"]
+
+    @property
+    def capable(self) -> bool:
+        return not (self.wrong_type or self.missing or self.no_model)
+
+
+def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]) -> Iterable[Reason]:
+    agents = [_Agent(row, task, unusable) for row in rows]
+    capable = [agent for agent in agents if agent.capable and agent.active]
+    if not capable and HUMAN in task["required_capabilities"]:
+        yield Reason(
+            ReasonCode.WAITING_APPROVAL,
+            f"Waits for a person: it needs the capability {HUMAN!r}. Answer or refuse it: it is in the list "
+            "of approvals.",
+        )
+        return
+    if not capable:
+        yield Reason(ReasonCode.NO_CAPABLE_AGENT, _nobody(task, agents))
+        return
+    if any(agent.models_ok and agent.affords and agent.free for agent in capable):
+        return
+    held_back = {m for agent in capable if not agent.models_ok for m in agent.held_back}
+    if slowed := sorted((until, m) for m in held_back if (until := unusable[m]) is not None):
+        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slow-down.",
+        )
+    if broken := sorted(m for m in held_back if unusable[m] is None):
+        keys = _listed(f"model:{model}" for model in broken)
+        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+    if poor := [agent for agent in capable if not agent.affords]:
+        left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
+        yield Reason(
+            ReasonCode.NO_AFFORDABLE_AGENT,
+            f"The task may cost {_usd(task['cost_usd'])}; {left} left. Add to a budget or register an agent.",
+        )
+    if full := [agent for agent in capable if not agent.free]:
+        slots = _listed(f"{a.id} {a.row['held']} of {a.row['max_concurrent_tasks']}" for a in full)
+        yield Reason(ReasonCode.AGENTS_FULL, f"Slots are taken: {slots}. Wait, raise a limit, or add agents.")
+
+
+def _nobody(task: Row, agents: Sequence[_Agent]) -> str:
+    wants = [f"type {task['type']!r}"]
+    if task["required_capabilities"]:
+        wants.append(
+            f"capabilities {_listed(task['required_capabilities'], len(task['required_capabilities']))}"
+        )
+    if task["models"]:
+        wants.append(f"one of the models {_listed(task['models'], len(task['models']))}")
+    needs = f"It needs an active agent for {', '.join(wants)}."
+    if idle := [agent for agent in agents if agent.capable]:
+        names = _listed(f"{agent.id} ({agent.row['status']})" for agent in idle)
+        return f"{needs} Able, but not active: {names}."
+    active = [agent for agent in agents if agent.active]
+    if not active:
+        return f"{needs} No agent is active: register one."
+    # Those that come closest say most.
+    closest = sorted(active, key=lambda a: (a.wrong_type, len(a.missing) + a.no_model, a.id))
+    return f"{needs} Active: {'; '.join(f'{agent.id} {_lacks(agent)}' for agent in closest[:_NAMED])}."
+
+
+def _lacks(agent: _Agent) -> str:
+    if agent.wrong_type:
+        return f"takes only {_listed(agent.row['types']) or 'nothing'}"
+    lacks = [*agent.missing, *(["such a model"] if agent.no_model else [])]
+    return f"lacks {', '.join(lacks)}"
+
+
+def _listed(items: Iterable[str], most: int = _NAMED) -> str:
+    found = list(items)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def _short(error: str) -> str:
+    return " ".join(error.split())[:_ERROR].rstrip(".")
+
+
+def _usd(amount: Decimal) -> str:
+    return f"{amount.normalize():f} USD"
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _when(at: datetime, now: datetime, who: str = "the promoter") -> str:
+    if at <= now:
+        return f"{_iso(at)}, which has come: {who} takes it up at its next tick"
+    return _iso(at)

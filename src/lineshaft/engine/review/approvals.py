@@ -1,0 +1,243 @@
+"""What waits for a person, and what a person decided.
+
+An output at a gate `human` waits to be approved or refused. A task that needs the capability `human` waits to
+be done: its answer is the output, which a form made of its JSON Schema can ask for. Neither holds a slot, a
+lease, a lock or money while it waits. An agent with that capability may claim such a task like any other; who
+answers here needs not to be one.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from psycopg.rows import class_row
+
+from lineshaft.checks import decision_report
+from lineshaft.checks.registry import HUMAN
+from lineshaft.checks.verdict import Verdict
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.literals import raw_json
+from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.reading import DEFAULT_LIMIT, Page, check_limit, decode_cursor, encode_cursor
+from lineshaft.engine.read.views import TaskView
+from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
+from lineshaft.engine.transition.changes import Changes, LockedTask
+from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.outcomes import Moved, check_report_size
+from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.model.fields import MAX_TEXT
+from lineshaft.model.retry import FailureCategory
+from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json, is_storable
+
+MAX_NOTE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Something that waits for a person."""
+
+    task: TaskView
+    #: `gate`: its output waits to be approved. `task`: it waits to be done.
+    kind: str
+    #: What the person is asked for, if the task says so: the gate's own, or the JSON Schema of the answer.
+    schema: bytes | None
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    approve: bool
+    reviewer: str
+    note: str | None = None
+    #: The answer, as JSON, where the task itself is a person's.
+    data: bytes | None = None
+    #: As JSON; where the task asks for one.
+    report: bytes | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not self.reviewer.strip() or len(self.reviewer) > MAX_TEXT or not is_storable(self.reviewer):
+            faults.append(("reviewer", f"must be a text of 1 to {MAX_TEXT} characters: who decides"))
+        if self.note is not None and (len(self.note) > MAX_NOTE or not is_storable(self.note)):
+            faults.append(("note", f"must be a text of at most {MAX_NOTE} characters"))
+        if faults:
+            raise InvalidInputError(errors=faults)
+        check_json(data=self.data, decision_report=self.report)
+        check_report_size(self.report)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        said = self.note.strip() if self.note else ""
+        if self.approve:
+            return (said,) if said else ()
+        return (f"refused by {self.reviewer}" + (f": {said}" if said else ""),)
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(passed=self.approve, reasons=self.reasons)
+
+
+class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
+    since: datetime
+    id: str
+
+
+class Approvals:
+    def __init__(self, database: Database, lifecycle: Lifecycle, gates: Gates, insights: Insights) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._gates = gates
+        self._insights = insights
+        self._sql = catalog.load("review/approvals")
+
+    async def waiting(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
+        """What waits for a person, the longest first."""
+        check_limit(limit)
+        after = decode_cursor(cursor, _Key)
+        parameters = {
+            "since": None if after is None else after.since,
+            "after": None if after is None else after.id,
+            "limit": limit + 1,
+        }
+        async with (
+            self._database.connection() as connection,
+            connection.cursor(row_factory=class_row(_Waiting)) as rows,
+        ):
+            found: list[_Waiting] = []
+            for statement in ("waiting_gates", "waiting_tasks"):
+                await rows.execute(self._sql[statement], parameters)
+                found += await rows.fetchall()
+        found.sort(key=lambda row: (row.since, row.id))
+        page, more = found[:limit], len(found) > limit
+        tasks = {task.id: task for task in await self._insights.tasks_by_id([row.id for row in page])}
+        return Page(
+            # One that was decided in this moment is gone, or will be on the next look.
+            [
+                Approval(tasks[row.id], row.kind, None if row.schema == b"null" else row.schema, row.since)
+                for row in page
+                if row.id in tasks
+            ],
+            encode_cursor(_Key(page[-1].since, page[-1].id)) if more else None,
+        )
+
+    async def decide(self, task_id: str, decision: Decision) -> Status:
+        """Approve or refuse what waits; gives the task's status then."""
+        if not is_storable(task_id):
+            raise NotFoundError(f"There is no task {task_id!r}.")
+        output = next((found for found in await self._gates.read([task_id]) if found.gate == HUMAN), None)
+        if output is not None:
+            return (await self._decide_gate(output, decision)).unwrap()
+        asked = await self._asked(task_id, decision)
+        if asked is not None:
+            return (await self._answer(asked, decision)).unwrap()
+        raise await self._refusal(task_id)
+
+    async def _decide_gate(self, output: GatedOutput, decision: Decision) -> Moved:
+        if decision.data is not None or decision.report is not None:
+            fault = "is the output of an agent here: approve or refuse it as it is"
+            raise InvalidInputError(errors=[("data", fault)])
+        said = Said(output.gate_no, HUMAN, decision.verdict, decision.reviewer)
+        step = await asyncio.to_thread(self._gates.go_on, output, said)
+
+        async def work(connection: Connection) -> Moved:
+            (moved,) = await self._gates.advance_in(connection, [step], strict=True)
+            return moved
+
+        return await self._database.run(work)
+
+    async def _asked(self, task_id: str, decision: Decision) -> GatedOutput | None:
+        """The task with the answer as its output, if it is one that waits for a person."""
+        output = {
+            "data": raw_json(decision.data),
+            "artifacts": None,
+            "decision_report": raw_json(decision.report),
+        }
+        async with (
+            self._database.connection() as connection,
+            connection.cursor(row_factory=class_row(GatedOutput)) as cursor,
+        ):
+            encoded = msgspec.json.encode(output).decode()
+            await cursor.execute(self._sql["read_asked"], {"id": task_id, "output": encoded})
+            return await cursor.fetchone()
+
+    async def _answer(self, asked: GatedOutput, decision: Decision) -> Moved:
+        if decision.approve:
+            step = await asyncio.to_thread(self._gates.go_on, asked)
+            if (refusal := step.refusal) is not None:
+                # A form that was filled in wrongly is handed back; nothing has happened.
+                place = "decision_report" if refusal.method == decision_report.METHOD else "data"
+                raise InvalidInputError(errors=[(place, reason) for reason in refusal.verdict.reasons])
+        else:
+            said = Said(0, HUMAN, decision.verdict, decision.reviewer)
+            step = Step(asked.claim, 0, (said,), 0, None, category=FailureCategory.CANCELLED)
+
+        async def work(connection: Connection) -> Moved:
+            task = (await self._lifecycle.lock_with_dependents(connection, [asked.id])).get(asked.id)
+            if task is None or task.status != Status.READY or task.epoch + 1 != asked.epoch:
+                raise await self._refusal(asked.id)
+            await self._take(connection, task, asked, decision)
+            (moved,) = await self._gates.advance_in(connection, [step], strict=True)
+            return moved
+
+        return await self._database.run(work)
+
+    async def _take(
+        self, connection: Connection, task: LockedTask, asked: GatedOutput, decision: Decision
+    ) -> None:
+        await connection.execute(
+            self._sql["answer_task"],
+            {
+                **self._database.now,
+                "id": task.id,
+                "epoch": task.epoch,
+                "by": f"human:{decision.reviewer}",
+                "output": asked.output.decode(),
+            },
+        )
+        if task.dag_id is not None:
+            await connection.execute(self._sql["dag_has_begun"], {**self._database.now, "id": task.dag_id})
+        changes = Changes(self._database.now)
+        locked = await self._lifecycle.lock(connection, [task.id])
+        told = {"by": decision.reviewer, "note": decision.note}
+        changes.event(locked[task.id], ["task.claimed", "task.started", "task.validating"], told)
+        await changes.write(connection)
+
+    async def _refusal(self, task_id: str) -> Exception:
+        (found,) = await self._insights.tasks_by_id([task_id]) or (None,)
+        if found is None:
+            return NotFoundError(f"There is no task {task_id}.")
+        if found.status is Status.VALIDATING:
+            return InvalidTransitionError(
+                f"Nobody has to decide about task {task_id}: its output is with another gate."
+            )
+        return InvalidTransitionError(
+            f"Nobody has to decide about task {task_id}: it is {found.status}, and only an output at a gate "
+            "'human', or a READY task that needs the capability 'human', waits for a person."
+        )
+
+    async def announce(self, limit: int) -> int:
+        """Tell once for each task that it waits for a person; gives how many were told about."""
+
+        async def work(connection: Connection) -> int:
+            got = await connection.execute(self._sql["try_announce"], {})
+            row: Any = await got.fetchone()
+            if not row[0]:
+                return 0
+            told = await connection.execute(
+                self._sql["announce_waiting"], {**self._database.now, "limit": limit}
+            )
+            return len(await told.fetchall())
+
+        return await self._database.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    id: str
+    kind: str
+    since: datetime
+    schema: bytes | None

@@ -1,0 +1,102 @@
+"""Bearer tokens: made, listed, revoked and recognised. The token itself is given once and kept nowhere."""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from psycopg.rows import class_row
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Database
+from lineshaft.errors import InvalidInputError, NotFoundError
+from lineshaft.ids import new_id
+from lineshaft.model.storable import is_storable
+
+#: Tells people, and programs that search for leaked secrets, what it is.
+PREFIX = "lsh_"
+_RANDOM_BYTES = 32
+MAX_NAME = 200
+
+
+class Scope(StrEnum):
+    """What a token may do; each includes those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    AGENT = "agent"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+    def includes(self, other: "Scope") -> bool:
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: str
+    name: str
+    scope: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class Tokens:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = catalog.load("tokens")
+
+    async def create(self, name: str, scope: str) -> tuple[Token, str]:
+        """The record and the token, which can't be had again."""
+        faults = []
+        if not name.strip() or len(name) > MAX_NAME or not is_storable(name):
+            faults.append(("name", f"must be a text of 1 to {MAX_NAME} characters, got {name!r}"))
+        if scope not in tuple(Scope):
+            faults.append(("scope", f"must be one of {', '.join(Scope)}, got {scope!r}"))
+        if faults:
+            raise InvalidInputError(errors=faults)
+        secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+        values = {"id": new_id("token"), "name": name, "scope": scope, "hash": _hash(secret)}
+        (record,) = await self._rows("insert_token", **self._database.now, **values)
+        return record, secret
+
+    async def all(self) -> list[Token]:
+        """All there ever were, oldest first."""
+        return await self._rows("list_tokens")
+
+    async def revoke(self, which: str) -> list[Token]:
+        """By id, or all in force with that name; counts from the next request on."""
+        revoked = await self._rows("revoke_token", **self._database.now, which=which)
+        if not revoked:
+            raise NotFoundError(
+                f"There is no token with the id or name {which!r}. See 'lineshaft token list'."
+            )
+        return revoked
+
+    async def find(self, secret: str) -> Token | None:
+        """Whose token this is; None: nobody's, or it was revoked."""
+        found = await self._rows("find_token", hash=_hash(secret))
+        return found[0] if found else None
+
+    async def exist(self) -> bool:
+        """Whether any is in force."""
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(self._sql["any_token"], {})
+            (row,) = await cursor.fetchall()
+        return bool(row[0])
+
+    async def _rows(self, statement: str, **parameters: Any) -> list[Token]:
+        async with (
+            self._database.connection() as connection,
+            connection.cursor(row_factory=class_row(Token)) as cursor,
+        ):
+            await cursor.execute(self._sql[statement], parameters)
+            return await cursor.fetchall()
+
+
+def _hash(secret: str) -> bytes:
+    # 256 random bits: there is nothing to guess, so a slow hash would only slow down every request.
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()

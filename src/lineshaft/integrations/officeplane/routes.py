@@ -1,0 +1,188 @@
+"""The surface of document 003: its five calls, as written there, over the same tasks as /v1."""
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lineshaft import __version__
+from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.listing import TaskFilter
+from lineshaft.engine.read.reading import MAX_LIMIT
+from lineshaft.engine.read.views import TaskView
+from lineshaft.engine.tokens import Scope
+from lineshaft.errors import InvalidInputError
+from lineshaft.integrations.officeplane.tasks import (
+    STATES,
+    DocumentTask,
+    InQuery,
+    NewDocumentTask,
+    from_query,
+    in_their_words,
+    lock_key,
+    number_of,
+    state_of,
+)
+from lineshaft.model.priority import to_officeplane
+from lineshaft.model.states import Status
+from lineshaft.server.framework.problems import unreadable
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.routes import requests, responses
+
+routes = Routes()
+
+_EXAMPLE = {
+    "taskType": "batch_edit",
+    "documentId": "abc",
+    "priority": "HIGH",
+    "children": [
+        {"taskType": "add_section", "payload": {"heading": "Results"}},
+        {"taskType": "write_page", "payload": {"page": 3}},
+    ],
+}
+
+
+class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    state: tuple[str, ...] = ()
+    priority: str | None = None
+    document_id: tuple[requests.Name, ...] = ()
+    limit: requests.Limit = 50
+
+
+@routes.get("/api/tasks", Scope.READ, list[DocumentTask])
+async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
+    """Tasks with document 003's names and states, newest first."""
+    states = [_state(name) for name in query.state]
+    fits = TaskFilter(
+        lock_key=[lock_key(name) for name in query.document_id],
+        priority=None if query.priority is None else _PRIORITIES[to_officeplane(number_of(query.priority))],
+    )
+    found = await _newest(call.service.engine.insights, fits, states, query.limit)
+    return Answer([call.service.officeplane.view(task) for task in found])
+
+
+@routes.post(
+    "/api/tasks",
+    Scope.SUBMIT,
+    {201: DocumentTask, 200: DocumentTask},
+    codes=("dependency_not_found", "already_exists", "not_found"),
+    example=_EXAMPLE,
+    body_shape=NewDocumentTask,
+)
+async def submit_document_task(call: Call, body: Raw, query: InQuery) -> Answer:
+    """Submit a task as document 003 writes it.
+
+    Either the body is the task, or `taskType` and the others are in the query and the whole body is the
+    payload. 200 with `"duplicate": true` if its Idempotency-Key is in force already.
+    """
+    key = requests.key_of(call.headers.get("idempotency-key"), None)
+    try:
+        asked = _asked(body, query)
+        (submitted,) = await call.service.engine.submission.submit(
+            [call.service.officeplane.task(asked, key)]
+        )
+    except InvalidInputError as error:
+        raise in_their_words(error) from None
+    found = await call.service.engine.insights.task(submitted.id)
+    if submitted.duplicate:
+        return Answer(call.service.officeplane.view(found, duplicate=True))
+    return Answer(call.service.officeplane.view(found), 201)
+
+
+@routes.get("/api/tasks/{id}", Scope.READ, DocumentTask, codes=("not_found",))
+async def get_document_task(call: Call) -> Answer:
+    """One of them."""
+    return await _task(call)
+
+
+@routes.post("/api/tasks/{id}/cancel", Scope.OPERATE, DocumentTask, codes=("not_found", "invalid_transition"))
+async def cancel_document_task(call: Call, body: requests.CancelDag) -> Answer:
+    """Cancel a task, its children and all that depends on it. Cancelling again changes nothing."""
+    await call.service.engine.operations.cancel(call.path["id"], body.reason)
+    return await _task(call)
+
+
+@routes.post(
+    "/api/tasks/{id}/retry",
+    Scope.OPERATE,
+    DocumentTask,
+    codes=("not_found", "invalid_transition", "already_exists"),
+)
+async def retry_document_task(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
+    """Queue a task again that failed, timed out or was cancelled, or end the wait of one that is retried."""
+    await call.service.engine.operations.retry(call.path["id"])
+    return await _task(call)
+
+
+@routes.get("/health", None, responses.Health)
+async def healthy(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
+    """The process answers; /healthz by the name that document 003's clients know."""
+    return Answer(responses.Health("ok", __version__))
+
+
+def _asked(body: Raw, query: InQuery) -> NewDocumentTask:
+    try:
+        if query.task_type is not None:
+            return from_query(query, msgspec.json.decode(body))
+        if query != InQuery():
+            raise InvalidInputError(
+                errors=[("taskType", "is required in the query where other fields are there")]
+            )
+        return msgspec.json.decode(body, type=NewDocumentTask)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise unreadable(error) from None
+
+
+async def _task(call: Call) -> Answer:
+    found = await call.service.engine.insights.task(call.path["id"])
+    return Answer(call.service.officeplane.view(found))
+
+
+_PRIORITIES = {"CRITICAL": (0, 9), "HIGH": (10, 29), "NORMAL": (30, 59), "LOW": (60, 100)}
+#: Where tasks of a state are to be found; those that are in another one after all are left out then.
+_SEARCHES: dict[str, tuple[TaskFilter, ...]] = {
+    "QUEUED": (TaskFilter(status=[Status.PENDING, Status.READY]),),
+    "RUNNING": (
+        TaskFilter(status=[Status.CLAIMED, Status.RUNNING, Status.VALIDATING]),
+        TaskFilter(status=[Status.PENDING], batches=True),
+    ),
+    "RETRYING": (TaskFilter(status=[Status.RETRYING]),),
+    "COMPLETED": (TaskFilter(status=[Status.COMPLETED]),),
+    "CANCELLED": (TaskFilter(status=[Status.CANCELLED]),),
+    "FAILED": (TaskFilter(status=[Status.DEAD_LETTERED]),),
+    "TIMEOUT": (TaskFilter(status=[Status.DEAD_LETTERED]),),
+}
+
+
+def _state(name: str) -> str:
+    if name.upper() not in STATES:
+        raise InvalidInputError(errors=[("state", f"must be one of {', '.join(STATES)}, got {name!r}")])
+    return name.upper()
+
+
+async def _newest(insights: Insights, fits: TaskFilter, states: Iterable[str], limit: int) -> list[TaskView]:
+    if not states:
+        return await _search(insights, fits, STATES, limit)
+    found: dict[str, TaskView] = {}
+    for state in states:
+        for search in _SEARCHES[state]:
+            wanted = TaskFilter(
+                status=search.status, batches=search.batches, lock_key=fits.lock_key, priority=fits.priority
+            )
+            found |= {task.id: task for task in await _search(insights, wanted, [state], limit)}
+    newest = sorted(found.values(), key=lambda task: (task.created_at, task.id), reverse=True)
+    return newest[:limit]
+
+
+async def _search(
+    insights: Insights, wanted: TaskFilter, states: Iterable[str], limit: int
+) -> list[TaskView]:
+    found: list[TaskView] = []
+    cursor: str | None = None
+    size = limit
+    while True:
+        page = await insights.tasks(wanted, limit=size, cursor=cursor)
+        found += [task for task in page.items if state_of(task) in states]
+        cursor, size = page.next_cursor, MAX_LIMIT
+        if len(found) >= limit or cursor is None:
+            return found[:limit]

@@ -1,0 +1,233 @@
+"""Tasks as document 003 sends and shows them: its names, its states, its priorities.
+
+A task is the same whichever surface it came through: here its type is `taskType`, its spec `payload`, its
+document the lock `doc:{documentId}`. What has no column of its own, or must be given back as it was spelled,
+is in `surface`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
+
+from lineshaft.engine.read.views import TaskView
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.priority import from_officeplane, to_officeplane
+from lineshaft.model.retry import Preset, attempts_of_max_retries
+from lineshaft.model.states import Status, officeplane_state
+from lineshaft.model.tasks import NewTask
+from lineshaft.server.routes.requests import Name
+from lineshaft.server.routes.responses import raw
+
+STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
+DEFAULT_MAX_RETRIES = 3
+_LOCK_PREFIX = "doc:"
+
+MaxRetries = Annotated[int, Meta(ge=0, le=999)]
+
+
+class NewDocumentTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Only `taskType` is required."""
+
+    task_type: Name
+    task_name: Name | None = None
+    #: Tasks of one document run one after another.
+    document_id: Name | None = None
+    instance_id: Name | None = None
+    parent_task_id: Name | None = None
+    #: CRITICAL, HIGH, NORMAL or LOW; or 4 to 1.
+    priority: str | int | None = None
+    #: After the first attempt.
+    max_retries: MaxRetries | None = None
+    timeout_seconds: float | None = None
+    scheduled_for: datetime | None = None
+    tags: Annotated[list[Name], Meta(max_length=1000)] = []
+    payload: dict[str, Any] = {}
+    metadata: Any = None
+    #: Run in this order; the task itself is done when they are.
+    children: "list[NewDocumentTask]" = []
+
+
+class InQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The same in the query, for calls whose whole body is the payload."""
+
+    task_type: Name | None = None
+    task_name: Name | None = None
+    document_id: Name | None = None
+    instance_id: Name | None = None
+    parent_task_id: Name | None = None
+    priority: str | None = None
+    max_retries: MaxRetries | None = None
+    timeout_seconds: float | None = None
+    scheduled_for: datetime | None = None
+    tags: tuple[Name, ...] = ()
+
+
+class DocumentTask(Struct, frozen=True, kw_only=True, rename="camel"):
+    id: str
+    task_type: str
+    task_name: str
+    document_id: str | None
+    instance_id: str | None
+    parent_task_id: str | None
+    payload: Raw
+    #: Of a task with children: a list of theirs.
+    result: Raw | None
+    state: str
+    priority: str | int
+    max_retries: int
+    #: Failures so far; both names.
+    retry_count: int
+    retries: int
+    created_at: datetime
+    scheduled_for: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    cancelled_at: datetime | None
+    timeout_seconds: float | None
+    error_message: str | None
+    worker_id: str | None
+    tags: list[str]
+    metadata: Raw | None
+    #: Only where it was submitted: its idempotency key was known already.
+    duplicate: bool | UnsetType = UNSET
+
+
+class _Surface(Struct, frozen=True, rename="camel"):
+    priority: str | int | None = None
+    max_retries: int | None = None
+    instance_id: str | None = None
+    metadata: Raw = Raw(b"null")
+
+
+_SURFACE = msgspec.json.Decoder(_Surface)
+_NOTHING = _Surface()
+
+
+class Officeplane:
+    """Turns 003's tasks into ours and back; `first_is_extra`: maxRetries doesn't count the first attempt."""
+
+    def __init__(self, *, first_is_extra: bool) -> None:
+        self._first_is_extra = first_is_extra
+
+    def task(self, asked: NewDocumentTask, idempotency_key: str | None = None) -> NewTask:
+        retries = DEFAULT_MAX_RETRIES if asked.max_retries is None else asked.max_retries
+        new = self._task(asked)
+        # Here and not by the preset, because of the setting; children inherit it.
+        return replace(new, max_attempts=self._attempts(retries), idempotency_key=idempotency_key)
+
+    def _task(self, asked: NewDocumentTask) -> NewTask:
+        retries = asked.max_retries
+        return NewTask(
+            type=asked.task_type,
+            title=asked.task_name,
+            spec=asked.payload,
+            lock_key=None if asked.document_id is None else lock_key(asked.document_id),
+            parent_id=asked.parent_task_id,
+            priority=None if asked.priority is None else number_of(asked.priority),
+            max_attempts=None if retries is None else self._attempts(retries),
+            max_duration_sec=asked.timeout_seconds,
+            run_at=asked.scheduled_for,
+            tags=asked.tags,
+            children=[self._task(child) for child in asked.children],
+            preset=Preset.OFFICEPLANE,
+            surface=_to_echo(asked),
+        )
+
+    def _attempts(self, retries: int) -> int:
+        return attempts_of_max_retries(retries, Preset.OFFICEPLANE, first_is_extra=self._first_is_extra)
+
+    def view(self, task: TaskView, **more: Any) -> DocumentTask:
+        sent = _NOTHING if task.surface is None else _SURFACE.decode(task.surface)
+        retries = task.max_attempts - 1 if self._first_is_extra else task.max_attempts
+        lock = task.lock_key or ""
+        done = task.status is Status.COMPLETED
+        return DocumentTask(
+            id=task.id,
+            task_type=task.type,
+            task_name=task.title,
+            document_id=lock.removeprefix(_LOCK_PREFIX) if lock.startswith(_LOCK_PREFIX) else None,
+            instance_id=sent.instance_id,
+            parent_task_id=task.parent_id,
+            payload=Raw(task.spec),
+            result=raw(task.output.data) if done else None,
+            state=state_of(task),
+            priority=_as_spelled(task.priority, sent.priority),
+            max_retries=retries if sent.max_retries is None else sent.max_retries,
+            retry_count=task.attempts,
+            retries=task.attempts,
+            created_at=task.created_at,
+            scheduled_for=task.retry_at or task.run_at,
+            started_at=task.started_at,
+            completed_at=task.completed_at,
+            cancelled_at=task.cancelled_at,
+            timeout_seconds=task.max_duration_sec,
+            error_message=task.failure_reason or task.cancel_reason,
+            worker_id=None if task.claim is None else task.claim.agent_id,
+            tags=task.tags,
+            metadata=None if bytes(sent.metadata) == b"null" else sent.metadata,
+            **more,
+        )
+
+
+def state_of(task: TaskView) -> str:
+    began = task.is_batch and task.started_at is not None
+    return officeplane_state(task.status, last_category=task.failure_category, batch_started=began)
+
+
+def lock_key(document_id: str) -> str:
+    return _LOCK_PREFIX + document_id
+
+
+def number_of(priority: str | int) -> int:
+    """Of a word, or of its number, which a query has as a text."""
+    if isinstance(priority, str) and priority.isascii() and priority.isdigit():
+        return from_officeplane(int(priority[:10]))
+    return from_officeplane(priority)
+
+
+def from_query(query: InQuery, payload: Any) -> NewDocumentTask:
+    given = {name: getattr(query, name) for name in query.__struct_fields__}
+    if not isinstance(payload, dict):
+        raise InvalidInputError(errors=[("payload", "the body must be an object: it is the payload")])
+    return NewDocumentTask(**given | {"tags": list(query.tags), "payload": payload})
+
+
+def _to_echo(asked: NewDocumentTask) -> Mapping[str, Any] | None:
+    echoed = {
+        "priority": asked.priority,
+        "maxRetries": asked.max_retries,
+        "instanceId": asked.instance_id,
+        "metadata": asked.metadata,
+    }
+    return {name: value for name, value in echoed.items() if value is not None} or None
+
+
+def _as_spelled(priority: int, sent: str | int | None) -> str | int:
+    """The word or number that was sent, unless the priority was changed since."""
+    return sent if sent is not None and number_of(sent) == priority else to_officeplane(priority)
+
+
+#: Our names of fields that 003 has other names for, in messages.
+_NAMES = {
+    "type": "taskType",
+    "title": "taskName",
+    "spec": "payload",
+    "lock_key": "documentId",
+    "parent_id": "parentTaskId",
+    "max_attempts": "maxRetries",
+    "max_duration_sec": "timeoutSeconds",
+    "run_at": "scheduledFor",
+    "idempotency_key": "Idempotency-Key",
+}
+
+
+def in_their_words(error: InvalidInputError) -> InvalidInputError:
+    faults = [
+        (".".join(_NAMES.get(part, part) for part in place.split(".")), fault)
+        for place, fault in error.errors
+    ]
+    return InvalidInputError(errors=faults) if faults else error

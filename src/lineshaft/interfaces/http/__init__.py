@@ -1,1 +1,0 @@
-"""The HTTP API. docs/http.md is for those who call it; `routing` explains how a call is answered."""

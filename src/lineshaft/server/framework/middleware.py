@@ -1,0 +1,179 @@
+"""What every request passes first: its Host and Origin, its size, a name for it, and a line in the log.
+
+A web page can make a browser call any address. Its script may not read the answer, but a call that changes
+something is made all the same, and by a name of its own that leads to 127.0.0.1 (DNS rebinding) it can read
+answers too. Hence: the Host must be a name of this server, and an Origin, which browsers send with
+whatever a script or form sends, must be the very page that this server gave out. Where they send none, with
+plain GETs, browsers tell by Sec-Fetch-Site that the page is another's; following a link from there is fine.
+"""
+
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lineshaft.errors import ForbiddenError, LineshaftError
+from lineshaft.ids import new_id
+from lineshaft.server.framework import limits
+from lineshaft.server.framework.auth import is_loopback
+from lineshaft.server.framework.routing import send_problem
+
+_log = structlog.get_logger("lineshaft.http")
+#: What a client may call its request; anything else gets a name of ours.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: Another port of this machine is the same site, but another's page all the same.
+_OF_OTHERS = frozenset({b"cross-site", b"same-site"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Names:
+    """By which names this server may be called."""
+
+    def __init__(self, host: str, allowed: Collection[str] = ()) -> None:
+        self._exposed = not is_loopback(host)
+        self._names = {host.lower(), "localhost", *(name.lower() for name in allowed)}
+        if self._exposed:
+            self._names.add(socket.gethostname().lower())
+
+    def know(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        # Nobody can make an address lead elsewhere, as they can with a name.
+        return self._exposed or address.is_loopback
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, names: Names, max_body_bytes: int) -> None:
+        self._app = app
+        self._names = names
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            if scope["type"] == "websocket":
+                await self._open_socket(scope, headers, receive, send)
+            else:
+                await self._answer(scope, headers, receive, send)
+
+    async def _open_socket(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        try:
+            self._check_names(headers)
+        except ForbiddenError:
+            # Before it is accepted, this is a 403.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        request_id = scope["state"]["request_id"]
+        began = time.perf_counter()
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            self._check_names(headers)
+            self._check_length(headers)
+            await self._app(scope, self._counted(receive), noting)
+        except LineshaftError as error:
+            await send_problem(noting, error, scope)
+        finally:
+            _note(scope, status, time.perf_counter() - began)
+
+    def _check_names(self, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        name, port = _split(host)
+        if not self._names.know(name):
+            raise ForbiddenError(
+                f"The request is for {host!r}, which is no name of this server. Call it by its address, or "
+                "add the name to LINESHAFT_ALLOWED_HOSTS."
+            )
+        if headers.get(b"sec-fetch-site") in _OF_OTHERS and headers.get(b"sec-fetch-mode") != b"navigate":
+            raise ForbiddenError(
+                "The request comes from a page of another site (Sec-Fetch-Site). Pages of others may not "
+                "call this server."
+            )
+        if b"origin" not in headers:
+            return
+        origin = headers[b"origin"].decode("latin-1")
+        scheme, _, from_host = origin.partition("://")
+        default = _DEFAULT_PORTS.get(scheme.lower())
+        if default is None or _split(from_host) not in {(name, port), (name, port or default)}:
+            raise ForbiddenError(
+                f"The request comes from a page of {origin!r}, not of this server ({host}). Pages of others "
+                "may not call it."
+            )
+
+    def _check_length(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise limits.too_large(self._max_body_bytes)
+
+    def _counted(self, receive: Receive) -> Receive:
+        taken = 0
+
+        async def counting() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._max_body_bytes:
+                raise limits.too_large(self._max_body_bytes)
+            return message
+
+        return counting
+
+
+def _split(host: str) -> tuple[str, int | None]:
+    """The name in lower case and the port, if one is given."""
+    try:
+        parts = urlsplit(f"//{host}")
+        port = parts.port
+    except ValueError:
+        return "", None
+    return parts.hostname or "", port
+
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else new_id("req")
+
+
+def _note(scope: Scope, status: int, seconds: float) -> None:
+    """One line a request: what it was about, never what was in it."""
+    about: dict[str, Any] = {}
+    path = scope["path"]
+    params = scope.get("path_params", {})
+    if "id" in params:
+        kind = path.split("/")[2].rstrip("s") if path.startswith("/v1/") else "task"
+        about[f"{kind}_id"] = params["id"]
+    _log.info(
+        "request",
+        method=scope["method"],
+        path=path,
+        status=status,
+        duration_ms=round(seconds * 1000, 1),
+        **about,
+    )

@@ -1,0 +1,173 @@
+"""The OpenAPI document, made from the operations as they are."""
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from msgspec import structs
+
+from lineshaft.server.framework import problems
+from lineshaft.server.framework.routing import Operation, summary_of
+
+_REF = "#/components/schemas/{name}"
+_CONVERTOR = re.compile(r"\{([a-z_]+):path\}")
+_PARAMETER = re.compile(r"\{([a-z_]+)\}")
+_ABOUT = """A durable task queue for fleets of AI agents.
+
+Errors are `application/problem+json` with a stable `code`. Times are UTC; money is in US dollars. Lists \
+take `limit` and `cursor` and answer with `items` and `next_cursor`. A POST that creates takes the header \
+`Idempotency-Key`."""
+
+
+def describe(app: FastAPI, operations: Sequence[Operation]) -> None:
+    """Make the document of the operations, and of whatever else was added to the application."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title, version=app.version, description=_ABOUT, routes=app.routes
+            )
+            document["paths"] = _paths(operations) | document.get("paths", {})
+            others = document.get("components", {})
+            document["components"] = {
+                **others,
+                "schemas": _schemas(operations) | others.get("schemas", {}),
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
+                | others.get("securitySchemes", {}),
+            }
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _paths(operations: Sequence[Operation]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = _CONVERTOR.sub(r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, path)
+    return paths
+
+
+def _operation(operation: Operation, path: str) -> dict[str, Any]:
+    summary, description = summary_of(operation)
+    found: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.area],
+        "summary": summary,
+        "parameters": [*_path_parameters(path), *_query_parameters(operation)],
+        "responses": _responses(operation),
+    }
+    if description:
+        found["description"] = description
+    if operation.scope is not None:
+        found["security"] = [{"token": []}, {}]
+        found["x-scope"] = operation.scope.value
+    if operation.body is not None:
+        content: dict[str, Any] = {"schema": _schema_of(operation.body_shape or operation.body)}
+        if operation.example is not None:
+            content["example"] = operation.example
+        found["requestBody"] = {
+            "required": not operation.body_is_optional,
+            "content": {"application/json": content},
+        }
+        if HTTPStatus.CREATED in operation.answers:
+            found["parameters"].append(_IDEMPOTENCY_KEY)
+    return found
+
+
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Calls with the same key create once.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 1000},
+}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PARAMETER.findall(path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if operation.query is None:
+        return []
+    schema = _resolved(operation.query)
+    return [
+        {
+            "name": field.encode_name,
+            "in": "query",
+            "required": field.required,
+            "schema": _plain(schema[field.encode_name]),
+        }
+        for field in structs.fields(operation.query)
+    ]
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, kind in operation.answers.items():
+        found[str(status)] = {"description": _phrase(status)}
+        if isinstance(kind, str):
+            found[str(status)]["content"] = {kind: {"schema": {"type": "string"}}}
+        elif kind is not None:
+            found[str(status)]["content"] = {"application/json": {"schema": _schema_of(kind)}}
+    codes: dict[int, list[str]] = {}
+    for code in operation.all_codes:
+        codes.setdefault(problems.STATUSES[code].value, []).append(code)
+    for status, names in codes.items():
+        content = {problems.MEDIA_TYPE: {"schema": _schema_of(problems.Problem)}}
+        if problems.is_plain(operation.path):
+            content = {"application/json": {"schema": _schema_of(problems.Detail)}}
+        found[str(status)] = {"description": " or ".join(names), "content": content}
+    return found
+
+
+def _phrase(status: int) -> str:
+    return {200: "Done", 201: "Created", 204: "Done; no body"}[status]
+
+
+def _types(operations: Sequence[Operation]) -> list[Any]:
+    kinds: list[Any] = [problems.Problem, problems.Detail]
+    for operation in operations:
+        answers = [kind for kind in operation.answers.values() if not isinstance(kind, str)]
+        kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]
+    return kinds
+
+
+def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(_types(operations), ref_template=_REF)
+    return {name: _plain(schema) for name, schema in components.items()}
+
+
+def _schema_of(kind: Any) -> Any:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+    return _plain(schema)
+
+
+def _resolved(kind: Any) -> Mapping[str, Any]:
+    _, components = msgspec.json.schema_components([kind], ref_template=_REF)
+    properties: Mapping[str, Any] = components[kind.__name__]["properties"]
+    return properties
+
+
+def _plain(schema: Any) -> Any:
+    """Money is a number on the wire, though the type is made for decimals."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == "decimal":
+        return {"type": "number"}
+    plain = {name: _plain(value) for name, value in schema.items()}
+    if "anyOf" in plain:
+        # An amount may come as a decimal or a float, which is all the same on the wire.
+        plain["anyOf"] = [kind for n, kind in enumerate(plain["anyOf"]) if kind not in plain["anyOf"][:n]]
+    return plain

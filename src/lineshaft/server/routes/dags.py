@@ -1,0 +1,100 @@
+"""Submitting, reading, funding and cancelling DAGs."""
+
+from msgspec import UNSET
+
+from lineshaft.engine.read.listing import DagFilter
+from lineshaft.engine.tokens import Scope
+from lineshaft.errors import InvalidInputError
+from lineshaft.server.framework import examples
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.routes import requests, responses
+
+routes = Routes()
+
+
+@routes.post(
+    "/v1/dags",
+    Scope.SUBMIT,
+    {201: responses.SubmittedDag, 200: responses.SubmittedDag},
+    codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
+    example=examples.DAG,
+)
+async def submit_dag(call: Call, body: requests.NewDag) -> Answer:
+    """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.
+
+    200 with `"duplicate": true` if the DAG's own idempotency key is in force already.
+    """
+    requests.check_tasks(body.tasks, keys=True)
+    submitted = await call.service.engine.submission.submit_dag(
+        body.title,
+        body.tasks,
+        budget_ceiling_usd=body.budget_ceiling_usd,
+        created_by=body.created_by,
+        idempotency_key=requests.key_of(call.headers.get("idempotency-key"), body.idempotency_key),
+    )
+    tasks = {key: task.id for key, task in submitted.tasks.items()}
+    items = {key: responses.submitted_item(task) for key, task in submitted.tasks.items()}
+    if submitted.duplicate:
+        dag = await call.service.engine.insights.dag(submitted.id)
+        return Answer(responses.SubmittedDag(responses.dag(dag), tasks, items, duplicate=True))
+    dag_id = submitted.id
+    if all(task.duplicate for task in submitted.tasks.values()):
+        # Each task stands for one that exists already, so no DAG was made: it is that of the first.
+        dag_id = (await call.service.engine.insights.task(next(iter(tasks.values())))).dag_id
+    dag = await call.service.engine.insights.dag(dag_id)
+    return Answer(responses.SubmittedDag(responses.dag(dag), tasks, items), 201)
+
+
+@routes.get("/v1/dags", Scope.READ, responses.DagPage)
+async def list_dags(call: Call, query: requests.DagQuery) -> Answer:
+    """List DAGs, newest first; a standalone task's own is among them."""
+    wanted = DagFilter(status=query.status, created_by=query.created_by, q=query.q)
+    page = await call.service.engine.insights.dags(wanted, limit=query.limit, cursor=query.cursor)
+    return Answer(responses.DagPage([responses.dag(view) for view in page.items], page.next_cursor))
+
+
+@routes.get("/v1/dags/{id}", Scope.READ, responses.Dag, codes=("not_found",))
+async def get_dag(call: Call) -> Answer:
+    """A DAG, as it is now."""
+    return await _dag(call)
+
+
+@routes.patch(
+    "/v1/dags/{id}",
+    Scope.OPERATE,
+    responses.Dag,
+    codes=("not_found", "invalid_transition"),
+    example={"add_budget_usd": 5},
+)
+async def change_dag(call: Call, body: requests.ChangeDag) -> Answer:
+    """Add to what a DAG may cost, or set it; a ceiling of null is none.
+
+    What it can afford now is to be had at once.
+    """
+    budgets, dag_id = call.service.engine.budgets, call.path["id"]
+    if (body.add_budget_usd is None) == (body.budget_ceiling_usd is UNSET):
+        raise InvalidInputError(
+            errors=[("add_budget_usd", "give this, to add to the ceiling, or budget_ceiling_usd, to set it")]
+        )
+    if body.budget_ceiling_usd is not UNSET:
+        await budgets.set_dag_budget(dag_id, body.budget_ceiling_usd)
+    elif body.add_budget_usd is not None:
+        await budgets.add_dag_budget(dag_id, body.add_budget_usd)
+    return await _dag(call)
+
+
+@routes.post(
+    "/v1/dags/{id}/cancel",
+    Scope.OPERATE,
+    responses.Dag,
+    codes=("not_found",),
+    example={"reason": "the customer left"},
+)
+async def cancel_dag(call: Call, body: requests.CancelDag) -> Answer:
+    """Cancel whatever of a DAG has not ended, and what depends on it elsewhere."""
+    await call.service.engine.operations.cancel_dag(call.path["id"], body.reason)
+    return await _dag(call)
+
+
+async def _dag(call: Call) -> Answer:
+    return Answer(responses.dag(await call.service.engine.insights.dag(call.path["id"])))

@@ -1,0 +1,49 @@
+"""The event feed: page by page, or as it happens."""
+
+from functools import partial
+
+from starlette.responses import Response
+
+from lineshaft.engine.feed.events import NOW
+from lineshaft.engine.feed.reading import Reading
+from lineshaft.engine.tokens import Scope
+from lineshaft.errors import RateLimitedError
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.streams import stream
+from lineshaft.server.routes import requests, responses
+
+STREAM = "text/event-stream"
+
+routes = Routes()
+
+
+@routes.get("/v1/events", Scope.READ, responses.EventPage, codes=(RateLimitedError.code, "cursor_expired"))
+async def list_events(call: Call, query: requests.EventQuery) -> Answer | Response:
+    """Everything that happened, in order; `after` absent is from the beginning.
+
+    `next_cursor` is always there, to go on from; a page may be short, even empty, while `caught_up` is false.
+    With `Accept: text/event-stream` it streams what happens, from `Last-Event-ID` or `after`, else from now.
+    No event is missed, doubled or out of order.
+    """
+    reading = Reading(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
+    if STREAM in call.headers.get("accept", ""):
+        place = call.headers.get("last-event-id") or query.place or NOW
+        reading = await reading.resolved(call.service.engine.insights)
+        first = await reading.after(place)
+        allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
+        return stream(call.service.tail, reading, first, call.service.stopping, allow)
+    page = await reading.page(query.place, call.service.engine.insights)
+    items = [responses.event(event) for event in page.items]
+    return Answer(responses.EventPage(items, page.next_cursor, page.caught_up))
+
+
+@routes.get("/v1/tasks/{id}/events", Scope.READ, responses.EventPage, codes=("not_found", "cursor_expired"))
+async def list_task_events(call: Call, query: requests.Page) -> Answer:
+    """Everything that happened to a task, in order."""
+    task_id = call.path["id"]
+    page = await Reading(call.service.events, query.limit, task_id).after(query.cursor)
+    if not page.items and query.cursor is None:
+        # Every task has a first event: unless it was dropped, there is no such task.
+        await call.service.engine.insights.task(task_id)
+    more = None if page.caught_up else page.next_cursor
+    return Answer(responses.EventPage([responses.event(event) for event in page.items], more, page.caught_up))

@@ -1,0 +1,76 @@
+"""What keeps agents from running into walls: breakers, locks, slow-downs, pauses."""
+
+from lineshaft.engine.read.views import BreakerView
+from lineshaft.engine.tokens import Scope
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.routes import requests, responses
+
+routes = Routes()
+
+
+@routes.get("/v1/breakers", Scope.READ, responses.Breakers)
+async def list_breakers(call: Call, query: requests.Page) -> Answer:
+    """Circuit breakers that ever counted a failure or were opened; any other is closed."""
+    page = await call.service.engine.insights.breakers(limit=query.limit, cursor=query.cursor)
+    return Answer(responses.Breakers(page.items, page.next_cursor))
+
+
+@routes.post("/v1/breakers/{key:path}/open", Scope.OPERATE, BreakerView)
+async def open_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
+    """Hand out nothing of this type, or `model:NAME`, until it is reset."""
+    await call.service.engine.breakers.open(call.path["key"])
+    return await _breaker(call)
+
+
+@routes.post("/v1/breakers/{key:path}/reset", Scope.OPERATE, BreakerView)
+async def reset_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
+    """Close a breaker and forget its failures."""
+    await call.service.engine.breakers.reset(call.path["key"])
+    return await _breaker(call)
+
+
+async def _breaker(call: Call) -> Answer:
+    found = await call.service.engine.insights.breaker(call.path["key"])
+    return Answer(found)
+
+
+@routes.get("/v1/locks", Scope.READ, responses.Locks)
+async def list_locks(call: Call, query: requests.Page) -> Answer:
+    """Document locks that are held, and how many tasks want each."""
+    page = await call.service.engine.insights.locks(limit=query.limit, cursor=query.cursor)
+    return Answer(responses.Locks(page.items, page.next_cursor))
+
+
+@routes.delete("/v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
+async def release_lock(call: Call) -> Answer:
+    """Take a lock from whoever holds it; the next waiter gets it."""
+    await call.service.interventions.release_lock(call.path["key"])
+    return Answer(status=204)
+
+
+@routes.get("/v1/slowdowns", Scope.READ, responses.Slowdowns)
+async def list_slowdowns(call: Call, query: requests.Page) -> Answer:
+    """Slow-downs after a rate limit that are in force."""
+    page = await call.service.engine.insights.slowdowns(limit=query.limit, cursor=query.cursor)
+    return Answer(responses.Slowdowns(page.items, page.next_cursor))
+
+
+@routes.delete("/v1/slowdowns/{key:path}", Scope.OPERATE, codes=("not_found",))
+async def end_slowdown(call: Call) -> Answer:
+    """End a slow-down at once: `model:NAME` or `*`."""
+    await call.service.interventions.end_slowdown(call.path["key"])
+    return Answer(status=204)
+
+
+@routes.post("/v1/pause", Scope.OPERATE, responses.Paused, example={"type": "research"})
+async def pause(call: Call, body: requests.Pause) -> Answer:
+    """Claim nothing of a type, or nothing at all; what runs goes on."""
+    await call.service.engine.operations.pause(body.type)
+    return Answer(responses.Paused(body.type, paused=True))
+
+
+@routes.post("/v1/resume", Scope.OPERATE, responses.Paused, example={"type": "research"})
+async def resume(call: Call, body: requests.Pause) -> Answer:
+    """End a pause. One that was not there changes nothing."""
+    await call.service.engine.operations.resume(body.type)
+    return Answer(responses.Paused(body.type, paused=False))

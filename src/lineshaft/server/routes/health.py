@@ -1,0 +1,20 @@
+"""Whether the server is there, and whether it can do its work."""
+
+from lineshaft import __version__
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.routes import responses
+
+routes = Routes()
+
+
+@routes.get("/healthz", None, responses.Health)
+async def alive(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
+    """The process answers. Asks nothing of the database."""
+    return Answer(responses.Health("ok", __version__))
+
+
+@routes.get("/readyz", None, responses.Readiness, codes=("unavailable",))
+async def ready(call: Call) -> Answer:
+    """The server can reach a migrated database; 503 otherwise."""
+    await call.service.check_database()
+    return Answer(responses.Readiness("ready", "ok", call.service.wakeups.healthy))

@@ -1,0 +1,111 @@
+"""`/metrics`, in Prometheus' text format, with exactly the names of document 004 §11.1."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from lineshaft.engine.read.metrics import Metrics
+from lineshaft.engine.tokens import Scope
+from lineshaft.model.states import ENDED
+from lineshaft.server.framework.routing import Call, Routes
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+routes = Routes()
+
+Samples = Iterable[tuple[Mapping[str, str], Any]]
+
+
+@routes.get("/metrics", Scope.READ, {200: "text/plain"})
+async def metrics(call: Call) -> Response:
+    """Metrics for Prometheus. Totals are those of the whole database: every server tells the same."""
+    found = await call.service.metrics.read()
+    return Response("".join(_lines(found)), media_type=MEDIA_TYPE)
+
+
+def _lines(found: Metrics) -> Iterable[str]:
+    totals, agents = found.totals, found.agents
+    live = [depth for depth in found.stats.depth if depth.status not in ENDED]
+    yield from _metric(
+        "task_queue_depth",
+        "gauge",
+        "Tasks that have not ended, by state and tier; an estimate once there are very many.",
+        (({"status": d.status.lower(), "priority_tier": str(d.tier or "")}, d.count) for d in live),
+    )
+    yield from _metric(
+        "task_queue_wait_seconds",
+        "gauge",
+        "From READY to the first start, of the 1000 tasks that ended last.",
+        (({"quantile": name}, value) for name, value in found.waits.items()),
+    )
+    yield from _metric(
+        "tasks_completed_total",
+        "counter",
+        "Tasks that completed.",
+        (({"type": name}, value) for name, value in totals.completed.items()),
+    )
+    yield from _metric(
+        "tasks_failed_total",
+        "counter",
+        "Attempts that failed.",
+        (({"reason": name}, value) for name, value in totals.failed.items()),
+    )
+    yield from _metric(
+        "tasks_dead_lettered_total",
+        "counter",
+        "Tasks that failed for good.",
+        [({}, totals.dead_lettered)],
+    )
+    yield from _metric(
+        "task_cost_usd",
+        "counter",
+        "What attempts have cost.",
+        (
+            ({"type": type_, "agent": agent, "model": model}, value)
+            for (type_, agent, model), value in totals.cost_usd.items()
+        ),
+    )
+    yield from _metric(
+        "daily_spend_usd", "gauge", "Spent since midnight UTC.", [({}, found.stats.spent_today_usd)]
+    )
+    yield from _metric(
+        "budget_remaining_usd",
+        "gauge",
+        "What an agent can still spend; one without a budget is not there.",
+        (
+            ({"agent": agent.id}, agent.budget_remaining_usd)
+            for agent in agents
+            if agent.budget_remaining_usd is not None
+        ),
+    )
+    yield from _metric(
+        "agent_utilization",
+        "gauge",
+        "The share of an agent's slots in use, 0 to 1.",
+        (({"agent_id": agent.id}, agent.held / agent.max_concurrent_tasks) for agent in agents),
+    )
+    yield from _metric(
+        "agent_heartbeat_misses_total",
+        "counter",
+        "Tasks taken back because their heartbeats stayed away.",
+        (({"agent_id": agent.id}, totals.heartbeats_missed[agent.id]) for agent in agents),
+    )
+    rates = ((agent.id, totals.success_rate(agent.id)) for agent in agents)
+    yield from _metric(
+        "agent_claim_success_rate",
+        "gauge",
+        "Of an agent's claims that completed or failed, the share that completed, 0 to 1.",
+        (({"agent_id": name}, rate) for name, rate in rates if rate is not None),
+    )
+
+
+def _metric(name: str, kind: str, about: str, samples: Samples) -> Iterable[str]:
+    yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+    for labels, value in samples:
+        told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{told}}} {value}\n" if told else f"{name} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,195 @@
+"""Submitting, reading and operating tasks."""
+
+from typing import Any
+
+from lineshaft.engine.read.listing import TaskFilter
+from lineshaft.engine.tokens import Scope
+from lineshaft.engine.transition.changes import UNREPORTED
+from lineshaft.errors import ForbiddenError, StaleClaimError
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.server.framework import examples, problems
+from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.routes import requests, responses
+from lineshaft.server.routes.claim_tokens import claim_of
+
+routes = Routes()
+
+
+@routes.post(
+    "/v1/tasks",
+    Scope.SUBMIT,
+    {201: responses.Task, 200: responses.Task},
+    codes=("dependency_not_found", "already_exists", "not_found"),
+    example=examples.TASK,
+)
+async def submit_task(call: Call, body: NewTask) -> Answer:
+    """Submit a task.
+
+    200 with `"duplicate": true` if its idempotency key is in force already: then it is the existing task.
+    """
+    requests.check_tasks([body], keys=False, place="")
+    key = requests.key_of(call.headers.get("idempotency-key"), body.idempotency_key)
+    (submitted,) = await call.service.engine.submission.submit([requests.with_key(body, key)])
+    found = await call.service.engine.insights.task(submitted.id)
+    if not submitted.duplicate:
+        return Answer(responses.task(found), 201)
+    more = {"mismatch": True} if submitted.mismatch else {}
+    return Answer(responses.task(found, duplicate=True, **more))
+
+
+@routes.post(
+    "/v1/tasks/batch",
+    Scope.SUBMIT,
+    {201: responses.SubmittedItems},
+    codes=("dependency_not_found", "already_exists", "not_found"),
+    example={"tasks": [examples.TASK]},
+)
+async def submit_batch(call: Call, body: requests.Batch) -> Answer:
+    """Submit up to 10,000 tasks, all or nothing.
+
+    They may depend on tasks that exist, not on each other: that is a DAG.
+    """
+    requests.check_tasks(body.tasks, keys=False)
+    tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"))
+    submitted = await call.service.engine.submission.submit(tasks)
+    return Answer(responses.submitted_items(submitted), 201)
+
+
+@routes.get("/v1/tasks", Scope.READ, responses.TaskPage)
+async def list_tasks(call: Call, query: requests.TaskQuery) -> Answer:
+    """List tasks, newest first, or who is next first with `order=priority`.
+
+    A filter that is given several times means any of these. A page may be short and have more behind it: go
+    on until `next_cursor` is null.
+    """
+    wanted = TaskFilter(
+        status=query.status,
+        type=query.type,
+        dag_id=query.dag_id,
+        parent_id=query.parent_id,
+        agent_id=query.agent_id,
+        tag=query.tag,
+        created_by=query.created_by,
+        q=query.q,
+        lock_key=query.lock_key,
+    )
+    insights = call.service.engine.insights
+    page = await insights.tasks(wanted, order=query.order, limit=query.limit, cursor=query.cursor)
+    return Answer(responses.task_page(page))
+
+
+@routes.get("/v1/tasks/{id}", Scope.READ, responses.Task, codes=("not_found",))
+async def get_task(call: Call) -> Answer:
+    """A task, as it is now."""
+    return await _task(call)
+
+
+@routes.get("/v1/tasks/{id}/attempts", Scope.READ, responses.AttemptPage, codes=("not_found",))
+async def list_attempts(call: Call) -> Answer:
+    """Every claim there was, in order, with the one under way and the one that succeeded."""
+    found = await call.service.engine.insights.attempts(call.path["id"])
+    return Answer(responses.AttemptPage([responses.attempt(view) for view in found]))
+
+
+@routes.get("/v1/tasks/{id}/steps", Scope.READ, dict[str, Any], codes=("not_found",))
+async def list_steps(call: Call) -> Answer:
+    """Results of durable steps by name, in the order in which they were recorded."""
+    steps = await call.service.engine.insights.steps(call.path["id"])
+    return Answer({name: responses.raw(data) for name, data in steps.items()})
+
+
+@routes.get("/v1/tasks/{id}/why", Scope.READ, responses.Why, codes=("not_found",))
+async def explain_task(call: Call) -> Answer:
+    """Why a task is not running."""
+    why = await call.service.engine.insights.why(call.path["id"])
+    reasons = [problems.Reason(reason.code, reason.detail) for reason in why.reasons]
+    return Answer(responses.Why(why.runnable, reasons, why.status))
+
+
+@routes.patch(
+    "/v1/tasks/{id}",
+    Scope.OPERATE,
+    responses.Task,
+    codes=("not_found", "invalid_transition"),
+    example={"priority": 10, "tags": ["urgent"]},
+)
+async def change_task(call: Call, body: requests.Change) -> Answer:
+    """Change priority, deadline or tags of a task that has not ended. A deadline of null is none."""
+    await call.service.engine.operations.change(
+        call.path["id"], priority=body.priority, deadline=body.deadline, tags=body.tags
+    )
+    return await _task(call)
+
+
+@routes.post(
+    "/v1/tasks/{id}/dependencies",
+    Scope.OPERATE,
+    responses.Task,
+    codes=("not_found", "invalid_transition", "dependency_not_found", "cycle_detected"),
+    example={"depends_on": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]},
+)
+async def add_dependencies(call: Call, body: requests.Dependencies) -> Answer:
+    """Make a task that nobody has claimed yet wait for others too."""
+    await call.service.engine.operations.add_dependencies(call.path["id"], body.depends_on)
+    return await _task(call)
+
+
+@routes.post(
+    "/v1/tasks/{id}/cancel",
+    Scope.AGENT,
+    responses.Task,
+    codes=("not_found", "invalid_transition", "stale_claim"),
+    example={"reason": "no longer needed"},
+)
+async def cancel_task(call: Call, body: requests.Cancel) -> Answer:
+    """Cancel a task, its children and, with `cascade`, all that depends on it.
+
+    With the scope `agent` only what one holds, proved by `claim_token`. Cancelling again changes nothing.
+    """
+    task_id = call.path["id"]
+    if body.claim_token is not None:
+        await _cancel_held(call, body, body.claim_token)
+    elif call.principal.may(Scope.OPERATE):
+        await call.service.engine.operations.cancel(task_id, body.reason, cascade=body.cascade)
+    else:
+        raise ForbiddenError(
+            f"{call.principal.name!r} has the scope agent and may cancel only what it holds: send the "
+            "claim_token. Other tasks need the scope operate."
+        )
+    return await _task(call)
+
+
+@routes.post(
+    "/v1/tasks/{id}/retry",
+    Scope.OPERATE,
+    responses.Task,
+    codes=("not_found", "invalid_transition", "already_exists"),
+    example={},
+)
+async def retry_task(call: Call, body: requests.Retry) -> Answer:
+    """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
+    await call.service.engine.operations.retry(call.path["id"], delay_sec=body.delay_sec)
+    return await _task(call)
+
+
+@routes.post("/v1/ended", Scope.READ, responses.Ended, example={"ids": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]})
+async def which_ended(call: Call, body: requests.AskEnded) -> Answer:
+    """Which of these tasks and DAGs have ended, for whoever waits for many."""
+    return Answer(responses.Ended(await call.service.engine.working.finished(body.ids)))
+
+
+async def _cancel_held(call: Call, body: requests.Cancel, token: str) -> None:
+    claim = claim_of(call.path["id"], token)
+    parting, insights = call.service.engine.parting, call.service.engine.insights
+    try:
+        await parting.cancel_claimed(claim, body.reason, spent=UNREPORTED, cascade=body.cascade)
+    except StaleClaimError:
+        found = await insights.task(claim.id)
+        if found.status is not Status.CANCELLED or found.claim is None or found.claim.epoch != claim.epoch:
+            raise
+        # The same call again: its first answer was lost on the way.
+
+
+async def _task(call: Call) -> Answer:
+    return Answer(responses.task(await call.service.engine.insights.task(call.path["id"])))

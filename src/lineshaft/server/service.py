@@ -1,0 +1,106 @@
+"""What all operations of one server share, opened and closed with it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Self
+
+from lineshaft.checks.registry import Checks
+from lineshaft.clock import Clock
+from lineshaft.duties.on_demand import OnDemand
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.events import Events
+from lineshaft.engine.feed.lane_directory import LaneDirectory
+from lineshaft.engine.feed.wakeups import Wakeups
+from lineshaft.engine.guards.interventions import Interventions
+from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.read.metrics import MetricsReader
+from lineshaft.engine.signals import Signals
+from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.integrations.officeplane.tasks import Officeplane
+from lineshaft.integrations.officeplane.updates import Updates
+from lineshaft.server.framework.auth import NEIGHBOUR, Authenticator, Principal
+from lineshaft.server.framework.streams import Tail
+from lineshaft.server.guard_alarm import Alarm
+from lineshaft.server.waiting_room import WaitingRoom
+from lineshaft.settings import Settings
+
+
+class Service:
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings,
+        *,
+        auth_required: bool,
+        clock: Clock | None = None,
+        max_connections: int = 10,
+    ) -> None:
+        self.settings = settings
+        self.engine = Engine(
+            dsn,
+            clock=clock,
+            max_connections=max_connections,
+            prepare=settings.sessions,
+            rules=Rules.of(settings),
+            checks=Checks.from_settings(settings),
+        )
+        self.events = Events(self.engine.database)
+        self.tokens = Tokens(self.engine.database)
+        self.signals = Signals(self.engine.database)
+        self.metrics = MetricsReader(self.engine.database, self.engine.insights, self.engine.fleet)
+        self.interventions = Interventions(self.engine.database)
+        self.tail = Tail(self.events)
+        self.officeplane = Officeplane(first_is_extra=settings.max_retries_are == "extra")
+        self.updates = Updates(self.tail, self.events, self.engine.insights, self.officeplane)
+        self.wakeups = Wakeups(dsn, listen=settings.sessions)
+        self.directory = LaneDirectory(self.engine.working, self.wakeups)
+        self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
+        self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
+        #: Whoever asks for work takes turns, on half of the connections: when thousands ask at once, those
+        #: who submit and complete don't wait behind them, and nobody is refused for want of a connection.
+        self.turns = asyncio.Semaphore(max(1, max_connections // 2))
+        #: Set when the server stops: whoever waits or streams ends then.
+        self.stopping = asyncio.Event()
+        self._alarm = Alarm(self.engine.working, self.wakeups)
+        self._authenticator = Authenticator(self.tokens, required=auth_required)
+        self._resources = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self.engine)
+            await opening.enter_async_context(self.wakeups)
+            opening.push_async_callback(self.directory.close)
+            opening.callback(self.waiting_room.close)
+            opening.push_async_callback(self.on_demand.close)
+            opening.push_async_callback(self.tail.close)
+            opening.push_async_callback(self.updates.close)
+            ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")
+            opening.push_async_callback(_end, ringing)
+            self._resources = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        await self._resources.aclose()
+
+    def stop(self) -> None:
+        """Whoever waits for work is let go with nothing, and streams end."""
+        self.stopping.set()
+        self.wakeups.wake_all()
+
+    async def check_database(self) -> None:
+        """Raise UnavailableError unless the database answers and has been migrated."""
+        await self.tokens.exist()
+
+    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+        """Who calls; refused if they may not do what needs this scope."""
+        if scope is None:
+            return NEIGHBOUR
+        principal = await self._authenticator.principal(authorization)
+        principal.check(scope)
+        return principal
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})

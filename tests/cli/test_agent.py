@@ -1,0 +1,142 @@
+"""`lineshaft agent`, run as people run it: a process of its own, from the command line to the database."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lineshaft import Lineshaft, NewTask
+from lineshaft.engine.agents import AgentInfo
+from tests.agent.staff import PATIENCE, engine_of
+from tests.client.finishing import engine_beside
+
+
+@pytest.fixture
+async def shaft(dsn: str) -> AsyncIterator[Lineshaft]:
+    async with Lineshaft(dsn) as opened, engine_beside(opened, dsn):
+        yield opened
+
+
+async def start(dsn: str, directory: Path, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lineshaft.cli.main", "agent", *arguments),
+        cwd=directory,
+        env=os.environ | {"LINESHAFT_DATABASE_URL": dsn},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def run(dsn: str, directory: Path, *arguments: str) -> tuple[int | None, str]:
+    """Its exit code, and what it wrote to its standard error."""
+    process = await start(dsn, directory, *arguments)
+    _, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
+    return process.returncode, errors.decode()
+
+
+def script(directory: Path, text: str) -> None:
+    path = directory / "work.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+
+
+async def test_an_ordinary_script_works_until_all_is_done(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    script(tmp_path, 'echo "looking at $LINESHAFT_TASK_SPEC_FILE" >&2; echo "{\\"size\\": $(wc -c)}"')
+    first, second = await shaft.submit_many(
+        [NewTask("review", spec={"file": "a.py"}), NewTask("other", required_capabilities=["python"])]
+    )
+    code, told = await run(
+        *(dsn, tmp_path, "--exec", "./work.sh", "--type", "review", "--type", "other", "--id", "reviewer"),
+        *("--capabilities", "python, web", "--models", "m1", "--slots", "2", "--budget", "4.50"),
+        *("--heartbeat", "7", "--until-idle"),
+    )
+
+    assert code == 0, told
+    assert "looking at a.py" in told
+    for task in (first, second):
+        assert (await shaft.get(task)).result["size"] > 100
+    agent: AgentInfo = await engine_of(shaft).fleet.read("reviewer")
+    assert (agent.capabilities, agent.models_available) == (["python", "web"], ["m1"])
+    assert (agent.max_concurrent_tasks, float(agent.budget_usd or 0)) == (2, 4.5)
+    assert (agent.heartbeat_interval_sec, agent.status) == (7, "offline")
+
+
+async def test_a_shell_only_when_it_is_asked_for(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    line = 'echo "$LINESHAFT_TASK_SPEC_X" | tr a-z A-Z'
+    submitted = await shaft.submit(NewTask("t", spec={"x": "a; b"}))
+    assert (await run(dsn, tmp_path, "--shell", "--exec", line, "--type", "t", "--until-idle"))[0] == 0
+    assert (await shaft.get(submitted)).result == "A; B"
+
+    submitted = await shaft.submit(NewTask("t", spec={"x": "a; b"}))
+    assert (await run(dsn, tmp_path, "--exec", line, "--type", "t", "--until-idle"))[0] == 0
+    assert (await shaft.get(submitted)).result == "$LINESHAFT_TASK_SPEC_X | tr a-z A-Z"
+
+
+async def test_the_database_is_not_told_to_the_command(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    options = ("--shell", "--exec", 'echo "[$LINESHAFT_DATABASE_URL]"', "--type", "t", "--until-idle")
+    submitted = await shaft.submit(NewTask("t"))
+    await run(dsn, tmp_path, *options)
+    assert (await shaft.get(submitted)).result == []
+
+    submitted = await shaft.submit(NewTask("t"))
+    await run(dsn, tmp_path, *options, "--pass-env", "LINESHAFT_DATABASE_URL")
+    assert (await shaft.get(submitted)).result == f"[{dsn}]"
+
+
+async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+    """R-081. The command hears nothing of the signal: it has a session of its own."""
+    go, there = tmp_path / "go", tmp_path / "there"
+    os.mkfifo(go)
+    os.mkfifo(there)
+    script(tmp_path, f"echo here > {there}; cat {go}")
+    submitted = await shaft.submit(NewTask("t"))
+    process = await start(dsn, tmp_path, "--exec", "./work.sh", "--type", "t", "--id", "a")
+    await asyncio.wait_for(asyncio.to_thread(there.read_text), PATIENCE)
+    process.send_signal(signal.SIGTERM)
+    while (await engine_of(shaft).fleet.read("a")).status != "draining":  # noqa: ASYNC110 - only it knows
+        await asyncio.sleep(0)
+    await asyncio.to_thread(go.write_text, "finished")
+    await asyncio.wait_for(process.communicate(), PATIENCE)
+
+    assert process.returncode == 0
+    assert (await shaft.get(submitted)).result == "finished"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--exec", "no-such-command", "--type", "t"], 1, "./no-such-command for one in this directory"),
+        (["--exec", "/no/such/command", "--type", "t"], 1, "There is no command '/no/such/command'"),
+        (["--exec", "echo 'half", "--type", "t"], 1, "Check its quotes"),
+        (["--exec", " ", "--type", "t"], 1, "--exec is empty"),
+        (["--exec", "true"], 2, "--type"),
+        (["--type", "t"], 2, "--exec"),
+        (["--exec", "true", "--type", "t", "--budget", "much"], 2, "must be an amount of dollars"),
+        (["--exec", "true", "--type", "t", "--time-limit", "0"], 2, "must be a number of seconds above 0"),
+        (["--exec", "true", "--type", "t", "--slots", "0"], 1, "max_concurrent_tasks"),
+    ],
+)
+async def test_called_wrongly(
+    dsn: str, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    found, told = await run(dsn, tmp_path, *arguments)
+    assert (found, message in told, "Traceback" in told) == (code, True, False), told
+
+
+async def test_registered_elsewhere_it_ends_with_a_message(
+    shaft: Lineshaft, dsn: str, tmp_path: Path
+) -> None:
+    first = await start(
+        *(dsn, tmp_path, "--exec", "true", "--type", "t", "--id", "same", "--heartbeat", "0.2")
+    )
+    # Once it has done something it is registered.
+    await shaft.wait(await shaft.submit(NewTask("t")), PATIENCE)
+    await run(dsn, tmp_path, "--exec", "true", "--type", "t", "--id", "same", "--until-idle")
+    _, told = await asyncio.wait_for(first.communicate(), PATIENCE)
+
+    assert first.returncode == 1
+    assert "registered again elsewhere" in told.decode()

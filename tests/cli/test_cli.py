@@ -1,0 +1,132 @@
+"""The command line, run as people run it: a process of its own, with the embedded database."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from lineshaft.embedded import describe
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Calls `lineshaft` in a directory of its own."""
+
+    def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
+        return subprocess.run(
+            [sys.executable, "-m", "lineshaft.cli.main", *arguments],
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def test_from_nothing_to_a_migrated_embedded_database(run: Run, tmp_path: Path) -> None:
+    before = run("doctor")
+    assert before.returncode == 0, before.stdout
+    assert "not running: starts by itself" in before.stdout
+    assert not (tmp_path / ".lineshaft").exists(), "doctor changes nothing"
+
+    assert run("migrate", "status").returncode == 1
+    up = run("migrate", "up")
+    assert up.returncode == 0, up.stderr
+    assert re.search(r"Applying 0001 schema …\nApplied \d+\. The database is up to date\.", up.stdout)
+    assert "Nothing to apply" in run("migrate", "up").stdout
+    assert "exactly the expected schema" in run("migrate", "verify").stdout
+
+    after = json.loads(run("doctor", "--start", "--json").stdout)
+    assert after["problems"] == []
+    assert set(after["schema"].values()) == {"applied"}
+    assert after["database"]["data_major"] >= 14
+    assert "password" not in after["database"]["dsn"]
+
+
+def test_a_configured_database_is_used_instead(run: Run, dsn: str, tmp_path: Path) -> None:
+    doctor = run("doctor", LINESHAFT_DATABASE_URL=dsn)
+
+    assert doctor.returncode == 0, doctor.stdout
+    assert "Schema        up to date" in doctor.stdout
+    assert not (tmp_path / ".lineshaft").exists()
+    assert json.loads(run("migrate", "up", "--json", LINESHAFT_DATABASE_URL=dsn).stdout) == {"applied": []}
+
+
+def test_doctor_and_verify_tell_what_is_wrong(run: Run, empty_dsn: str) -> None:
+    doctor = run("doctor", LINESHAFT_DATABASE_URL=empty_dsn)
+    assert doctor.returncode == 1
+    assert "run 'lineshaft migrate up'" in doctor.stdout
+
+    verify = run("migrate", "verify", LINESHAFT_DATABASE_URL=empty_dsn)
+    assert verify.returncode == 1
+    assert "Migration 0001 schema is pending." in verify.stdout
+
+    run("migrate", "up", LINESHAFT_DATABASE_URL=empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE lineshaft.task ADD COLUMN mine text")
+    drifted = run("migrate", "verify", "--json", LINESHAFT_DATABASE_URL=empty_dsn)
+    assert drifted.returncode == 1
+    assert "+    mine text" in json.loads(drifted.stdout)["drift"]
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("migrate", "up")])
+def test_a_database_that_is_away_is_a_message_not_a_traceback(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command, LINESHAFT_DATABASE_URL="postgresql://me:hunter2@127.0.0.1:1/x")
+
+    told = result.stdout + result.stderr
+    assert result.returncode == 1
+    assert "Can't reach the database" in told
+    assert "Traceback" not in told
+    assert "hunter2" not in told
+
+
+def test_bad_settings_are_a_message_not_a_traceback(run: Run) -> None:
+    result = run("migrate", "up", LINESHAFT_PORT="x", LINESHAFT_PROT="1")
+
+    assert result.returncode == 1
+    assert "LINESHAFT_PORT must be a whole number" in result.stderr
+    assert "did you mean LINESHAFT_PORT?" in result.stderr
+    assert "Traceback" not in result.stderr
+    doctor = run("doctor", "--json", LINESHAFT_PORT="x")
+    assert doctor.returncode == 1
+    assert "LINESHAFT_PORT" in json.loads(doctor.stdout)["problems"][0]
+
+
+def test_calling_it_wrongly_is_exit_code_2(run: Run) -> None:
+    assert run().returncode == 2
+    assert "COMMAND" in run().stderr
+    assert run("nonsense").returncode == 2
+    assert run("migrate").returncode == 2
+
+
+def test_help_and_version_dont_wait_for_heavy_imports() -> None:
+    """Start-up stays quick: the driver and the server's libraries are imported by who needs them."""
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, lineshaft.cli.main; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    assert not {"psycopg", "asyncio", "fastapi", "rich", "lineshaft.embedded"} & set(loaded)
+
+
+def test_the_server_stops_after_a_command(run: Run, tmp_path: Path) -> None:
+    run("migrate", "up")
+    deadline = time.monotonic() + 30
+
+    while describe(tmp_path / ".lineshaft").pid is not None:
+        assert time.monotonic() < deadline
+    assert (tmp_path / ".lineshaft/postgres/PG_VERSION").exists()

@@ -1,0 +1,189 @@
+"""The commands that talk to the queue, each as a person and as a program would call it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from lineshaft.cli.main import COMMANDS, parser
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
+from tests.cli.conftest import Cli
+
+DAG = """
+title: Landing page
+budget_ceiling_usd: 5
+tasks:
+  - {key: research, type: research, title: Research}
+  - {key: implement, type: code, title: Implement, depends_on: [research]}
+  - {key: test, type: test, title: Test, depends_on: [implement]}
+"""
+
+
+def work(dsn: str, *, error: str | None = None, category: str | None = None) -> str:
+    """An agent does, or fails at, what is next."""
+
+    async def once() -> str:
+        async with Engine(dsn, max_connections=2) as engine:
+            agent = await engine.fleet.register(NewAgent(id="worker", capabilities=("human",)))
+            (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
+            claim = ClaimRef(task.id, task.epoch)
+            if error is None:
+                await engine.lifecycle.complete([Completion(claim, b'{"answer": 42}')])
+            else:
+                await engine.lifecycle.fail([Failure(claim, error, category)])
+            return task.id
+
+    return asyncio.run(once())
+
+
+def test_a_task_from_submission_to_its_output(cli: Cli, dsn: str) -> None:
+    made = cli(
+        "submit", "research", "--prompt", "competitors", "--priority", "10", "--tag", "a", "--json"
+    ).json
+    assert (made["status"], made["priority"], made["spec"]) == ("READY", 10, {"prompt": "competitors"})
+    listed = cli("task", "list", "--type", "research")
+    assert made["id"] in listed.out
+    assert "READY" in listed.out
+    assert "no_capable_agent" in cli("why", made["id"]).out
+    work(dsn)
+    shown = cli("task", "show", made["id"])
+    assert "COMPLETED" in shown.out
+    assert '"answer": 42' in shown.out
+    assert cli("task", "show", made["id"], "--json").json["output"]["data"] == {"answer": 42}
+
+
+def test_waiting_for_the_end(cli: Cli, dsn: str) -> None:
+    made = cli("submit", "x", "--idempotency-key", "k", "--json").json
+    late = cli("submit", "x", "--idempotency-key", "k", "--wait", "0.1")
+    assert (late.code, made["id"] in late.err) == (1, True)
+    work(dsn)
+    done = cli("submit", "x", "--idempotency-key", "k", "--wait")
+    assert (done.code, "42" in done.out) == (0, True)
+
+
+def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "dag.yaml").write_text(DAG)
+    made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json
+    assert set(made["tasks"]) == {"research", "implement", "test"}
+    lines = cli("dag", "show", made["dag"]["id"]).out.splitlines()
+    tree = lines[lines.index("") + 2 :]
+    assert [line.split("  ")[0] for line in tree[:2]] == ["Research", "└─ Implement"]
+    assert tree[2].startswith("   └─ Test")
+    assert made["dag"]["id"] in cli("dag", "list").out
+    budget = cli("dag", "budget", made["dag"]["id"], "--ceiling", "5")
+    assert "5 USD" in budget.out
+    more = cli("dag", "budget", made["dag"]["id"], "--add", "2.5", "--json").json
+    assert more["budget_ceiling_usd"] == 7.5
+    assert "none" in cli("dag", "budget", made["dag"]["id"], "--no-ceiling").out
+    cancelled = cli("dag", "cancel", made["dag"]["id"], "--reason", "no longer wanted", "--json").json
+    assert cancelled["status"] == "cancelled"
+
+
+def test_many_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io  # noqa: PLC0415
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([{"type": "a"}, {"type": "b"}])))
+    assert "Submitted 2 tasks." in cli("submit", "--file", "-").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("submit",), "Give a TYPE"),
+        (("submit", "x", "--spec", "{"), "--spec must be JSON"),
+        (("submit", "--file", "/nowhere.json"), "Can't read /nowhere.json"),
+        (("submit", "x", "--priority", "101"), "priority"),
+        (("task", "show", "task_nowhere"), "There is no task task_nowhere"),
+        (("why", "task_nowhere"), "There is no task task_nowhere"),
+        (("dag", "show", "dag_nowhere"), "There is no DAG dag_nowhere"),
+        (("dlq", "resolve", "task_nowhere", "--resolution", "modify_and_retry"), "--spec"),
+        (("dlq", "review"), "terminal"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_changed(
+    cli: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    told = cli(*arguments)
+    assert told.code == 1
+    assert said in told.err
+    assert cli("task", "list", "--json").json == []
+
+
+def test_cancel_retry_and_change(cli: Cli) -> None:
+    task = cli("submit", "x", "--json").json["id"]
+    assert cli("task", "change", task, "--priority", "3", "--tag", "urgent", "--json").json["priority"] == 3
+    assert cli("task", "cancel", task, "--reason", "oops", "--json").json["cancel_reason"] == "oops"
+    assert cli("task", "retry", task, "--json").json["status"] == "READY"
+
+
+def test_dead_letters_are_shown_and_resolved(cli: Cli, dsn: str) -> None:
+    assert "nothing waits for you" in cli("dlq", "list").out
+    cli("submit", "x")
+    task = work(dsn, error="no access", category="auth_failure")
+    assert "no access" in cli("dlq", "list").out
+    assert "worker" in cli("dlq", "show", task).out
+    resolved = cli(
+        "dlq", "resolve", task, "--resolution", "retry", "--reviewer", "ada", "--note", "key renewed"
+    )
+    assert (resolved.code, "READY" in resolved.out) == (0, True)
+    again = cli("dlq", "resolve", task, "--resolution", "retry")
+    assert again.code == 1
+
+
+def test_guards(cli: Cli, dsn: str) -> None:
+    for what in ("breakers", "locks", "slowdowns", "approvals", "agents"):
+        empty = cli(what, "list")
+        assert (empty.code, empty.out.strip() != "") == (0, True), what
+        assert cli(what, "list", "--json").json == []
+    assert "open until it is reset" in cli("breakers", "open", "research").out
+    assert [b["state"] for b in cli("breakers", "list", "--json").json] == ["open"]
+    assert cli("breakers", "reset", "research").code == 0
+    assert cli("pause", "research", "--json").json == {"type": "research", "paused": True}
+    assert "Paused" in cli("stats").out
+    assert cli("resume", "research").code == 0
+    person = cli("submit", "sign-off", "--capability", "human", "--json").json["id"]
+    assert "waiting_approval" in cli("why", person).out
+    assert cli("task", "cancel", person).code == 0
+    cli("submit", "x")
+    work(dsn)
+    changed = cli("agents", "change", "worker", "--add-budget", "5", "--status", "draining", "--json").json
+    assert changed["status"] == "draining"
+
+
+def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
+    task = cli("submit", "x", "--json").json["id"]
+    work(dsn)
+    lines = [json.loads(line) for line in cli("events", "--task", task, "--json").out.splitlines()]
+    assert [event["kind"] for event in lines] == [
+        "task.created",
+        "task.ready",
+        "task.claimed",
+        "task.started",
+        "task.validating",
+        "task.completed",
+    ]
+    rest = cli("events", "--task", task, "--after", lines[3]["cursor"], "--limit", "1", "--json").out
+    assert json.loads(rest)["kind"] == "task.validating"
+    assert cli("stats", "--json").json["by_status"]["COMPLETED"] == 1
+
+
+def test_every_command_explains_itself_and_is_completed(cli: Cli) -> None:
+    names = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert names is not None
+    script = cli("completion", "bash").out
+    for name in names:
+        told = cli(name, "--help")
+        assert told.code == 0, name
+        assert "usage: lineshaft" in told.out
+        assert f"        {name})" in script
+    assert len(COMMANDS) > 10
+
+
+def test_a_server_that_is_not_there(cli: Cli) -> None:
+    told = cli("task", "list", "--url", "http://127.0.0.1:1")
+    assert told.code == 1
+    assert "doesn't answer" in told.err
+    assert "lineshaft up" in told.err

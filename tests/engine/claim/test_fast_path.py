@@ -1,0 +1,189 @@
+"""The short ways (sql/shortcuts.sql) leave behind what the long ones do."""
+
+import asyncio
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.claim.fast_path import FastPath
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import Completion
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from tests.engine.acting import ref, register
+from tests.engine.invariants import check_invariants
+from tests.races.racing import waiting
+
+TASK = NewTask(
+    "code", spec={"prompt": "x"}, model_preferences=("m2", "m1"), max_cost_usd=Decimal(1), priority=70
+)
+COMPLETION: dict[str, Any] = {
+    "output": b'{"ok": true}',
+    "artifacts": b'["a"]',
+    "decision_report": b'{"why": "w"}',
+    "output_type": "text",
+    "spent": Spent(Decimal("0.25"), 10, 20),
+}
+#: What tells two tasks apart, whichever way they went.
+OWN = {"id", "task_id", "submission_no", "seq", "xid", "rank"}
+
+
+def rows_of(dsn: str, task_id: str) -> dict[str, list[dict[str, Any]]]:
+    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+        found = {
+            table: connection.execute(
+                f"SELECT * FROM lineshaft.{table} WHERE {column} = %s".encode(), [task_id]
+            ).fetchall()
+            for table, column in (("task_live", "id"), ("task_end", "id"), ("event", "task_id"))
+        }
+    return {
+        table: [{name: value for name, value in row.items() if name not in OWN} for row in rows]
+        for table, rows in found.items()
+    }
+
+
+def as_seen(task: ClaimedTask) -> dict[str, Any]:
+    return {
+        name: getattr(task, name) for name in ClaimedTask.__struct_fields__ if name not in {"id", "dag_id"}
+    }
+
+
+@pytest.mark.parametrize("start", [True, False])
+async def test_a_claim(engine: Engine, dsn: str, start: bool) -> None:
+    """The first is claimed among plain tasks; the second by its id, which always goes the long way."""
+    await register(engine, "ann", models_available=["m1"])
+    first, second = await engine.submission.submit([TASK, TASK])
+    (short,) = (await engine.claims.claim("ann", 1, start=start)).tasks
+    (long,) = (await engine.claims.claim_task("ann", 1, second.id, start=start)).tasks
+
+    assert (short.id, long.id) == (first.id, second.id)
+    assert as_seen(short) == as_seen(long)
+    assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
+
+
+async def test_a_completion(engine: Engine, dsn: str) -> None:
+    await register(engine, "ann", models_available=["m1"], max_concurrent_tasks=2)
+    await engine.submission.submit([TASK, TASK])
+    short, long = (await engine.claims.claim("ann", 1, limit=2, start=True)).tasks
+    with psycopg.connect(dsn) as connection:
+        # As if something waited for it.
+        connection.execute("UPDATE lineshaft.task_live SET awaited = true WHERE id = %s", [long.id])
+
+    answers = await engine.lifecycle.complete([Completion(ref(task), **COMPLETION) for task in (short, long)])
+
+    assert [answer.unwrap() for answer in answers] == [Status.COMPLETED] * 2
+    assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
+    check_invariants(dsn)
+
+
+async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
+    """Tasks of several lanes and ranks; then the same with one that must be weighed."""
+    await register(engine, "ann", max_concurrent_tasks=100)
+    kinds = [NewTask(f"t{n % 3}", priority=n * 37 % 100) for n in range(30)]
+
+    async def order(*extra: NewTask) -> list[tuple[str, int]]:
+        await engine.submission.submit([*kinds, *extra])
+        tasks = (await engine.claims.claim("ann", 1, limit=31, start=True)).tasks
+        await engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
+        views = [await engine.insights.task(task.id) for task in tasks if task.lock_key is None]
+        return [(view.type, view.priority) for view in views]
+
+    plain = await order()
+    assert len(plain) == 30
+    assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == plain
+
+
+async def test_a_dag_with_a_ceiling_is_weighed(engine: Engine, dsn: str) -> None:
+    """R-233: one that is overdrawn gets nothing, also from a process that has not weighed anything yet."""
+    await register(engine, "ann", max_concurrent_tasks=10)
+    await engine.submission.submit_dag(
+        "d", [NewTask("code", key="a"), NewTask("code", key="b")], budget_ceiling_usd=1
+    )
+    (task,) = (await engine.claims.claim("ann", 1, start=True)).tasks
+    await engine.lifecycle.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
+    async with Engine(dsn) as other:
+        assert (await other.claims.claim("ann", 1, limit=10)).tasks == []
+
+
+async def test_a_lease_begins_when_the_claim_is_had(dsn: str) -> None:
+    """A claim that waits for its agent's row must not hand out a lease that is half over."""
+    async with Engine(dsn) as engine:
+        await register(engine, "ann", heartbeat_interval_sec=1.0)
+        await engine.submission.submit([NewTask("code")])
+        with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as look:
+            holder.execute("SELECT FROM lineshaft.agent FOR UPDATE")
+            claiming = asyncio.ensure_future(engine.claims.claim("ann", 1, start=True))
+            await waiting(look, 1)
+            ((released_at,),) = look.execute("SELECT clock_timestamp()").fetchall()
+            holder.rollback()
+            await claiming
+            ((begins,),) = look.execute(
+                "SELECT lease_until - interval '3 seconds' FROM lineshaft.task_live"
+            ).fetchall()
+        assert begins >= released_at
+
+
+def test_detours_get_longer_but_end() -> None:
+    """Something to weigh sends claims the long way for a while, not for ever."""
+
+    def detour() -> int:
+        shortcut.tried("ann", worked=False)
+        tries = 0
+        while not shortcut.is_open("ann"):
+            tries += 1
+        return tries
+
+    shortcut = FastPath()
+    assert shortcut.is_open("ann")
+    lengths = [detour() for _ in range(12)]
+    assert lengths[0] < 100
+    assert lengths[1] == 2 * lengths[0]
+    assert lengths[-1] == lengths[-2] < 10_000
+    assert shortcut.is_open("bob")
+    shortcut.tried("ann", worked=True)
+    assert shortcut.is_open("ann")
+    assert detour() == lengths[0]
+
+
+@pytest.mark.parametrize("way", ["claim_plain", "claim_tasks"])
+async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: str) -> None:
+    """By the clock, too: its transaction may have begun before the task was READY."""
+    async with Engine(dsn) as engine:
+        await register(engine, "ann")
+        dag = await engine.submission.submit_dag(
+            "d", [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
+        )
+        (first,) = (await engine.claims.claim("ann", 1, start=True)).tasks
+        statement = catalog.load("claim/fast_path" if way == "claim_plain" else "claim/claims")[way]
+        parameters = {
+            "agent_id": "ann",
+            "incarnation": 1,
+            "limit": 1,
+            "types": None,
+            "start": True,
+            "task_id": None,
+            "lock_ttl": 60,
+            "probing": None,
+            "passed_over": [],
+            "daily_budget": None,
+            "now": None,
+        }
+        async with (
+            await psycopg.AsyncConnection.connect(dsn) as early,
+            early.transaction(),
+        ):
+            await early.execute("SELECT now()")
+            await engine.lifecycle.complete([Completion(ref(first))])
+            await early.execute(statement, parameters)
+        upstream = await engine.insights.task(first.id)
+        downstream = await engine.insights.task(dag.tasks["b"].id)
+
+    assert upstream.completed_at is not None
+    assert downstream.started_at is not None
+    assert upstream.completed_at < downstream.started_at

@@ -1,0 +1,37 @@
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.rules import Rules
+from tests.engine.histories import Histories
+from tests.engine.invariants import check_invariants
+from tests.engine.world import World
+
+
+@pytest.fixture
+def histories(request: pytest.FixtureRequest) -> Histories:
+    return Histories(request.config.getoption("histories"))
+
+
+@pytest.fixture
+def rules() -> Rules:
+    """What the operator decides; a module may have its own."""
+    return Rules()
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock, rules: Rules) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=4, rules=rules) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def world(
+    dsn: str, engine: Engine, connection: psycopg.Connection, clock: MovableClock
+) -> AsyncIterator[World]:
+    """The engine, and afterwards the proof that whatever the test did left everything consistent."""
+    yield World(engine, connection, clock)
+    check_invariants(dsn)

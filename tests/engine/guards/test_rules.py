@@ -1,0 +1,95 @@
+"""What the operator has decided: read from the settings, and from a YAML file that may be broken."""
+
+import logging
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from lineshaft.engine.guards.breakers import DEFAULT_POLICY
+from lineshaft.engine.guards.rules import CostVelocity, Rules, read_breakers
+from lineshaft.model.breaker import BreakerConfig
+from lineshaft.settings import Settings
+
+#: As the document has it.
+DOCUMENT = """\
+# .loki/config/circuit-breakers.yaml
+defaults:
+  failureThreshold: 5
+  cooldownSeconds: 300
+  halfOpenAfter: 60
+
+overrides:
+  ops-security:
+    failureThreshold: 3  # More sensitive for security
+  biz-marketing:
+    failureThreshold: 10  # More tolerant for non-critical
+"""
+
+
+def test_the_documents_file_is_valid_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R-182: overrides merge over the defaults."""
+    path = tmp_path / "circuit-breakers.yaml"
+    path.write_text(DOCUMENT)
+
+    policy = Rules.of(Settings(circuit_breakers=path)).breakers
+
+    assert policy.config_for("anything") == BreakerConfig()
+    assert policy.config_for("ops-security") == BreakerConfig(failure_threshold=3)
+    assert policy.config_for("biz-marketing") == BreakerConfig(failure_threshold=10)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"defaults: [",
+        b"defaults: 7",
+        b"\xff\xfe\x00bad",
+        b"- a list",
+        b"defaults:\n\tfailureThreshold: 3",
+        b"defaults: {failureThreshold: -1}",
+        b"&a [*a]",
+        b"!!python/object/apply:os.system ['true']",
+        b"[" * 5000,
+        None,
+    ],
+)
+def test_a_malformed_file_means_defaults_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    """R-182."""
+    path = tmp_path / "circuit-breakers.yaml"
+    if content is not None:
+        path.write_bytes(content)
+
+    assert read_breakers(path) == DEFAULT_POLICY
+
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(path) in record.getMessage()
+
+
+def test_an_empty_file_is_no_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "circuit-breakers.yaml"
+    path.touch()
+
+    assert read_breakers(path) == DEFAULT_POLICY
+    assert caplog.records == []
+
+
+def test_money_rules() -> None:
+    assert Rules.of(Settings()) == Rules()
+    given = Settings.load(
+        {
+            "LINESHAFT_DAILY_BUDGET_USD": "10.50",
+            "LINESHAFT_COST_VELOCITY_USD": "5",
+            "LINESHAFT_COST_VELOCITY_MINUTES": "2.5",
+        }
+    )
+
+    rules = Rules.of(given)
+
+    assert rules.daily_budget_usd == Decimal("10.50")
+    assert rules.cost_velocity == CostVelocity(Decimal(5), timedelta(seconds=150))

@@ -1,0 +1,400 @@
+"""The lifecycle of tasks as a machine for Hypothesis, with a model of it that fits on a page.
+
+Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database
+must say what the model says, and all counters and locks must add up. The guards are on: the circuit breaker
+of the one type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on
+outputs are in `gated_machine.py`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import psycopg
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from lineshaft.checks.registry import Checks
+from lineshaft.clock import MovableClock
+from lineshaft.embedded import EmbeddedServer
+from lineshaft.engine.agents import NewAgent
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
+from lineshaft.model import breaker
+from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, Verdict
+from lineshaft.model.reviews import Decision
+from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from tests.conftest import TEMPLATE, clone
+from tests.engine.invariants import check_invariants
+
+MAX_ATTEMPTS = 2
+MAX_WAITS = 10
+CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
+#: Much more than is ever spent, but claims have to look.
+RULES = Rules(BreakerPolicy(CONFIG), daily_budget_usd=Decimal(1_000_000))
+LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
+AGENTS = ("a1", "a2", "a3")
+
+
+def decided(resolution: str) -> Decision:
+    return Decision(resolution=resolution, reviewer="ann")
+
+
+@dataclass
+class Task:
+    """What the model knows about a task."""
+
+    status: str
+    #: Open dependencies that need success, and children that need any end.
+    needs: set[str] = field(default_factory=set)
+    awaits: set[str] = field(default_factory=set)
+    parent: str | None = None
+    lock: str | None = None
+    attempts: int = 0
+    waits: int = 0
+    epoch: int = 0
+    agent: str | None = None
+    #: What its output must pass; where the output stands, and what it waits for there.
+    gates: tuple[str, ...] = ()
+    gate_no: int = 0
+    waits_for: str | None = None
+    #: Whether the output that was handed in is one that a check lets pass.
+    good: bool = True
+    #: How often a validator has begun with the gate, and when the next one may.
+    runs: int = 0
+    due: datetime | None = None
+
+    def settle(self) -> None:
+        if self.status == "PENDING" and not self.needs and not self.awaits:
+            self.status = "READY"
+
+
+class Lifecycle(RuleBasedStateMachine):
+    server: EmbeddedServer
+    #: Those of a new task.
+    gates: st.SearchStrategy[tuple[str, ...]] = st.just(())
+
+    def checks(self) -> Checks:
+        return Checks()
+
+    @initialize()
+    def start(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.clock = MovableClock()
+        self.breaker = Breaker()
+        self.slowed_until = self.clock.now()
+        self.databases: Iterator[str] = clone(self.server, "stateful", TEMPLATE)
+        self.dsn = next(self.databases)
+        self.runner = asyncio.Runner()
+        self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=RULES, checks=self.checks())
+        self.runner.run(self.engine.database.open())
+        self.look = psycopg.connect(self.dsn, autocommit=True)
+        for agent in AGENTS:
+            self.runner.run(self.engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=2)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.look.close()
+            self.runner.run(self.engine.database.close())
+            self.runner.close()
+            next(self.databases, None)
+
+    def some(self, data: st.DataObject, *statuses: str) -> str:
+        return data.draw(st.sampled_from([name for name, t in self.tasks.items() if t.status in statuses]))
+
+    def have(self, *statuses: str) -> bool:
+        return any(task.status in statuses for task in self.tasks.values())
+
+    def new_task(self, upstream: set[str], lock: str | None = None, gates: tuple[str, ...] = ()) -> NewTask:
+        listed = tuple(Gate(method, "^good$" if method == "regex" else None) for method in gates)
+        return NewTask(
+            "t",
+            depends_on=sorted(upstream),
+            lock_key=lock,
+            output=OutputContract(validation=listed) if listed else None,
+            max_attempts=MAX_ATTEMPTS,
+            retry=RetrySpec(strategy="immediate"),
+        )
+
+    def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
+        open_ones = {u for u in upstream if self.tasks[u].status != "COMPLETED"}
+        self.tasks[name] = Task("PENDING", open_ones, parent=parent, lock=lock)
+        self.tasks[name].settle()
+
+    def ended(self, name: str) -> None:
+        """Whoever waited for this task moves on."""
+        for task in self.tasks.values():
+            task.awaits.discard(name)
+            if self.tasks[name].status == "COMPLETED":
+                task.needs.discard(name)
+            task.settle()
+
+    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]))
+    def submit(self, data: st.DataObject, lock: str | None) -> None:
+        possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
+        upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
+        gates = data.draw(self.gates)
+        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock, gates)]))
+        self.add(found.id, upstream, lock=lock)
+        self.tasks[found.id].gates = gates
+
+    @rule(agent=st.sampled_from(AGENTS), limit=st.integers(1, 3))
+    def claim(self, agent: str, limit: int) -> None:
+        held = sum(task.agent == agent for task in self.tasks.values())
+        claimed = self.runner.run(self.engine.claims.claim(agent, 1, limit=limit, start=True)).tasks
+        locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
+        ready = [t for t in self.tasks.values() if t.status == "READY"]
+        free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
+        verdict = breaker.verdict(self.breaker, CONFIG, self.clock.now())
+        if self.clock.now() < self.slowed_until or verdict is Verdict.BLOCK:
+            free = 0
+        elif verdict is Verdict.PROBE:
+            free = min(free, 1)
+        assert len(claimed) == min(limit, 2 - held, free)
+        if claimed and verdict is Verdict.PROBE:
+            self.breaker = breaker.hand_out_probe(
+                self.breaker, CONFIG, task_id=claimed[0].id, now=self.clock.now()
+            ).breaker
+        for found in claimed:
+            task = self.tasks[found.id]
+            assert task.status == "READY"
+            assert task.lock is None or task.lock not in locked
+            if task.lock:
+                locked.add(task.lock)
+            task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
+            assert found.epoch == task.epoch
+
+    def let_go(self, name: str, status: str) -> Task:
+        task = self.tasks[name]
+        task.status, task.agent = status, None
+        return task
+
+    def probe_told_nothing(self, name: str) -> None:
+        self.breaker = breaker.on_probe_gone(
+            self.breaker, key="t", task_id=name, now=self.clock.now(), failed=False
+        ).breaker
+
+    def attempt_failed(self, name: str) -> None:
+        task = self.tasks[name]
+        task.attempts, task.waits = task.attempts + 1, 0
+        self.let_go(name, "DEAD_LETTERED" if task.attempts >= MAX_ATTEMPTS else "RETRYING")
+        self.breaker = breaker.on_failure(
+            self.breaker, CONFIG, key="t", task_id=name, now=self.clock.now(), counts=True
+        ).breaker
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        done = Completion(ClaimRef(name, self.tasks[name].epoch), b"1")
+        for _ in range(2):  # the answer may have been lost on the way
+            (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
+            assert moved.unwrap() == "COMPLETED"
+        self.completed(name)
+
+    def completed(self, name: str) -> None:
+        self.let_go(name, "COMPLETED")
+        self.breaker = breaker.on_success(self.breaker, task_id=name).breaker
+        self.ended(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        task = self.tasks[name]
+        (moved,) = self.runner.run(
+            self.engine.lifecycle.fail([Failure(ClaimRef(name, task.epoch), "it broke")])
+        )
+        self.attempt_failed(name)
+        assert moved.unwrap() == task.status
+        if task.status == "DEAD_LETTERED":
+            self.ended(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def meet_a_rate_limit(self, data: st.DataObject) -> None:
+        """It uses no attempt, and everybody slows down for half of the second that it waits."""
+        name = self.some(data, "RUNNING")
+        task = self.tasks[name]
+        limited = Failure(ClaimRef(name, task.epoch), "429", retry_after_sec=1)
+        (moved,) = self.runner.run(self.engine.lifecycle.fail([limited]))
+        assert task.waits < MAX_WAITS, "more than one history has"
+        task.waits += 1
+        self.let_go(name, "RETRYING")
+        assert moved.unwrap() == "RETRYING"
+        self.slowed_until = self.clock.now() + timedelta(seconds=0.5)
+        self.probe_told_nothing(name)
+
+    @rule()
+    def wait_for_a_probe(self) -> None:
+        self.clock.advance(CONFIG.half_open_after_sec + 0.001)
+        self.promoted()
+
+    @rule(forced=st.booleans())
+    def somebody_sees_to_the_breaker(self, forced: bool) -> None:
+        if forced:
+            self.runner.run(self.engine.breakers.open("t"))
+            self.breaker = breaker.force_open(self.breaker, key="t", now=self.clock.now()).breaker
+        else:
+            self.runner.run(self.engine.breakers.reset("t"))
+            self.breaker = breaker.reset(self.breaker).breaker
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = self.some(data, "RUNNING")
+        self.runner.run(self.engine.lifecycle.release([ClaimRef(name, self.tasks[name].epoch)]))
+        self.let_go(name, "READY")
+        self.probe_told_nothing(name)
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data(), n=st.integers(1, 2), wait=st.booleans())
+    def spawn(self, data: st.DataObject, n: int, wait: bool) -> None:
+        parent = self.some(data, "RUNNING")
+        claim = ClaimRef(parent, self.tasks[parent].epoch)
+        new = [self.new_task(set()) for _ in range(n)]
+        children = self.runner.run(self.engine.operations.spawn(claim, new, wait=wait))
+        for child in children:
+            self.add(child.id, set(), parent=parent)
+        if wait:
+            self.let_go(parent, "PENDING").awaits = {child.id for child in children}
+            self.probe_told_nothing(parent)
+
+    @precondition(lambda self: self.have(*LIVE))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        first = self.some(data, *LIVE)
+        going, todo = {first}, [first]
+        while todo:
+            name = todo.pop()
+            # It stops at what has ended: that one's dependents wait for it, whatever became of the upstream.
+            below = {
+                n
+                for n, t in self.tasks.items()
+                if t.status in LIVE and (name in t.needs or t.parent == name) and n not in going
+            }
+            going |= below
+            todo += below
+        cancelled = self.runner.run(self.engine.operations.cancel(first, "no"))
+        assert set(cancelled) == going
+        for name in going:
+            self.let_go(name, "CANCELLED")
+            self.probe_told_nothing(name)
+        for name in going:
+            self.ended(name)
+
+    @precondition(lambda self: self.have("DEAD_LETTERED", "CANCELLED", "RETRYING"))
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        name = self.some(data, "DEAD_LETTERED", "CANCELLED", "RETRYING")
+        task = self.tasks[name]
+        self.runner.run(self.engine.operations.retry(name))
+        if task.status == "RETRYING":
+            task.status = "READY"
+        else:
+            task.status, task.attempts = "PENDING", 0
+            task.settle()
+
+    @precondition(lambda self: self.have("DEAD_LETTERED"))
+    @rule(data=st.data(), resolution=st.sampled_from(["cancel", "delete"]))
+    def give_up(self, data: st.DataObject, resolution: str) -> None:
+        first = self.some(data, "DEAD_LETTERED")
+        goes = {*LIVE, "DEAD_LETTERED"}
+        seen, todo = {first}, [first]
+        while todo:
+            name = todo.pop()
+            drags = self.tasks[name].status in goes
+            below = {
+                n
+                for n, t in self.tasks.items()
+                if n not in seen and (t.parent == name or (drags and name in t.needs))
+            }
+            seen |= below
+            todo += below
+        going = {name for name in seen if self.tasks[name].status in goes}
+        letter = self.runner.run(self.engine.dead_letters.resolve(first, decided(resolution)))
+        assert letter.hidden == (resolution == "delete")
+        for name in going:
+            self.let_go(name, "CANCELLED")
+            self.probe_told_nothing(name)
+        for name in going:
+            self.ended(name)
+
+    @precondition(lambda self: self.have("DEAD_LETTERED"))
+    @rule(data=st.data())
+    def escalate_and_retry(self, data: st.DataObject) -> None:
+        name = self.some(data, "DEAD_LETTERED")
+        reviewed = self.runner.run(self.engine.dead_letters.letter(name)).reviewed
+        if not reviewed:
+            self.runner.run(self.engine.dead_letters.resolve(name, decided("escalate")))
+        self.runner.run(self.engine.dead_letters.resolve(name, decided("retry")))
+        task = self.tasks[name]
+        task.status, task.attempts = "PENDING", 0
+        task.settle()
+
+    @rule()
+    def promote(self) -> None:
+        self.clock.advance(1)
+        self.promoted()
+
+    def promoted(self) -> None:
+        self.runner.run(self.engine.upkeep.promote_due(100))
+        for task in self.tasks.values():
+            if task.status == "RETRYING":
+                task.status = "READY"
+
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule()
+    def everybody_dies(self) -> None:
+        """All agents fall silent; the reaper takes everything back."""
+        self.clock.advance(91)
+        self.runner.run(self.engine.upkeep.reap(100))
+        dead = []
+        for name, task in self.tasks.items():
+            if task.agent is not None:
+                self.attempt_failed(name)
+                dead += [name] if task.status == "DEAD_LETTERED" else []
+        for name in dead:
+            self.ended(name)
+
+    @invariant()
+    def the_database_says_what_the_model_says(self) -> None:
+        if not hasattr(self, "look"):
+            return
+        rows = self.look.execute(
+            "SELECT id, status::text, attempts, agent_id FROM lineshaft.tasks"
+        ).fetchall()
+        found = {row[0]: (row[1], row[2]) for row in rows}
+        assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}
+        held = {row[0]: row[3] for row in rows if row[1] in LIVE}
+        assert held == {name: task.agent for name, task in self.tasks.items() if task.status in LIVE}
+        check_invariants(self.dsn)
+
+    @invariant()
+    def the_breaker_is_where_its_model_is(self) -> None:
+        if not hasattr(self, "look"):
+            return
+        row = self.look.execute(
+            "SELECT state::text, failures, last_failure, opened_at, half_open_at, probe_task_id, forced"
+            " FROM lineshaft.breaker WHERE key = 't'"
+        ).fetchone()
+        own = self.breaker
+        assert row is not None or own == Breaker()
+        assert row is None or row == (
+            own.state,
+            own.failures,
+            own.last_failure,
+            own.opened_at,
+            own.half_open_at,
+            own.probe_task_id,
+            own.forced,
+        )

@@ -1,0 +1,63 @@
+"""Named statements: read, checked, and all of them valid against the migrated schema."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import lineshaft.engine
+from lineshaft.engine.postgres import catalog
+
+ENGINE = Path(lineshaft.engine.__file__).parent
+STEMS = sorted(
+    str(path.relative_to(ENGINE).with_suffix(""))
+    for path in ENGINE.rglob("*.sql")
+    if path.stem != "schema" and path.parent.name != "migrations"
+)
+#: Makes what the others only read; its statements are exercised by the tests of migrations.
+CREATES = {("postgres/migrate", "create_schema"), ("postgres/migrate", "create_table")}
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_statement_fits_the_schema(connection: psycopg.Connection, stem: str) -> None:
+    """Each runs with every parameter NULL and is rolled back: names and types are checked.
+
+    The search path is empty: statements also run in callers' transactions, whatever theirs is.
+    """
+
+    class Null(dict[str, None]):
+        def __missing__(self, key: str) -> None:
+            return None
+
+    connection.execute("SET search_path = ''")
+    for name, statement in catalog.load(stem).items():
+        if (stem, name) in CREATES:
+            continue
+        # NULL may stand where none may be: then the statement itself was understood.
+        with suppress(psycopg.errors.NotNullViolation), connection.transaction(force_rollback=True):
+            connection.execute(statement, Null())
+
+
+def test_comments_stay_here_and_the_name_goes_along() -> None:
+    parsed = catalog.parse(
+        "-- about this file\n\n-- name: a\n-- why\nSELECT 1;\n\n-- name: b\nSELECT\n  2\n", source="x"
+    )
+
+    assert parsed == {"a": "/* lineshaft a */ SELECT 1", "b": "/* lineshaft b */ SELECT\n  2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("-- name: a\nSELECT interval '%(ttl)s seconds'", "placeholder inside quotes"),
+        ("-- name: a\nSELECT 'it''s %(ttl)s'", "placeholder inside quotes"),
+        ("-- name: a\nSELECT 1 WHERE x LIKE 'a%'", "lone percent sign"),
+        ("-- name: a\nSELECT 1\n-- name: a\nSELECT 2", "two statements named a"),
+        ("SELECT 1", "before the first"),
+        ("-- name: a\n-- nothing", "a is empty"),
+    ],
+)
+def test_what_would_go_wrong_silently_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        catalog.parse(text, source="x.sql")

@@ -1,0 +1,57 @@
+"""Lists of dead letters walk in order and stop; named ones are looked up. On tables nobody has analysed."""
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import PLAN_BY_INDEX
+from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
+
+FILL = """
+INSERT INTO lineshaft.task (id, dag_id, type, title)
+SELECT 'task_' || n, 'dag_' || n, 'code', 't' FROM generate_series(1, 20000) AS n;
+INSERT INTO lineshaft.task_end (id, status, ended_at, epoch, reason, category)
+SELECT 'task_' || n, 'DEAD_LETTERED', now(), 1, 'x', 'crash' FROM generate_series(1, 20000) AS n;
+INSERT INTO lineshaft.dead_letter (
+    task_id, epoch, dead_lettered_at, total_cost_usd, category, error, pattern,
+    reviewed, resolution, reviewed_at
+)
+SELECT 'task_' || n, 1, now() - n * interval '1 second', 0, 'crash', 'x', 'x', n > 100,
+    CASE WHEN n > 100 THEN 'escalate' END, CASE WHEN n > 100 THEN now() END
+FROM generate_series(1, 20000) AS n
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (DeadLetterFilter(), "dead_letter_by_age"),
+        (DeadLetterFilter(reviewed=False), "dead_letter_to_review"),
+        (DeadLetterFilter(task_ids=["task_7"]), "dead_letter_pkey"),
+    ],
+)
+def test_each_list_has_its_index(
+    connection: psycopg.Connection, wanted: DeadLetterFilter, index: str
+) -> None:
+    connection.execute(FILL)
+    connection.execute(PLAN_BY_INDEX)
+    connection.execute(catalog.load("read/insights")["plan_for_filters"], {})
+    start: dict[str, Any] = {
+        "after_at": None,
+        "after_id": None,
+        "after_revival": None,
+        "open": None,
+        "limit": 51,
+    }
+
+    # Written out, so that it is planned for these values, as the reader's statements are.
+    with ClientCursor(connection) as cursor:
+        statement = catalog.load("review/dead_letters")["list_letters"]
+        rows = cursor.execute(f"EXPLAIN {statement}".encode(), wanted.parameters() | start).fetchall()
+    plan = "\n".join(row[0] for row in rows)
+
+    assert f"{index} " in plan, plan
+    assert "Seq Scan" not in plan, plan

@@ -1,0 +1,221 @@
+"""The hot statements use their indexes, whatever the tables hold and whatever the statistics say."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import PLAN_BY_INDEX
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s::((?:double precision|[a-z_.]+)(?:\[\])?)")
+
+FILL = """
+INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute)
+SELECT 'lane' || i, '{}', '{}', 0.1 FROM generate_series(1, 20) AS i;
+INSERT INTO lineshaft.agent (id, registered_at, last_heartbeat, incarnation, max_concurrent_tasks)
+VALUES ('a', now(), now(), 1, 1000);
+INSERT INTO lineshaft.task (id, dag_id, type, title)
+SELECT 'task_' || i, 'dag_' || i, 'lane' || 1 + mod(i, 20), 't' FROM generate_series(1, 100000) AS i;
+INSERT INTO lineshaft.task_live
+    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, claimed_at, started_at, lease_until)
+SELECT
+    'task_' || i, CASE WHEN mod(i, 10) = 0 THEN 'RUNNING' ELSE 'READY' END::lineshaft.task_status,
+    1 + mod(i, 20), 50, now(), 1, 1, CASE WHEN mod(i, 10) = 0 THEN 'a' END, now(), now(),
+    CASE WHEN mod(i, 10) = 0 THEN now() + i * interval '1 second' END
+FROM generate_series(1, 90000) AS i;
+INSERT INTO lineshaft.task_end (id, status, ended_at, epoch)
+SELECT 'task_' || i, 'COMPLETED', now(), 1 FROM generate_series(90001, 100000) AS i;
+INSERT INTO lineshaft.edge (task_id, depends_on)
+SELECT 'task_' || i, 'task_' || i - 1 FROM generate_series(2, 50000) AS i;
+"""
+
+NOW = {"now": None}
+IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs": [1] * 100}
+SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
+CLAIM: dict[str, Any] = NOW | {
+    "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "task_id": None, "start": True,
+    "lock_ttl": 600.0, "passed_over": [], "probing": None, "daily_budget": None,
+}  # fmt: skip
+COMPLETE = (
+    NOW
+    | IDS
+    | SPENT
+    | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
+    | {"output_types": [None] * 100, "accepted": False}
+)
+BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}
+TAKE: dict[str, Any] = {"limit": 100, "lease": 60.0, "methods": ["test-pass", "llm-judge"]}
+RENEW: dict[str, Any] = IDS | {"lease": 60.0, "gate_nos": [0] * 100, "runs": [1] * 100}
+WAITING: dict[str, Any] = {"since": None, "after": None, "limit": 100}
+
+CASES = [
+    (
+        "claim/claims",
+        "claim_tasks",
+        CLAIM,
+        ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"],
+    ),
+    ("claim/fast_path", "claim_plain", CLAIM, ["task_live_claimable", "task_pkey", "agent_pkey", "dag_pkey"]),
+    ("claim/fast_path", "complete_plain", COMPLETE, ["task_live_pkey", "agent_pkey"]),
+    ("transition/task_locks", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
+    (
+        "transition/complete",
+        "complete_tasks",
+        COMPLETE,
+        ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"],
+    ),
+    (
+        "transition/changes",
+        "unblock_dependents",
+        NOW | IDS,
+        ["edge_dependents", "task_live_pkey", "task_end_pkey"],
+    ),
+    ("transition/lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
+    ("transition/task_locks", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
+    ("maintenance", "lock_expired", NOW | {"limit": 100, "without": []}, ["task_live_leased"]),
+    ("review/gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
+    ("review/gates", "renew_gates", NOW | RENEW, ["attempt_pkey"]),
+    ("review/gates", "read_handed_in", IDS, ["task_live_pkey", "attempt_pkey", "task_pkey"]),
+    ("review/approvals", "waiting_tasks", WAITING, ["task_live_claimable", "task_pkey"]),
+    ("review/approvals", "announce_waiting", NOW | {"limit": 100}, ["task_live_claimable"]),
+    ("review/approvals", "waiting_gates", WAITING, ["attempt_to_approve", "task_pkey"]),
+    ("maintenance", "promote_due", NOW | {"limit": 100, "without": []}, ["task_live_due", "task_live_pkey"]),
+    ("maintenance", "rekey_deadlines", NOW | {"limit": 100}, ["task_live_rekey", "task_live_pkey"]),
+]
+
+
+def positional(stem: str, name: str) -> tuple[str, list[str], str]:
+    """The statement as PREPARE wants it, the names of its parameters, and their types."""
+    names: list[str] = []
+    types: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            names.append(found[1])
+            types.append(found[2])
+        return f"${names.index(found[1]) + 1}"
+
+    text = _PLACEHOLDER.sub(number, catalog.load(stem)[name]).replace("%%", "%")
+    return text, names, ", ".join(types)
+
+
+def generic_plan(connection: psycopg.Connection, stem: str, name: str, values: dict[str, Any]) -> str:
+    """The plan that the statement gets on the pool's connections."""
+    text, names, types = positional(stem, name)
+    connection.execute(PLAN_BY_INDEX)
+    connection.execute(f"PREPARE hot ({types}) AS {text}".encode())
+    given = ClientCursor(connection).mogrify(", ".join(["%s"] * len(names)), [values[name] for name in names])
+    rows = connection.execute(f"EXPLAIN EXECUTE hot ({given})".encode()).fetchall()
+    connection.execute("DEALLOCATE hot")
+    return "\n".join(row[0] for row in rows)
+
+
+@pytest.mark.parametrize("tables", ["empty", "huge", "analysed"])
+def test_hot_statements_use_their_indexes(connection: psycopg.Connection, tables: str) -> None:
+    """R-246: on empty tables, on a hundred thousand rows nobody has analysed, and on analysed ones."""
+    if tables != "empty":
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(FILL.encode())
+    if tables == "analysed":
+        connection.execute("ANALYZE")
+
+    for stem, name, values, indexes in CASES:
+        plan = generic_plan(connection, stem, name, values)
+        assert "Seq Scan on task" not in plan, f"{name}:\n{plan}"
+        assert "Seq Scan on edge" not in plan, f"{name}:\n{plan}"
+        for index in indexes:
+            assert index in plan, f"{name} doesn't use {index}:\n{plan}"
+
+
+#: Tables without a bound.
+GROWING = frozenset({
+    "task", "task_live", "task_end", "edge", "event", "event_default", "attempt", "step", "checkpoint", "dag",
+    "task_key", "dag_key", "dead_letter",
+})  # fmt: skip
+#: Statements that start at one end of an index and stop after a row or so; or that read what few agents hold.
+MAY_SCAN = frozenset({"parked_for_nothing", "dags_with_parked", "openings", "held_by"})
+HOT = (
+    "claim/claims",
+    "claim/fast_path",
+    "transition/lifecycle",
+    "transition/task_locks",
+    "transition/complete",
+    "transition/fail",
+    "transition/changes",
+    "transition/revive",
+    "submit/submission",
+    "transition/operations",
+    "maintenance",
+    "agents",
+    "transition/working",
+    "guards/slowdowns",
+)
+
+
+def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Nodes that read a table that grows, or one of its indexes, from one end to the other."""
+    reads_table = plan.get("Relation Name") in GROWING and plan["Node Type"] != "Bitmap Heap Scan"
+    of_index = plan["Node Type"] == "Bitmap Index Scan" and plan["Index Name"].startswith(tuple(GROWING))
+    is_scan = (reads_table or of_index) and "Scan" in plan["Node Type"]
+    if is_scan and "Index Cond" not in plan and "TID Cond" not in plan:
+        yield plan
+    for below in plan.get("Plans", ()):
+        yield from scans(below)
+
+
+@pytest.mark.parametrize("stem", HOT)
+def test_a_plan_made_on_empty_tables_does_no_harm_later(connection: psycopg.Connection, stem: str) -> None:
+    """It is made once a connection: what is cheap on a fresh database must not be a scan for ever after."""
+    for name in catalog.load(stem):
+        if name in MAY_SCAN:
+            continue
+        text, names, types = positional(stem, name)
+        connection.execute(PLAN_BY_INDEX)
+        connection.execute(f"PREPARE hot {f'({types})' if types else ''} AS {text}".encode())
+        given = f"({', '.join(['NULL'] * len(names))})" if names else ""
+        found = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE hot {given}".encode()).fetchone()
+        connection.execute("DEALLOCATE hot")
+        assert found is not None
+        assert not list(scans(found[0][0]["Plan"])), f"{name} reads a whole table"
+
+
+def test_the_cost_of_a_claim_doesnt_grow_with_the_queue(connection: psycopg.Connection) -> None:
+    """R-246: the number of rows it reads is the number it takes, and one head a lane."""
+    connection.execute(FILL.encode())
+    connection.execute(PLAN_BY_INDEX)
+    statement = (
+        b"EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF) " + catalog.load("claim/claims")["claim_tasks"].encode()
+    )
+
+    plan = "\n".join(row[0] for row in connection.execute(statement, CLAIM).fetchall())
+
+    reads = [
+        float(rows) * float(loops)
+        for rows, loops in re.findall(r"task_live_claimable.*?\(actual rows=([\d.]+) loops=(\d+)\)", plan)
+    ]
+    assert reads
+    # A head of each of 20 lanes, up to 100 of each lane for the merge, and the 100 that are taken.
+    assert sum(reads) <= 20 + 20 * 100 + 200, plan
+
+
+_OURS = re.compile(r"\b(rank|rekey_at|minutes)\(")
+
+
+def test_our_functions_are_inlined(connection: psycopg.Connection) -> None:
+    """One that isn't is read from the catalog and planned by every statement that calls it, at each call."""
+    connection.execute(PLAN_BY_INDEX)
+    for stem in HOT:
+        for name, statement in catalog.load(stem).items():
+            if not _OURS.search(statement):
+                continue
+            text, names, types = positional(stem, name)
+            connection.execute(f"PREPARE hot ({types}) AS {text}".encode())
+            nothing = ", ".join(["NULL"] * len(names))
+            rows = connection.execute(f"EXPLAIN (VERBOSE) EXECUTE hot ({nothing})".encode()).fetchall()
+            connection.execute("DEALLOCATE hot")
+            called = _OURS.findall("\n".join(row[0] for row in rows))
+            assert not called, f"{stem}.{name} calls {called}"

@@ -1,0 +1,102 @@
+"""A dump that was restored in another cluster, whose transactions have smaller ids."""
+
+import psycopg
+import pytest
+
+from lineshaft.engine.feed.events import Cursor, Events, Snapshot
+from lineshaft.engine.postgres import migrate
+from lineshaft.engine.read.metrics import MetricsReader
+from lineshaft.engine.transition.outcomes import Completion
+from lineshaft.errors import CursorExpiredError
+from lineshaft.model.tasks import NewTask
+from tests.engine.acting import ref
+from tests.engine.world import World
+
+AHEAD = 1_000_000
+
+
+async def complete_one(world: World) -> None:
+    agent = await world.agent("a")
+    await world.engine.submission.submit([NewTask("t")])
+    claimed = (await world.engine.claims.claim("a", agent.incarnation, limit=1, start=True)).tasks
+    await world.engine.lifecycle.complete([Completion(ref(task)) for task in claimed])
+
+
+async def all_kinds(events: Events, after: str | None = None) -> tuple[list[str], str]:
+    kinds: list[str] = []
+    while True:
+        page = await events.read(after, limit=100)
+        kinds += [event.kind for event in page.items]
+        after = page.next_cursor
+        if page.caught_up:
+            return kinds, after
+
+
+async def completed(world: World) -> int:
+    totals = (
+        await MetricsReader(world.engine.database, world.engine.insights, world.engine.fleet).read()
+    ).totals
+    return int(sum(totals.completed.values()))
+
+
+def as_from_elsewhere(connection: psycopg.Connection) -> None:
+    """What the tables hold after the restore: ids of a cluster that was further."""
+    for table, column in (("event", "xid"), ("event_horizon", "xid"), ("generation", "opened_by")):
+        connection.execute(
+            f"UPDATE lineshaft.{table} SET {column} = ({column}::text::bigint + {AHEAD})::text::xid8"
+            f" WHERE {column} <> '9223372036854775807'"
+        )
+    connection.execute(
+        "UPDATE lineshaft.tally_place SET since = format('%1$s:%1$s:',"
+        f" pg_snapshot_xmax(since)::text::bigint + {AHEAD})::pg_snapshot"
+    )
+
+
+async def test_events_metrics_and_generations_go_on(
+    world: World, dsn: str, connection: psycopg.Connection
+) -> None:
+    events = Events(world.engine.database)
+    await complete_one(world)
+    assert await completed(world) == 1
+    before, _ = await all_kinds(events)
+    as_from_elsewhere(connection)
+
+    migrate.up(dsn)
+
+    again, place = await all_kinds(events)
+    assert again == before
+    await complete_one(world)
+    new, _ = await all_kinds(events, place)
+    assert new.count("task.completed") == 1
+    assert await completed(world) == 2
+    row = connection.execute("SELECT max(opened_by::text::numeric) FROM lineshaft.generation").fetchone()
+    assert row is not None
+    assert row[0] < AHEAD
+
+
+async def test_readers_begin_anew(world: World, dsn: str, connection: psycopg.Connection) -> None:
+    """Their places mean nothing here: they are told so, and destinations of notifications start from now."""
+    events = Events(world.engine.database)
+    await complete_one(world)
+    (now,) = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone() or ("",)
+    old = Cursor(Snapshot(int(now) + AHEAD)).encode()
+    connection.execute(
+        "INSERT INTO lineshaft.destination (name, cursor, read_at) VALUES ('ops', %s, now())", [old]
+    )
+    as_from_elsewhere(connection)
+
+    migrate.up(dsn)
+
+    with pytest.raises(CursorExpiredError):
+        await events.read(old, limit=1)
+    assert connection.execute("SELECT count(*) FROM lineshaft.destination").fetchone() == (0,)
+
+
+async def test_at_home_nothing_is_touched(world: World, dsn: str, connection: psycopg.Connection) -> None:
+    await complete_one(world)
+    rows = "SELECT seq, xid::text FROM lineshaft.event ORDER BY seq"
+    before = connection.execute(rows).fetchall()
+
+    migrate.up(dsn)
+
+    assert connection.execute(rows).fetchall() == before

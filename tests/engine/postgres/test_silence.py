@@ -1,0 +1,41 @@
+"""Connections on which the database doesn't answer any more."""
+
+import gc
+
+import pytest
+
+from lineshaft import Lineshaft, NewTask
+from lineshaft.engine.heartbeats import Heartbeats
+from lineshaft.engine.postgres.database import PATIENCE_SEC, Database
+from lineshaft.errors import UnavailableError
+from tests.proxy import proxied
+
+
+async def test_a_heartbeat_that_was_given_up_leaves_no_error_behind(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else asyncio complains of errors that nobody looked at, once for each lost heartbeat."""
+    async with proxied(dsn) as (through, proxy):
+        heartbeats = Heartbeats(through)
+        await heartbeats.beat([], [], answer_within_sec=10)
+        proxy.swallow()
+        with pytest.raises(UnavailableError, match=r"within 0\.1 s"):
+            await heartbeats.beat([], [], answer_within_sec=0.1)
+        await heartbeats.close()
+
+    gc.collect()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
+    """Found by chaos: only agents had a limit; submissions of other clients, and servers, waited for ever."""
+    async with proxied(dsn) as (through, proxy), Lineshaft(through, max_connections=1) as shaft:
+        assert Database(dsn).answer_within_sec == PATIENCE_SEC
+        shaft.backend.expect_answers_within(0.3)
+        await shaft.submit(NewTask("t"))
+        proxy.swallow()
+
+        with pytest.raises(UnavailableError, match="away"):
+            await shaft.submit(NewTask("t"))
+
+        await shaft.submit(NewTask("t"))

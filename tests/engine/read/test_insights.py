@@ -1,0 +1,409 @@
+"""The read model: what it shows is what is there."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.read import listing
+from lineshaft.engine.read.listing import DagFilter
+from lineshaft.engine.read.views import dead_above
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.outcomes import Beat, Completion
+from lineshaft.errors import NotFoundError
+from lineshaft.model.priority import Tier
+from lineshaft.model.retry import Strategy
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from tests.engine.acting import complete, every, fail, kill, ref, register, shown, submit, take
+from tests.factory import Factory
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=3) as opened:
+        yield opened
+
+
+# One task.
+
+
+async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) -> None:
+    deadline = clock.now() + timedelta(hours=1)
+    upstream = await submit(engine, "upstream")
+    task_id = await submit(
+        engine,
+        title="Write it",
+        spec={"goal": "x"},
+        priority=40,
+        deadline=deadline,
+        depends_on=[upstream],
+        lock_key="doc:1",
+        required_capabilities=["python"],
+        model_preferences=["opus"],
+        fallback_models=["haiku"],
+        max_cost_usd=1.5,
+        max_total_cost_usd=3,
+        max_duration_sec=60,
+        max_attempts=5,
+        retry=RetrySpec(strategy="fixed", initial_delay_sec=7),
+        output=OutputContract(type="json", validation="json-schema", validation_schema={"type": "object"}),
+        idempotency_key="key",
+        tags=["a", "b"],
+        created_by="me",
+    )
+
+    task = await engine.insights.task(task_id)
+
+    assert (task.title, task.priority, task.lock_key, task.tags) == ("Write it", 40, "doc:1", ["a", "b"])
+    assert shown(task.spec) == {"goal": "x"}
+    assert (task.max_cost_usd, task.max_total_cost_usd) == (Decimal("1.5"), Decimal(3))
+    assert (task.required_capabilities, task.model_preferences, task.fallback_models) == (
+        ["python"],
+        ["opus"],
+        ["haiku"],
+    )
+    assert (task.retry.strategy, task.retry.initial_delay_sec) == (Strategy.FIXED, 7)
+    assert task.retry.max_delay_sec == 300, "what was left out is the preset's"
+    assert (task.output.type, task.output.validation) == ("json", "json-schema")
+    assert shown(task.output.validation_schema) == {"type": "object"}
+    assert (task.status, task.depends_on, task.blocked_by) == (Status.PENDING, [upstream], [upstream])
+    assert (task.idempotency_key, task.created_by, task.created_at) == ("key", "me", clock.now())
+    assert task.effective_priority == pytest.approx(40 - 20), "one hour before the deadline it is 20"
+    assert task.tier is Tier.HIGH
+    assert (task.claim, task.model, task.attempts) == (None, None, 0)
+    assert task.cost_usd == 0
+    assert task.dag_id == f"dag_{task_id.removeprefix('task_')}"
+
+
+async def test_gates_in_order_are_shown_as_a_list(engine: Engine) -> None:
+    gates = (Gate("regex", "^a"), Gate("human"))
+    task = await engine.insights.task(await submit(engine, output=OutputContract(validation=gates)))
+
+    assert [(gate.method, shown(gate.schema)) for gate in task.output.validation] == [  # type: ignore[union-attr]
+        ("regex", "^a"),
+        ("human", None),
+    ]
+    assert task.output.validation_schema is None
+    assert (await engine.insights.task(await submit(engine))).output.validation == "none"
+
+
+async def test_age_counts_from_ready_and_deadlines_are_exact(engine: Engine, clock: MovableClock) -> None:
+    """004's formula at this instant, whether or not the promoter has re-keyed the task."""
+    upstream = await submit(engine, "upstream")
+    waiting = await submit(engine, depends_on=[upstream])
+    urgent = await submit(engine, deadline=clock.now() + timedelta(hours=2))
+    clock.advance(3600)
+
+    assert (await engine.insights.task(waiting)).effective_priority == pytest.approx(50)
+    assert (await engine.insights.task(urgent)).effective_priority == pytest.approx(50 - 6 - 20)
+
+
+async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine, models_available=["opus"], heartbeat_interval_sec=12)
+    await submit(engine, max_cost_usd=1)
+    task = await take(engine, ann)
+    clock.advance(5)
+    await engine.lifecycle.heartbeat(
+        "ann", ann.incarnation, [Beat(ref(task), b'{"percent": 10}', Spent(Decimal("0.25")))]
+    )
+
+    view = await engine.insights.task(task.id)
+
+    assert view.claim is not None
+    assert (view.claim.agent_id, view.claim.epoch) == ("ann", 1)
+    assert (view.claim.claimed_at, view.claim.heartbeat_at) == (
+        clock.now() - timedelta(seconds=5),
+        clock.now(),
+    )
+    assert view.claim.heartbeat_interval_sec == 12
+    assert (view.status, view.model, shown(view.progress)) == (Status.RUNNING, "opus", {"percent": 10})
+    assert (view.cost_usd, view.reserved_usd) == (Decimal("0.25"), Decimal(1))
+    assert view.started_at == clock.now() - timedelta(seconds=5)
+
+
+async def test_a_failed_attempt_is_history_and_the_last_failure(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    await submit(engine, retry=RetrySpec(strategy="fixed", initial_delay_sec=60, jitter=False))
+    task = await take(engine, ann)
+    clock.advance(4)
+    await fail(engine, task, "boom", category="timeout", spent=Spent(Decimal("0.5")))
+
+    view = await engine.insights.task(task.id)
+
+    assert (view.status, view.attempts, view.retry_at) == (
+        Status.RETRYING,
+        1,
+        clock.now() + timedelta(seconds=60),
+    )
+    assert (view.failure_reason, view.failure_category) == ("boom", "timeout")
+    (failure,) = view.failure_history
+    assert (failure.attempt, failure.agent, failure.category, failure.error) == (1, "ann", "timeout", "boom")
+    assert (failure.duration_sec, failure.cost_usd) == (4, Decimal("0.5"))
+    assert (view.cost_usd, view.claim) == (Decimal("0.5"), None)
+
+
+async def test_a_rate_limit_is_the_reason_but_no_failure(engine: Engine) -> None:
+    ann = await register(engine)
+    await submit(engine)
+    await fail(engine, task := await take(engine, ann), "slow down", category="rate_limit")
+
+    view = await engine.insights.task(task.id)
+
+    assert (view.failure_category, view.failure_history, view.attempts) == ("rate_limit", [], 0)
+
+
+async def test_each_end_shows_its_own_time_and_reason(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    await submit(engine)
+    done = await take(engine, ann)
+    clock.advance(1)
+    await complete(engine, done, {"answer": 42}, "0.1")
+    await submit(engine)
+    dead = await kill(engine, ann)
+    cancelled = await submit(engine)
+    await engine.operations.cancel(cancelled, "not needed")
+
+    ended = await engine.insights.task(done.id)
+    assert (ended.status, ended.completed_at, ended.cancelled_at) == (Status.COMPLETED, clock.now(), None)
+    assert (shown(ended.output.data), ended.cost_usd) == ({"answer": 42}, Decimal("0.1"))
+    assert ended.claim is not None
+    assert ended.claim.agent_id == "ann", "who did it"
+    assert (ended.effective_priority, ended.tier, ended.failure_reason) == (None, None, None)
+    ended = await engine.insights.task(dead)
+    assert (ended.completed_at, ended.ended_at) == (None, clock.now())
+    assert (ended.failure_reason, ended.failure_category) == ("no access", "auth_failure")
+    ended = await engine.insights.task(cancelled)
+    assert (ended.cancelled_at, ended.cancel_reason) == (clock.now(), "not needed")
+    assert (ended.failure_reason, ended.claim) == (None, None)
+
+
+async def test_what_is_being_validated_shows_the_output(engine: Engine) -> None:
+    ann = await register(engine)
+    await submit(engine, output=OutputContract(validation="human"))
+    await complete(engine, task := await take(engine, ann), {"draft": 1})
+
+    view = await engine.insights.task(task.id)
+
+    assert (view.status, shown(view.output.data)) == (Status.VALIDATING, {"draft": 1})
+    assert (view.output.artifacts, view.completed_at) == (None, None)
+
+
+async def test_dead_letters_upstream_flag_all_that_wait(engine: Engine) -> None:
+    ann = await register(engine)
+    tasks = [
+        NewTask("a", key="a"),
+        NewTask("b", key="b", depends_on=["a"]),
+        NewTask("c", key="c", depends_on=["b"]),
+        NewTask("d", key="d"),
+        NewTask("e", key="e", depends_on=["d"]),
+    ]
+    dag = await engine.submission.submit_dag("a DAG", tasks)
+    ids = {key: found.id for key, found in dag.tasks.items()}
+    assert (await engine.insights.task(ids["c"])).blocked_reason is None
+
+    assert await kill(engine, ann) == ids["a"]
+
+    flagged = {key: (await engine.insights.task(ids[key])).blocked_reason for key in ids}
+    reason = f"Upstream {ids['a']} is DEAD_LETTERED"
+    assert flagged == {"a": None, "b": reason, "c": reason, "d": None, "e": None}
+    await engine.operations.retry(ids["a"])
+    assert (await engine.insights.task(ids["b"])).blocked_reason is None
+
+
+def test_dead_letters_are_found_along_every_way() -> None:
+    edges = [
+        {"task_id": "t", "depends_on": "m", "status": "PENDING"},
+        {"task_id": "m", "depends_on": "x", "status": "DEAD_LETTERED"},
+        {"task_id": "m", "depends_on": "y", "status": "DEAD_LETTERED"},
+        {"task_id": "o", "depends_on": "z", "status": "READY"},
+    ]
+    assert dead_above(edges) == {"m": ["x", "y"], "t": ["x", "y"]}
+
+
+@pytest.mark.parametrize("name", ["task_none", "a\0b", "\ud800"])
+async def test_what_does_not_exist_is_not_found(engine: Engine, name: str) -> None:
+    insights = engine.insights
+    for read in (insights.task, insights.attempts, insights.steps, insights.why, insights.dag):
+        with pytest.raises(NotFoundError, match="There is no"):
+            await read(name)
+
+
+# History.
+
+
+async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    await submit(engine, retry=RetrySpec(strategy="immediate"))
+    await fail(engine, task := await take(engine, ann), spent=Spent(Decimal("0.2"), 10, 5))
+    await engine.upkeep.promote_due(10)
+    task = await take(engine, ann)
+
+    outcomes = [(a.number, a.outcome) for a in await engine.insights.attempts(task.id)]
+    assert outcomes == [(1, "failed"), (2, "running")]
+
+    clock.advance(3)
+    await engine.lifecycle.complete(
+        [Completion(ref(task), output=b'"ok"', spent=Spent(Decimal("0.3"), 7, 8))]
+    )
+    first, second = await engine.insights.attempts(task.id)
+    assert (first.category, first.error, first.cost_usd) == ("crash", "it broke", Decimal("0.2"))
+    assert (second.number, second.outcome, second.agent_id, second.cost_usd) == (
+        2,
+        "completed",
+        "ann",
+        Decimal("0.3"),
+    )
+    assert (second.tokens_input, second.tokens_output, second.ended_at) == (7, 8, clock.now())
+    assert shown(second.output) == {"data": "ok", "artifacts": None, "decision_report": None}
+
+
+async def test_attempts_of_what_was_never_claimed_are_none(engine: Engine) -> None:
+    assert await engine.insights.attempts(await submit(engine)) == []
+
+
+async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    await submit(engine)
+    task = await take(engine, ann)
+    await engine.lifecycle.save_step(ref(task), "search", b'{"found": 3}')
+    clock.advance(1)
+    await engine.lifecycle.save_step(ref(task), "draft", b"null")
+
+    assert await engine.insights.steps(task.id) == {"search": b'{"found": 3}', "draft": b"null"}
+
+
+# DAGs.
+
+
+async def test_a_dag_shows_its_graph_and_money(engine: Engine) -> None:
+    ann = await register(engine)
+    tasks = [
+        NewTask("a", key="a", max_cost_usd=1),
+        NewTask("b", key="b", depends_on=["a"]),
+        NewTask("c", key="c", depends_on=["a"]),
+        NewTask("d", key="d", depends_on=["c"], priority=0),
+    ]
+    submitted = await engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=5, created_by="me")
+    a, b, c, d = (submitted.tasks[key].id for key in "abcd")
+
+    dag = await engine.insights.dag(submitted.id)
+    assert (dag.title, dag.status, dag.created_by, dag.virtual) == ("a DAG", "pending", "me", False)
+    assert (dag.tasks, dag.roots, dag.leaves) == ([a, b, c, d], [a], [b, d])
+    assert (dag.critical_path, dag.counts) == ([a, c, d], {"PENDING": 3, "READY": 1})
+
+    await complete(engine, await take(engine, ann), cost="0.75")
+    dag = await engine.insights.dag(submitted.id)
+    assert (dag.status, dag.critical_path) == ("running", [c, d])
+    assert dag.counts == {"PENDING": 1, "READY": 2, "COMPLETED": 1}
+    assert (dag.budget_ceiling_usd, dag.reserved_usd, dag.spent_usd) == (
+        Decimal(5),
+        Decimal(0),
+        Decimal("0.75"),
+    )
+    assert dag.completed_at is None
+
+
+async def test_a_dead_letter_is_still_to_be_done(engine: Engine) -> None:
+    ann = await register(engine)
+    tasks = [NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"])]
+    submitted = await engine.submission.submit_dag("a DAG", tasks)
+    await kill(engine, ann)
+
+    dag = await engine.insights.dag(submitted.id)
+
+    assert (dag.status, dag.critical_path) == ("failed", dag.tasks)
+    assert dag.completed_at is not None
+
+
+async def test_a_virtual_dag_is_answered_from_its_task(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    task_id = await submit(engine, title="Alone", created_by="me", max_cost_usd=1)
+    dag_id = (await engine.insights.task(task_id)).dag_id
+
+    dag = await engine.insights.dag(dag_id)
+    assert (dag.id, dag.title, dag.created_by, dag.virtual) == (dag_id, "Alone", "me", True)
+    assert (dag.status, dag.tasks, dag.counts) == ("pending", [task_id], {"READY": 1})
+
+    task = await take(engine, ann)
+    dag = await engine.insights.dag(dag_id)
+    assert (dag.status, dag.reserved_usd, dag.completed_at) == ("running", Decimal(1), None)
+    clock.advance(1)
+    await complete(engine, task, cost="0.5")
+    dag = await engine.insights.dag(dag_id)
+    assert (dag.status, dag.spent_usd, dag.completed_at) == ("completed", Decimal("0.5"), clock.now())
+    assert (dag.roots, dag.leaves, dag.critical_path) == ([task_id], [task_id], [])
+
+
+@pytest.mark.parametrize("scan", [20_000, 4])
+async def test_dags_are_listed_with_virtual_ones_or_without(
+    engine: Engine, clock: MovableClock, scan: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "SCAN", scan)
+    ann = await register(engine)
+    expected: list[tuple[str, bool]] = []
+    for n in range(9):
+        clock.advance(1)
+        if n % 3:
+            dag = await engine.submission.submit_dag(f"real {n}", [NewTask("a"), NewTask("b"), NewTask("c")])
+            expected.insert(0, (dag.id, True))
+        else:
+            task = await engine.insights.task(await submit(engine, title=f"alone {n}", priority=0))
+            expected.insert(0, (task.dag_id, False))
+
+    async def ids(limit: int = 2, **filters: Any) -> list[str]:
+        return await every(
+            lambda cursor: engine.insights.dags(DagFilter(**filters), limit=limit, cursor=cursor), limit
+        )
+
+    assert await ids() == [name for name, _ in expected]
+    assert await ids(virtual=False) == [name for name, real in expected if real]
+    assert await ids(q=["ALONE"], limit=1) == [name for name, real in expected if not real]
+    await take(engine, ann)
+    alone = [name for name, real in expected if not real]
+    assert await ids(status=["running"]) == [alone[-1]]
+    assert await ids(status=["pending"]) == [name for name, _ in expected if name != alone[-1]]
+
+
+# Guards.
+
+
+async def test_locks_with_their_waiters(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine, max_concurrent_tasks=10)
+    for key in ("doc:b", "doc:a"):
+        await submit(engine, lock_key=key)
+        await take(engine, ann)
+    for _ in range(3):
+        await submit(engine, lock_key="doc:b")
+    # One of them was found by a claim and parked, and waits all the same.
+    assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
+
+    first = await engine.insights.locks(limit=1)
+    (second,) = (await engine.insights.locks(cursor=first.next_cursor)).items
+
+    assert [(lock.key, lock.waiting, lock.agent_id) for lock in [*first.items, second]] == [
+        ("doc:a", 0, "ann"),
+        ("doc:b", 3, "ann"),
+    ]
+    assert second.expires_at == clock.now() + timedelta(seconds=600)
+    assert second.token < first.items[0].token, "fencing numbers grow with each grant"
+
+
+async def test_guards_as_they_are(engine: Engine, factory: Factory, clock: MovableClock) -> None:
+    now = clock.now()
+    factory.insert(
+        "breaker", {"key": "code", "state": "open", "opened_at": now, "failures": 5, "forced": True}
+    )
+    factory.insert("slowdown", {"key": "model:x", "signalled_at": now, "until": now + timedelta(seconds=9)})
+    factory.insert("slowdown", {"key": "model:y", "signalled_at": now, "until": now})
+    factory.insert("pause", {"type": "*", "since": now})
+
+    (breaker,) = (await engine.insights.breakers()).items
+    assert (breaker.key, breaker.state, breaker.failures, breaker.forced) == ("code", "open", 5, True)
+    (slowdown,) = (await engine.insights.slowdowns()).items
+    assert (slowdown.key, slowdown.until) == ("model:x", now + timedelta(seconds=9)), "one is over"
+    assert [(pause.type, pause.since) for pause in await engine.insights.pauses()] == [("*", now)]

@@ -1,0 +1,415 @@
+"""Why a task is not running: each reason with what to do, and `runnable` just when a claim would get it."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import AgentInfo
+from lineshaft.engine.claim.claims import ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.read.why import ReasonCode
+from lineshaft.engine.transition.outcomes import ClaimRef, Completion
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from tests.engine.acting import fail, register, submit
+from tests.factory import Factory
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
+    async with Engine(dsn, clock=clock, max_connections=3) as opened:
+        yield opened
+
+
+async def claim(engine: Engine, agent: AgentInfo, limit: int = 1) -> list[ClaimedTask]:
+    return (await engine.claims.claim(agent.id, agent.incarnation, limit=limit, start=True)).tasks
+
+
+async def reasons(engine: Engine, task_id: str) -> dict[str, str]:
+    why = await engine.insights.why(task_id)
+    assert why.runnable is (why.status is Status.READY and not why.reasons)
+    return {reason.code.value: reason.detail for reason in why.reasons}
+
+
+# What it waits for.
+
+
+async def test_dependencies_are_named_with_their_states(engine: Engine) -> None:
+    upstream = [await submit(engine) for _ in range(5)]
+    task_id = await submit(engine, depends_on=upstream)
+
+    detail = (await reasons(engine, task_id))["blocked_by_dependency"]
+
+    assert f"{upstream[0]} (READY)" in detail
+    assert "and 2 more" in detail
+
+
+async def test_a_dead_letter_is_found_through_others(engine: Engine) -> None:
+    ann = await register(engine)
+    first = await submit(engine)
+    second = await submit(engine, depends_on=[first])
+    third = await submit(engine, depends_on=[second])
+    (task,) = await claim(engine, ann)
+    await fail(engine, task, category="auth_failure")
+
+    found = await reasons(engine, third)
+
+    assert list(found) == ["blocked_by_dependency", "upstream_dead_lettered"]
+    assert first in found["upstream_dead_lettered"]
+    assert second in found["blocked_by_dependency"]
+
+
+async def test_a_cancelled_upstream_is_pointed_out(engine: Engine) -> None:
+    first = await submit(engine)
+    second = await submit(engine, depends_on=[first])
+    await engine.operations.cancel(first, "x", cascade=False)
+
+    assert f"{first} will never complete" in (await reasons(engine, second))["blocked_by_dependency"]
+
+
+async def test_a_schedule_names_the_time(engine: Engine, clock: MovableClock) -> None:
+    task_id = await submit(engine, run_at=clock.now() + timedelta(hours=1))
+
+    assert "2026-02-08T10:00:00Z" in (await reasons(engine, task_id))["scheduled"]
+    clock.advance(3600)
+    assert "has come: the promoter" in (await reasons(engine, task_id))["scheduled"]
+
+
+async def test_a_retry_names_the_time_and_the_failure(engine: Engine) -> None:
+    ann = await register(engine)
+    await submit(engine)
+    (task,) = await claim(engine, ann)
+    await fail(engine, task, category="timeout")
+
+    found = await reasons(engine, task.id)
+
+    assert list(found) == ["waiting_retry"]
+    assert "after timeout; 1 of 3 attempts" in found["waiting_retry"]
+
+
+async def test_what_is_held_or_has_ended_needs_no_reason(engine: Engine) -> None:
+    ann = await register(engine)
+    await submit(engine)
+    (task,) = await claim(engine, ann)
+
+    why = await engine.insights.why(task.id)
+    assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, ())
+    await engine.operations.cancel(task.id, "x")
+    why = await engine.insights.why(task.id)
+    assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, ())
+
+
+# Who could take it.
+
+
+async def test_without_agents(engine: Engine) -> None:
+    found = await reasons(engine, await submit(engine))
+
+    assert list(found) == ["no_capable_agent"]
+    assert "No agent is active" in found["no_capable_agent"]
+
+
+async def test_what_agents_lack_is_named_closest_first(engine: Engine) -> None:
+    await register(engine, "ann", capabilities=("python", "sql"))
+    await register(engine, "bob", capabilities=("python",), types=("review",))
+    await register(engine, "cid", capabilities=("python", "sql", "rust"), models_available=("haiku",))
+    task_id = await submit(
+        engine, required_capabilities=["python", "rust", "sql"], model_preferences=["opus", "sonnet"]
+    )
+
+    detail = (await reasons(engine, task_id))["no_capable_agent"]
+
+    assert "capabilities python, rust, sql" in detail
+    assert "one of the models opus, sonnet" in detail
+    assert detail.endswith("Active: ann lacks rust; cid lacks such a model; bob takes only review.")
+
+
+async def test_an_able_agent_that_is_not_active_is_named(engine: Engine) -> None:
+    await register(engine)
+    await engine.fleet.patch("ann", status="draining")
+
+    detail = (await reasons(engine, await submit(engine)))["no_capable_agent"]
+
+    assert "Able, but not active: ann (draining)" in detail
+
+
+async def test_money_and_slots_of_those_who_could(engine: Engine) -> None:
+    """Neither the free one has the money, nor is the rich one free."""
+    await register(engine, "poor", budget_usd=0.5)
+    rich = await register(engine, "rich", max_concurrent_tasks=1)
+    await register(engine, "wrong", types=("review",))
+    await submit(engine, priority=0)
+    assert len(await claim(engine, rich)) == 1
+    task_id = await submit(engine, max_cost_usd=0.75)
+
+    found = await reasons(engine, task_id)
+
+    assert list(found) == ["no_affordable_agent", "agents_full"]
+    assert "may cost 0.75 USD; poor has 0.5 USD left" in found["no_affordable_agent"]
+    assert "rich 1 of 1" in found["agents_full"]
+    await engine.fleet.patch("poor", add_budget_usd=Decimal("0.25"))
+    assert await reasons(engine, task_id) == {}
+
+
+async def test_models_that_are_held_back(engine: Engine, factory: Factory, clock: MovableClock) -> None:
+    await register(engine, models_available=("opus", "haiku"))
+    task_id = await submit(engine, model_preferences=["opus", "haiku"])
+    until = clock.now() + timedelta(minutes=1)
+    factory.insert("slowdown", {"key": "model:opus", "signalled_at": clock.now(), "until": until})
+    assert await reasons(engine, task_id) == {}, "the other model will do"
+    factory.insert("breaker", {"key": "model:haiku", "state": "open", "opened_at": clock.now()})
+
+    found = await reasons(engine, task_id)
+
+    assert list(found) == ["slowdown", "breaker_open"]
+    assert "opus until 2026-02-08T09:01:00Z" in found["slowdown"]
+    assert "model:haiku" in found["breaker_open"]
+    clock.advance(60)
+    assert await reasons(engine, task_id) == {}
+
+
+# What holds it back whoever asks.
+
+
+async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, clock: MovableClock) -> None:
+    await register(engine)
+    task_id = await submit(engine)
+    now = clock.now()
+    for type_ in ("*", "code", "review"):
+        factory.insert("pause", {"type": type_, "since": now})
+    factory.insert("breaker", {"key": "code", "state": "open", "opened_at": now, "failures": 5})
+    factory.insert(
+        "slowdown", {"key": "*", "signalled_at": now, "until": now + timedelta(seconds=1), "reason": "429"}
+    )
+
+    why = await engine.insights.why(task_id)
+
+    assert [reason.code for reason in why.reasons] == ["paused", "paused", "breaker_open", "slowdown"]
+    details = " ".join(reason.detail for reason in why.reasons)
+    assert "Everything is paused" in details
+    assert "Type 'code' is paused" in details
+    assert "open since 2026-02-08T09:00:00Z, after 5 failures" in details
+    assert "until 2026-02-08T09:00:01Z, after a rate limit (429)" in details
+    clock.advance(1)
+    assert "slowdown" not in await reasons(engine, task_id)
+
+
+@pytest.mark.parametrize(
+    ("breaker", "detail"),
+    [
+        ({"state": "open", "forced": True}, "by hand. Reset it."),
+        ({"state": "half_open", "probe_task_id": "task_p"}, "task task_p is its probe"),
+    ],
+)
+async def test_breakers_say_what_they_wait_for(
+    engine: Engine, factory: Factory, clock: MovableClock, breaker: dict[str, Any], detail: str
+) -> None:
+    await register(engine)
+    at = {"opened_at": clock.now(), "half_open_at": clock.now()}
+    factory.insert("breaker", {"key": "code", **at, **breaker})
+
+    assert detail in (await reasons(engine, await submit(engine)))["breaker_open"]
+
+
+async def test_a_lock_names_its_holder(engine: Engine, clock: MovableClock) -> None:
+    ann = await register(engine)
+    await submit(engine, lock_key="doc")
+    (holder,) = await claim(engine, ann)
+    task_id = await submit(engine, lock_key="doc")
+
+    detail = (await reasons(engine, task_id))["lock_held"]
+    assert f"held by task {holder.id} with agent ann" in detail
+    assert "2026-02-08T09:10:00Z" in detail
+
+    assert await claim(engine, ann) == []
+    assert list(await reasons(engine, task_id)) == ["lock_held"], "parked by the claim, the reason stays"
+    clock.advance(601)
+    assert "is free now: the promoter" in (await reasons(engine, task_id))["lock_held"]
+    await engine.upkeep.expire_locks()
+    assert await reasons(engine, task_id) == {}
+
+
+async def test_a_dag_without_money(engine: Engine) -> None:
+    ann = await register(engine)
+    tasks = [NewTask("code", key="a", max_cost_usd=2), NewTask("code", key="b", max_cost_usd=2)]
+    dag = await engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=3)
+    (task,) = await claim(engine, ann)
+    (other,) = {found.id for found in dag.tasks.values()} - {task.id}
+
+    detail = (await reasons(engine, other))["dag_budget"]
+    assert f"DAG {dag.id} has 1 USD left of 3 USD (0 USD spent, 2 USD reserved)" in detail
+    assert "may cost 2 USD" in detail
+    assert await claim(engine, ann) == []
+    assert list(await reasons(engine, other)) == ["dag_budget"]
+
+
+# The property.
+
+
+class Chaos:
+    """Agents, guards and READY tasks at random, so that each test of a claim is failed by some."""
+
+    def __init__(self, engine: Engine, factory: Factory, clock: MovableClock, seed: int) -> None:
+        self.engine = engine
+        self.factory = factory
+        self.clock = clock
+        self.rng = random.Random(seed)
+        self.agents: list[AgentInfo] = []
+
+    def maybe(self, chance: float) -> bool:
+        return self.rng.random() < chance
+
+    def some(self, values: list[str], least: int = 0) -> list[str]:
+        return self.rng.sample(values, self.rng.randint(least, len(values)))
+
+    async def make(self) -> None:
+        # Few agents with few differences: each obstacle must be the only one now and then.
+        for n in range(self.rng.choice([1, 1, 2, 3])):
+            agent = await register(
+                self.engine,
+                f"agent{n}",
+                capabilities=("python", "sql") if self.maybe(0.7) else tuple(self.some(["python", "sql"])),
+                types=tuple(self.some(["code", "review"])) if self.maybe(0.2) else None,
+                models_available=tuple(self.some(MODELS)) if self.maybe(0.7) else (),
+                max_concurrent_tasks=self.rng.choice([1, 3, 9]),
+                budget_usd=self.rng.choice([None, None, *COSTS]),
+            )
+            self.agents.append(agent)
+        if self.maybe(0.6):
+            # Slots, money, locks and DAGs are taken, and claims have parked what they found taken.
+            await self.tasks(4)
+            await self.work()
+        await self.tasks(5)
+        self.guards()
+        await self.changes()
+
+    async def work(self) -> None:
+        for agent in self.agents:
+            tasks = await claim(self.engine, agent, self.rng.randint(1, 3))
+            done = [Completion(ClaimRef(task.id, task.epoch), b"1") for task in tasks if self.maybe(0.5)]
+            if done:
+                await self.engine.lifecycle.complete(done)
+
+    async def tasks(self, n: int) -> None:
+        for _ in range(n):
+            fields: dict[str, Any] = {
+                "priority": self.rng.randrange(100),
+                "required_capabilities": self.some(["python", "sql"]) if self.maybe(0.5) else [],
+                "model_preferences": self.some(MODELS) if self.maybe(0.5) else [],
+                "max_cost_usd": self.rng.choice([None, None, *COSTS]),
+                "lock_key": self.rng.choice([None, None, "doc:1", "doc:2"]),
+            }
+            type_ = self.rng.choice(["code", "review"])
+            kind = self.rng.randrange(3)
+            if kind == 0:
+                tasks = [NewTask(type_, **fields), NewTask(type_, **fields)]
+                await self.engine.submission.submit_dag(
+                    "a DAG", tasks, budget_ceiling_usd=self.rng.choice([None, *COSTS])
+                )
+            elif kind == 1 and fields["lock_key"]:
+                children = [NewTask(type_, **fields), NewTask(type_, **fields)]
+                await submit(self.engine, type_, lock_key=fields["lock_key"], children=children)
+            else:
+                await submit(self.engine, type_, **fields)
+
+    def guards(self) -> None:
+        now = self.clock.now()
+        for model in MODELS:
+            if self.maybe(0.3):
+                until = self.rng.choice([now, now + timedelta(days=1)])
+                self.factory.insert(
+                    "slowdown", {"key": f"model:{model}", "signalled_at": now, "until": until}
+                )
+        if self.maybe(0.05):
+            later = now + timedelta(days=1)
+            self.factory.insert("slowdown", {"key": "*", "signalled_at": now, "until": later})
+        for key in ("model:gpt", "code", "review"):
+            if self.maybe(0.1):
+                state = self.rng.choice(["closed", "open"])
+                self.factory.insert("breaker", {"key": key, "state": state, "opened_at": now})
+        for type_ in ("*", "code"):
+            if self.maybe(0.05):
+                self.factory.insert("pause", {"type": type_, "since": now})
+
+    async def changes(self) -> None:
+        for agent in self.agents:
+            if self.maybe(0.1):
+                status = self.rng.choice(["draining", "offline"])
+                await self.engine.fleet.patch(agent.id, status=status)
+        if self.maybe(0.3):
+            # Locks run out, except those of batches.
+            self.clock.advance(700)
+
+
+MODELS = ["opus", "haiku", "gpt"]
+COSTS = [0.4, 1, 2]
+
+
+def would_be_claimed(
+    connection: psycopg.Connection, clock: MovableClock, task_id: str, agent: AgentInfo
+) -> bool:
+    """Whether a claim of this agent gets the task when it is its turn: nothing else is there to be had."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(
+            "UPDATE lineshaft.task_live SET status = 'PENDING', parked = NULL, due_at = now()"
+            " WHERE status = 'READY' AND id <> %s",
+            [task_id],
+        )
+        rows = connection.execute(
+            catalog.load("claim/claims")["claim_tasks"],
+            {
+                "now": clock.now(),
+                "agent_id": agent.id,
+                "incarnation": agent.incarnation,
+                "limit": 1,
+                "types": None,
+                "start": True,
+                "task_id": None,
+                "lock_ttl": 600.0,
+                "probing": None,
+                "passed_over": [],
+                "daily_budget": None,
+            },
+        ).fetchall()
+    return task_id in {row[0] for row in rows}
+
+
+async def test_runnable_means_that_some_claim_would_get_it(
+    engine: Engine, factory: Factory, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """Of every READY task in random worlds, which have all the obstacles that one can meet."""
+    met: Counter[str] = Counter()
+    connection.prepare_threshold = 0  # the claim takes longer to plan than to run
+    for seed in range(45):
+        connection.execute(
+            "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
+            " lineshaft.agent, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown, lineshaft.pause"
+        )
+        chaos = Chaos(engine, factory, clock, seed)
+        await chaos.make()
+        ready = connection.execute("SELECT id FROM lineshaft.task_live WHERE status = 'READY'").fetchall()
+        for (task_id,) in ready:
+            expected = any(would_be_claimed(connection, clock, task_id, agent) for agent in chaos.agents)
+            why = await engine.insights.why(task_id)
+            assert why.runnable is expected, (seed, why)
+            assert why.runnable is not bool(why.reasons)
+            met.update(reason.code for reason in why.reasons)
+            met["runnable"] += why.runnable
+
+    assert met.keys() >= {"runnable", *ReasonCode} - {
+        "blocked_by_dependency",
+        "upstream_dead_lettered",
+        "waiting_retry",
+        "waiting_gate",
+        "waiting_approval",
+        "scheduled",
+        "daily_budget",
+    }

@@ -1,0 +1,210 @@
+"""R-167: people change the priority, the deadline and the tags of a task that has not ended."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.model.priority import PriorityInputs, rank, rekey_at
+from lineshaft.model.tasks import NewTask, OutputContract
+from tests.engine.world import World
+
+STATES = ["PENDING", "READY", "CLAIMED", "RUNNING", "VALIDATING", "RETRYING"]
+
+
+async def in_state(world: World, state: str, **fields: Any) -> str:
+    """A task that got into a live state by the engine's own hand."""
+    later = world.clock.now() + timedelta(hours=2) if state == "PENDING" else None
+    gate = OutputContract(validation="human" if state == "VALIDATING" else "none")
+    task_id = await world.one("x", run_at=later, output=gate, **fields)
+    if state not in {"PENDING", "READY"}:
+        (task,) = await world.claim(await world.agent(), types=["x"], start=state != "CLAIMED")
+        if state == "VALIDATING":
+            await world.complete(task)
+        if state == "RETRYING":
+            await world.fail(task)
+    assert world.status(task_id) == state
+    return task_id
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_everything_can_be_changed_in_every_live_state(world: World, state: str) -> None:
+    task_id = await in_state(world, state, tags=["a"], priority=80)
+    world.age(minutes=5)
+    now = world.clock.now()
+    deadline = now + timedelta(hours=1)
+
+    await world.engine.operations.change(task_id, priority=20, deadline=deadline, tags=["b", "c", "b"])
+
+    task, live = world.task(task_id), world.live(task_id)
+    assert (task["status"], task["priority"], task["deadline"], task["tags"]) == (
+        state,
+        20,
+        deadline,
+        ["b", "c"],
+    )
+    asked = world.row("SELECT priority, deadline, tags FROM lineshaft.task WHERE id = %s", task_id)
+    assert asked == {"priority": 20, "deadline": deadline, "tags": ["b", "c"]}
+    inputs = PriorityInputs(
+        priority=20, boost_per_minute=0.1, ready_at=live["ready_at"] or now, deadline=deadline
+    )
+    assert live["rank"] == pytest.approx(rank(inputs, now))
+    assert abs(live["rekey_at"] - (rekey_at(deadline, now) or now)) < timedelta(milliseconds=1)
+    told = world.row("SELECT data FROM lineshaft.events WHERE kind = 'task.changed'")["data"]
+    assert told["priority"] == {"from": 80, "to": 20}
+    assert told["deadline"]["from"] is None
+    assert datetime.fromisoformat(told["deadline"]["to"]) == deadline
+    assert told["tags"] == {"from": ["a"], "to": ["b", "c"]}
+
+
+async def test_only_what_is_asked_changes(world: World) -> None:
+    deadline = world.clock.now() + timedelta(hours=1)
+    task_id = await world.one(priority=30, deadline=deadline, tags=["a"])
+
+    await world.engine.operations.change(task_id, priority=40)
+    task = world.task(task_id)
+    assert (task["priority"], task["deadline"], task["tags"]) == (40, deadline, ["a"])
+
+    await world.engine.operations.change(task_id, deadline=None)
+    task = world.task(task_id)
+    assert (task["priority"], task["deadline"], task["tags"]) == (40, None, ["a"])
+    assert world.live(task_id)["rekey_at"] is None
+
+    await world.engine.operations.change(task_id, tags=[])
+    assert world.task(task_id)["tags"] == []
+    told = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.changed' ORDER BY seq")
+    assert [sorted(row["data"]) for row in told] == [["priority"], ["deadline"], ["tags"]]
+
+
+async def test_what_is_so_already_is_not_told(world: World) -> None:
+    task_id = await world.one(priority=30, tags=["a"])
+    before = world.everything()
+
+    await world.engine.operations.change(task_id)
+    await world.engine.operations.change(task_id, priority=30, deadline=None, tags=["a"])
+
+    assert world.everything() == before
+    assert "task.changed" not in world.kinds(task_id)
+
+
+async def test_a_change_outlives_a_revival(world: World) -> None:
+    agent = await world.agent()
+    task_id = await world.one(priority=30)
+    await world.engine.operations.change(task_id, priority=70)
+    await world.kill(agent)
+
+    await world.engine.operations.retry(task_id)
+
+    assert world.live(task_id)["priority"] == 70
+
+
+@pytest.mark.parametrize("end", ["COMPLETED", "DEAD_LETTERED", "CANCELLED"])
+async def test_what_has_ended_stays_as_it_is(world: World, end: str) -> None:
+    task_id = await world.one()
+    if end == "CANCELLED":
+        await world.engine.operations.cancel(task_id, "no")
+    elif end == "COMPLETED":
+        await world.complete(await world.take())
+    else:
+        await world.kill(await world.agent())
+    before = world.everything()
+
+    with pytest.raises(InvalidTransitionError, match=f"{task_id}: it is {end} already"):
+        await world.engine.operations.change(task_id, priority=1)
+
+    assert world.everything() == before
+
+
+async def test_there_is_no_such_task(world: World) -> None:
+    with pytest.raises(NotFoundError, match="There is no task nope"):
+        await world.engine.operations.change("nope", priority=1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"priority": 101},
+        {"priority": 1.5},
+        {"priority": "high"},
+        {"deadline": datetime(2026, 3, 1)},  # noqa: DTZ001 - without a zone: that is the fault
+        {"deadline": "tomorrow"},
+        {"tags": "a"},
+        {"tags": ["\0"]},
+        {"priority": -1, "tags": ["ok", ""]},
+    ],
+)
+async def test_bad_values_are_refused_in_the_words_of_a_submission(world: World, bad: dict[str, Any]) -> None:
+    task_id = await world.one()
+    before = world.everything()
+
+    with pytest.raises(InvalidInputError) as changed:
+        await world.engine.operations.change(task_id, **bad)
+    with pytest.raises(InvalidInputError) as submitted:
+        await world.one(**bad)
+
+    assert changed.value.errors == submitted.value.errors
+    assert world.everything() == before
+
+
+@pytest.mark.parametrize("field", ["priority", "tags"])
+async def test_only_a_deadline_can_be_none(world: World, field: str) -> None:
+    task_id = await world.one()
+    nothing: dict[str, Any] = {field: None}
+
+    with pytest.raises(InvalidInputError, match=f"{field}: must be a .*got None"):
+        await world.engine.operations.change(task_id, **nothing)
+
+
+async def test_a_deadline_that_is_past_is_told_once(world: World) -> None:
+    """Each deadline that was missed is, whatever else is changed meanwhile."""
+    task_id = await world.one()
+    past = world.clock.now() - timedelta(minutes=1)
+    await world.engine.operations.change(task_id, deadline=past)
+    await world.engine.operations.change(task_id, priority=10)
+
+    assert await world.engine.upkeep.rekey_deadlines(10) == (1, 1)
+    await world.engine.operations.change(task_id, priority=20, deadline=past)
+    assert await world.engine.upkeep.rekey_deadlines(10) == (0, 0)
+
+    await world.engine.operations.change(task_id, deadline=past - timedelta(minutes=1))
+    assert await world.engine.upkeep.rekey_deadlines(10) == (1, 1)
+    assert world.kinds(task_id).count("task.deadline_missed") == 2
+
+
+async def wait_for_a_lock(world: World) -> list[str]:
+    """Three tasks that want one document; the first is done, and one of the others is in sight."""
+    ids = [await world.one("edit", lock_key="doc:1", priority=priority) for priority in (10, 20, 30)]
+    task = await world.take()
+    assert await world.claim(await world.agent(), 3) == []
+    await world.complete(task)
+    return ids[1:]
+
+
+async def wait_for_money(world: World) -> list[str]:
+    """Three tasks of a DAG with money for one at a time; the first is done, and one is in sight."""
+    dag = await world.dag(
+        *(NewTask("edit", key=f"{p}", priority=p, max_cost_usd=2) for p in (10, 20, 30)), ceiling=3
+    )
+    task = await world.take()
+    assert await world.claim(await world.agent(), 3) == []
+    await world.complete(task, spent="1")
+    return [dag.tasks["20"].id, dag.tasks["30"].id]
+
+
+@pytest.mark.parametrize("wait", [wait_for_a_lock, wait_for_money])
+@pytest.mark.parametrize("change", ["the one out of sight comes first", "the one in sight comes last"])
+async def test_a_task_out_of_sight_takes_its_new_turn(
+    world: World, wait: Callable[[World], Awaitable[list[str]]], change: str
+) -> None:
+    """Only the best waiter is in sight of claims: after a change it may be another one."""
+    second, third = await wait(world)
+    assert world.rows("SELECT id FROM lineshaft.task_live WHERE parked IS NOT NULL") == [{"id": third}]
+
+    if change == "the one out of sight comes first":
+        await world.engine.operations.change(third, priority=5)
+    else:
+        await world.engine.operations.change(second, priority=90)
+
+    assert (await world.take()).id == third

@@ -1,0 +1,17 @@
+"""The whole lifecycle with every guard on, in any order Hypothesis can think of.
+
+A run of all tests goes through a few histories, the same each time. For more, and other ones, this and
+`test_money_sums.py` take `--histories 200`.
+"""
+
+import pytest
+
+from lineshaft.embedded import EmbeddedServer
+from tests.engine.gated_machine import Gated
+from tests.engine.histories import Histories
+
+
+@pytest.mark.timeout(0)
+def test_any_history_of_the_lifecycle(postgres: EmbeddedServer, histories: Histories) -> None:
+    Gated.server = postgres
+    histories.run(Gated, few=8, steps=25)

@@ -1,0 +1,176 @@
+"""An engine with a clock that stands still, and short ways to do and to see what the tests are about."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from lineshaft.clock import MovableClock
+from lineshaft.engine.agents import AgentInfo, NewAgent
+from lineshaft.engine.claim.claims import Claim, ClaimedTask
+from lineshaft.engine.engine import Engine
+from lineshaft.engine.submit.lanes import Lanes
+from lineshaft.engine.submit.submission import SubmittedDag
+from lineshaft.engine.transition.changes import Spent
+from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.outcomes import Completion, Failure, Moved
+from lineshaft.model.retry import Uniform
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from tests.engine.acting import ref
+
+
+def cost(amount: str) -> Spent:
+    return Spent(Decimal(amount))
+
+
+@dataclass(frozen=True)
+class World:
+    engine: Engine
+    connection: psycopg.Connection
+    clock: MovableClock
+
+    # Doing.
+
+    async def submit(self, *tasks: NewTask) -> list[str]:
+        return [found.id for found in await self.engine.submission.submit(tasks)]
+
+    async def one(self, type_: str = "code", **fields: Any) -> str:
+        (task_id,) = await self.submit(NewTask(type_, **fields))
+        return task_id
+
+    async def dag(self, *tasks: NewTask, ceiling: float | None = None) -> SubmittedDag:
+        return await self.engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=ceiling)
+
+    async def agent(self, agent_id: str | None = None, **fields: Any) -> AgentInfo:
+        fields = {"max_concurrent_tasks": 100} | fields
+        return await self.engine.fleet.register(NewAgent(id=agent_id, **fields))
+
+    async def claims(self, agent: AgentInfo, limit: int = 1, **options: Any) -> Claim:
+        options = {"start": True} | options
+        return await self.engine.claims.claim(agent.id, agent.incarnation, limit=limit, **options)
+
+    async def claim(self, agent: AgentInfo, limit: int = 1, **options: Any) -> list[ClaimedTask]:
+        return (await self.claims(agent, limit, **options)).tasks
+
+    async def take(self, agent: AgentInfo | None = None, **options: Any) -> ClaimedTask:
+        """The one task that is to be had now, RUNNING."""
+        (task,) = await self.claim(agent or await self.agent(), **options)
+        return task
+
+    async def complete(self, task: ClaimedTask, output: Any = None, spent: str | None = None) -> Status:
+        (moved,) = await self.engine.lifecycle.complete([self.completion(task, output, spent)])
+        return moved.unwrap()
+
+    @staticmethod
+    def completion(task: ClaimedTask, output: Any = None, spent: str | None = None) -> Completion:
+        used = Spent(None if spent is None else Decimal(spent))
+        return Completion(ref(task), output=msgspec.json.encode(output), spent=used)
+
+    async def fail(
+        self, task: ClaimedTask, error: str = "it broke", *, uniform: Uniform = lambda: 0.5, **details: Any
+    ) -> Status:
+        lifecycle = Lifecycle(self.engine.database, Lanes(), uniform=uniform)
+        (moved,) = await lifecycle.fail([Failure(ref(task), error, **details)])
+        return moved.unwrap()
+
+    async def release(self, task: ClaimedTask, delay_sec: float | None = None) -> Status:
+        (moved,) = await self.engine.lifecycle.release([ref(task)], delay_sec=delay_sec)
+        return moved.unwrap()
+
+    async def kill(self, agent: AgentInfo, task_id: str | None = None) -> str:
+        """Claim a task and make it fail for good."""
+        task = await self.take(agent)
+        assert task_id in {None, task.id}
+        assert await self.fail(task, "no access", category="auth_failure") is Status.DEAD_LETTERED
+        return task.id
+
+    # Seeing.
+
+    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query.encode(), values).fetchall()
+
+    def row(self, query: str, *values: Any) -> dict[str, Any]:
+        (found,) = self.rows(query, *values)
+        return found
+
+    def status(self, task_id: str) -> str:
+        return str(self.task(task_id)["status"])
+
+    def statuses(self, task_ids: Sequence[str]) -> list[str]:
+        return [self.status(task_id) for task_id in task_ids]
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        """As people see it."""
+        return self.row("SELECT * FROM lineshaft.tasks WHERE id = %s", task_id)
+
+    def live(self, task_id: str) -> dict[str, Any]:
+        return self.row("SELECT * FROM lineshaft.task_live WHERE id = %s", task_id)
+
+    def end(self, task_id: str) -> dict[str, Any]:
+        return self.row("SELECT * FROM lineshaft.task_end WHERE id = %s", task_id)
+
+    def dag_row(self, dag_id: str) -> dict[str, Any]:
+        return self.row("SELECT * FROM lineshaft.dag WHERE id = %s", dag_id)
+
+    def agent_row(self, agent: AgentInfo) -> dict[str, Any]:
+        return self.row("SELECT * FROM lineshaft.agent WHERE id = %s", agent.id)
+
+    def lock(self, key: str) -> dict[str, Any] | None:
+        found = self.rows("SELECT * FROM lineshaft.lock WHERE key = %s", key)
+        return found[0] if found else None
+
+    def attempts(self, task_id: str) -> list[dict[str, Any]]:
+        return self.rows("SELECT * FROM lineshaft.attempt WHERE task_id = %s ORDER BY epoch", task_id)
+
+    def kinds(self, name: str, *, column: str = "task_id") -> list[str]:
+        query = f"SELECT kind FROM lineshaft.events WHERE {column} = %s ORDER BY seq, n"
+        return [row["kind"] for row in self.rows(query, name)]
+
+    def dag_kinds(self, dag_id: str) -> list[str]:
+        return [kind for kind in self.kinds(dag_id, column="dag_id") if kind.startswith("dag.")]
+
+    def waits(self, task_id: str) -> float:
+        """Seconds until it comes back."""
+        due = self.live(task_id)["due_at"]
+        return float((due - self.clock.now()) / timedelta(seconds=1))
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        """All tables that operations on tasks write to, to prove that nothing was changed."""
+        tables = (
+            "task",
+            "task_live",
+            "task_end",
+            "task_key",
+            "edge",
+            "dag",
+            "attempt",
+            "lock",
+            "dead_letter",
+        )
+        return {
+            table: self.connection.execute(
+                sql.SQL("SELECT t.*::text FROM lineshaft.{} AS t ORDER BY 1").format(sql.Identifier(table))
+            ).fetchall()
+            for table in (*tables, "step", "checkpoint")
+        }
+
+    def age(self, **delta: float) -> None:
+        self.clock.advance(timedelta(**delta).total_seconds())
+
+
+def decoded(value: bytes | None) -> Any:
+    return None if value is None else json.loads(value)
+
+
+def only(moved: Sequence[Moved]) -> Moved:
+    (one,) = moved
+    return one

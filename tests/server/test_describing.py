@@ -1,0 +1,158 @@
+"""The OpenAPI document and the metrics: what programs read about the server."""
+
+import re
+from html import escape
+from typing import Any
+
+from lineshaft.server.app import OPERATIONS
+from tests.server.client import Client
+from tests.server.conftest import Serve
+
+
+def refs(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        found = {node["$ref"]} if "$ref" in node else set()
+        return found.union(*(refs(value) for value in node.values()))
+    return set().union(*(refs(item) for item in node)) if isinstance(node, list) else set()
+
+
+async def test_the_document_describes_every_operation(client: Client) -> None:
+    document = (await client.get("/openapi.json")).json
+
+    assert document["openapi"].startswith("3.1")
+    described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    assert described == {(o.method, re.sub(r":path\}", "}", o.path)) for o in OPERATIONS}
+    names = set(document["components"]["schemas"])
+    assert refs(document) <= {f"#/components/schemas/{name}" for name in names}
+    assert not [name for name in names if "." in name], "no two of the same name"
+    ids = [call["operationId"] for item in document["paths"].values() for call in item.values()]
+    assert len(ids) == len(set(ids))
+
+
+async def test_each_operation_tells_what_it_takes_and_answers(client: Client) -> None:
+    document = (await client.get("/openapi.json")).json
+
+    for operation in OPERATIONS:
+        call = document["paths"][re.sub(r":path\}", "}", operation.path)][operation.method.lower()]
+        assert call["summary"]
+        assert any(status.startswith("2") for status in call["responses"])
+        if operation.scope is not None:
+            assert call["x-scope"] == operation.scope
+            assert "401" in call["responses"]
+        if operation.body is not None:
+            content = call["requestBody"]["content"]["application/json"]
+            assert "schema" in content
+            if call["requestBody"]["required"]:
+                assert content["example"], operation.name
+    task = document["components"]["schemas"]["Task"]["properties"]
+    assert {"type": "number"} in task["max_cost_usd"]["anyOf"]
+    query = document["paths"]["/v1/tasks"]["get"]["parameters"]
+    assert {"status", "limit", "cursor", "order"} <= {parameter["name"] for parameter in query}
+
+
+async def test_the_examples_of_the_document_work(client: Client) -> None:
+    document = (await client.get("/openapi.json")).json
+
+    for path in ("/v1/tasks", "/v1/tasks/batch", "/v1/dags", "/v1/agents"):
+        example = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        reply = await client.post(path, example)
+        assert reply.status == 201, (path, reply)
+
+
+async def test_the_page_for_people_needs_nothing_from_elsewhere(client: Client) -> None:
+    """Also without a network: no script, and a policy that would refuse one."""
+    reply = await client.get("/docs")
+    page = reply.body.decode()
+
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "<script" not in page
+    named = set(re.findall(r"""(?:src|href)\s*=\s*["']?([^"'>]*)""", page))
+    assert {name for name in named if not name.startswith("#")} == {"/openapi.json"}
+    assert not re.findall(r"@import|url\(|//", re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL))
+    document = (await client.get("/openapi.json")).json
+    for path, item in document["paths"].items():
+        for method, call in item.items():
+            assert f"<b>{method.upper()}</b><code>{path}</code>" in page
+            assert escape(call["summary"]) in page
+    linked = set(re.findall(r'href="#(\w+)"', page))
+    assert linked <= set(re.findall(r'<details id="(\w+)"', page))
+
+
+METRICS = {
+    "task_queue_depth": ("gauge", {"status", "priority_tier"}),
+    "task_queue_wait_seconds": ("gauge", {"quantile"}),
+    "tasks_completed_total": ("counter", {"type"}),
+    "tasks_failed_total": ("counter", {"reason"}),
+    "tasks_dead_lettered_total": ("counter", set()),
+    "task_cost_usd": ("counter", {"type", "agent", "model"}),
+    "daily_spend_usd": ("gauge", set()),
+    "budget_remaining_usd": ("gauge", {"agent"}),
+    "agent_utilization": ("gauge", {"agent_id"}),
+    "agent_heartbeat_misses_total": ("counter", {"agent_id"}),
+    "agent_claim_success_rate": ("gauge", {"agent_id"}),
+}
+
+
+async def samples(client: Client) -> dict[str, float]:
+    reply = await client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = reply.body.decode().splitlines()
+    kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
+    assert kinds == {name: kind for name, (kind, _) in METRICS.items()}
+    found = {}
+    for line in lines:
+        if not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            found[sample] = float(value)
+            name, _, labels = sample.partition("{")
+            assert set(re.findall(r'(\w+)="', labels)) == METRICS[name][1]
+    return found
+
+
+async def test_metrics_have_the_names_of_004(client: Client) -> None:
+    """R-242."""
+    agent = await client.register('odd "agent"\\', models_available=["large"], budget_usd=10)
+    await client.submit("code", priority=50)
+    task_id, token = await client.hold(agent | {"id": "odd%20%22agent%22%5C"})
+    done = {"claim_token": token, "output": {"data": 1}, "cost_usd": 0.25}
+    await client.post(f"/v1/tasks/{task_id}/complete", done)
+    for category in ("timeout", "auth_failure", "my own"):
+        await client.submit("code", max_attempts=1)
+        task_id, token = await client.hold(agent | {"id": "odd%20%22agent%22%5C"})
+        body = {"claim_token": token, "error": "x", "category": category, "cost_usd": 0.5}
+        await client.post(f"/v1/tasks/{task_id}/fail", body)
+    await client.submit("research", priority=50)
+
+    found = await samples(client)
+
+    me = 'agent_id="odd \\"agent\\"\\\\"'
+    assert found['task_queue_depth{status="ready",priority_tier="normal"}'] == 1
+    assert found['tasks_completed_total{type="code"}'] == 1
+    assert found['tasks_failed_total{reason="timeout"}'] == 1
+    assert found['tasks_failed_total{reason="other"}'] == 1
+    assert found["tasks_dead_lettered_total"] == 3
+    assert found[f'task_cost_usd{{type="code",{me.replace("agent_id", "agent")},model="large"}}'] == 1.75
+    assert found["daily_spend_usd"] == 1.75
+    assert found[f"budget_remaining_usd{{{me.replace('agent_id', 'agent')}}}"] == 8.25
+    assert found[f"agent_utilization{{{me}}}"] == 0
+    assert found[f"agent_heartbeat_misses_total{{{me}}}"] == 0
+    assert found[f"agent_claim_success_rate{{{me}}}"] == 0.25
+    assert {f'task_queue_wait_seconds{{quantile="{q}"}}' for q in ("p50", "p95", "p99")} <= found.keys()
+
+
+async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> None:
+    async with serve() as one, serve() as two:
+        agent = await one.client.register()
+        for number in range(1, 4):
+            await one.client.submit("code")
+            task_id, token = await one.client.hold(agent)
+            await two.client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token})
+            for client in (one.client, two.client):
+                assert (await samples(client))['tasks_completed_total{type="code"}'] == number
+
+
+async def test_metrics_of_an_empty_queue(client: Client) -> None:
+    found = await samples(client)
+
+    assert found == {"tasks_dead_lettered_total": 0, "daily_spend_usd": 0}

@@ -1,0 +1,247 @@
+"""The WebSockets of document 003, with a real client: every transition, and nobody held up by the slowest."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from lineshaft.integrations.officeplane import updates
+from lineshaft.integrations.officeplane.sockets import PATHS
+from lineshaft.server.framework import streams
+from tests.server.client import Client
+from tests.server.conftest import Serve, Served
+
+
+@asynccontextmanager
+async def listening(
+    client: Client, path: str = "/ws", *, headers: dict[str, str] | None = None, **options: Any
+) -> AsyncIterator[ClientConnection]:
+    url = f"ws://127.0.0.1:{client.port}{path}"
+    async with connect(url, additional_headers=headers, proxy=None, close_timeout=1, **options) as socket:
+        yield socket
+
+
+async def states(socket: ClientConnection, task_id: str, *, until: str) -> list[str]:
+    """What is told about a task, up to this state; each message is checked."""
+    found: list[str] = []
+    while not found or found[-1] != until:
+        message = json.loads(await socket.recv())
+        assert message.keys() == {"type", "data", "payload", "timestamp"}
+        assert message["type"] == "task_update"
+        assert message["data"] == message["payload"]
+        assert message["timestamp"].endswith("Z")
+        if message["data"]["id"] == task_id:
+            found.append(message["data"]["state"])
+    return found
+
+
+async def refusal(client: Client, **options: Any) -> InvalidStatus:
+    with pytest.raises(InvalidStatus) as refused:
+        async with listening(client, **options):
+            pass
+    return refused.value
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_transition_is_told(client: Client, path: str) -> None:
+    """R-037, R-245: also those that are over before anybody could look."""
+    agent = await client.register()
+    async with listening(client, path) as socket:
+        made = (await client.post("/api/tasks", {"taskType": "x", "maxRetries": 1})).json
+        task_id, token = await client.hold(agent)
+        await client.post(f"/v1/tasks/{task_id}/fail", {"claim_token": token, "error": "boom"})
+        told = await states(socket, made["id"], until="RETRYING")
+        assert told == ["QUEUED", "QUEUED", "RUNNING", "RUNNING", "FAILED", "RETRYING"]
+
+        await client.post(f"/api/tasks/{task_id}/retry")
+        task_id, token = await client.hold(agent)
+        await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "output": {"data": 7}})
+        message: dict[str, Any] = {}
+        told = []
+        while message.get("state") != "COMPLETED":
+            message = json.loads(await socket.recv())["data"]
+            told.append(message["state"])
+            assert (message["result"] is not None) == (message["state"] == "COMPLETED")
+        assert told == ["QUEUED", "RUNNING", "RUNNING", "RUNNING", "COMPLETED"]
+        assert message["result"] == 7
+        assert message == (await client.get(f"/api/tasks/{task_id}")).json
+
+
+async def test_the_end_of_a_task_that_timed_out_or_was_cancelled(client: Client) -> None:
+    agent = await client.register()
+    async with listening(client) as socket:
+        await client.post("/api/tasks", {"taskType": "x", "maxRetries": 0})
+        task_id, token = await client.hold(agent)
+        failed = {"claim_token": token, "error": "too long", "category": "timeout"}
+        await client.post(f"/v1/tasks/{task_id}/fail", failed)
+        assert (await states(socket, task_id, until="TIMEOUT"))[-2:] == ["FAILED", "TIMEOUT"]
+        other = await client.submit()
+        await client.post(f"/v1/tasks/{other['id']}/cancel", {})
+        assert (await states(socket, other["id"], until="CANCELLED"))[-1] == "CANCELLED"
+
+
+async def test_a_batch_is_told_to_run_when_its_first_child_does(client: Client) -> None:
+    """R-192."""
+    agent = await client.register()
+    async with listening(client) as socket:
+        made = (await client.post("/api/tasks", {"taskType": "x", "children": [{"taskType": "a"}]})).json
+        task_id, token = await client.hold(agent)
+        assert "RUNNING" in await states(socket, made["id"], until="RUNNING")
+        await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token})
+        assert (await states(socket, made["id"], until="COMPLETED"))[-1] == "COMPLETED"
+
+
+async def test_what_clients_say_is_ignored_but_not_at_any_length(client: Client) -> None:
+    async with listening(client) as socket:
+        await socket.send("hello")
+        await socket.send(b"\0")
+        task = await client.submit()
+        assert await states(socket, task["id"], until="QUEUED")
+        await socket.send("x" * 100_000)
+        with pytest.raises(ConnectionClosed) as closed:
+            await states(socket, task["id"], until="never")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1"])
+async def test_pages_of_others_get_no_socket(client: Client, origin: str) -> None:
+    refused = await refusal(client, origin=origin)
+
+    assert refused.response.status_code == 403
+
+
+async def test_a_foreign_host_gets_no_socket(client: Client) -> None:
+    """DNS rebinding."""
+    reply = await client.request(
+        "GET",
+        "/ws",
+        headers={
+            "Host": "evil.example",
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        },
+    )
+    assert reply.status == 403
+
+
+async def test_a_page_of_this_server_gets_one(client: Client) -> None:
+    async with listening(client, origin=f"http://127.0.0.1:{client.port}") as socket:
+        task = await client.submit()
+        assert await states(socket, task["id"], until="QUEUED")
+
+
+async def test_a_socket_needs_a_token_that_may_read(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        for headers in (None, {"Authorization": "Bearer nonsense"}):
+            refused = await refusal(served.client, headers=headers)
+            assert refused.response.status_code == 401
+            assert json.loads(refused.response.body or b"").keys() == {"detail"}
+        _, secret = await served.service.tokens.create("me", "read")
+        async with listening(served.client, headers={"Authorization": f"Bearer {secret}"}):
+            pass
+
+
+async def test_one_too_many(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets and streams together."""
+    monkeypatch.setattr(streams, "MAX_STREAMS", 2)
+    async with served.client.stream() as stream, listening(served.client):
+        assert stream.status == 200
+        refused = await refusal(served.client)
+        assert refused.response.status_code == 429
+        assert refused.response.headers["retry-after"]
+
+
+async def test_a_slow_reader_is_let_go_and_holds_up_nobody(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "MAX_WAITING_BYTES", 2_000_000)
+    client = served.client
+    slow_reader, slow_writer = await client.send(
+        "GET",
+        "/ws",
+        headers={
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        },
+    )
+    assert b"101" in await slow_reader.readline()
+    slow_writer.transport.pause_reading()  # type: ignore[attr-defined]
+    async with listening(client) as quick:
+        both = set(served.service.updates._listeners)
+        assert len(both) == 2
+        text = "x" * 100_000
+        while len(served.service.updates._listeners) == 2:
+            task = await client.submit(spec={"text": text})
+            assert await states(quick, task["id"], until="QUEUED")
+        (lost,) = both - served.service.updates._listeners
+        assert lost.lost.is_set()
+        assert lost._size == 0
+        task = await client.submit()
+        assert await states(quick, task["id"], until="QUEUED"), "the other goes on"
+    slow_writer.transport.abort()
+
+
+async def test_the_server_stops_with_open_sockets(serve: Serve) -> None:
+    async with serve() as served, listening(served.client) as socket:
+        await served.stop()
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+
+
+async def test_the_feed_goes_on_after_the_database_was_away(
+    served: Served, connection: psycopg.Connection
+) -> None:
+    async with listening(served.client) as socket:
+        task = await served.client.submit()
+        await states(socket, task["id"], until="QUEUED")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        while (await served.client.get("/readyz")).status != 200:
+            pass
+        while (reply := await served.client.post("/v1/tasks", {"type": "x"})).status != 201:
+            pass
+        assert await states(socket, reply.json["id"], until="QUEUED")
+
+
+async def test_nothing_is_read_once_nobody_listens(served: Served) -> None:
+    client = served.client
+    async with listening(client):
+        telling = served.service.updates._telling
+        assert telling is not None
+    await asyncio.wait({telling})
+    async with listening(client) as socket:
+        task = await client.submit()
+        assert await states(socket, task["id"], until="QUEUED")
+
+
+async def test_they_hear_on_after_an_error_that_nobody_foresaw(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "AGAIN_AFTER_SEC", 0.01)
+    client, told = served.client, served.service.updates
+    real = told._tasks
+
+    async def failing(_: Any) -> Any:
+        monkeypatch.setattr(told, "_tasks", real)
+        raise psycopg.errors.UndefinedTable("the table is elsewhere just now")
+
+    async with asyncio.timeout(20), listening(client) as socket:
+        monkeypatch.setattr(told, "_tasks", failing)
+        task = await client.submit()
+
+        assert await states(socket, task["id"], until="QUEUED") == ["QUEUED"]

@@ -1,0 +1,78 @@
+"""Tasks that were claimed for somebody who never got the answer go back at once."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from lineshaft.errors import UnavailableError
+from lineshaft.server.long_poll import DEPARTURE
+from tests.server.conftest import Served, until
+
+BLOCKED = b"SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+RELEASED = b"SELECT count(*) FROM lineshaft.events WHERE kind = 'task.released'"
+
+
+def call_of(way: str, agent: Any, task: Any) -> tuple[str, Any]:
+    """How the task is claimed in this way: path and body."""
+    of_agent = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+    if way == "crew":
+        return "/v1/crew/claim", {**of_agent, "types": ["code"], "limit": 1}
+    if way == "by id":
+        return f"/v1/tasks/{task['id']}/claim", of_agent
+    wait_sec = 30 if way == "waiting" else 0
+    return f"/v1/agents/{agent['id']}/claim", {"incarnation": agent["incarnation"], "wait_sec": wait_sec}
+
+
+@pytest.mark.parametrize("way", ["waiting", "at once", "by id"])
+async def test_the_client_has_left(
+    served: Served, dsn: str, connection: psycopg.Connection, way: str
+) -> None:
+    client = served.client
+    agent, task = await client.register(), await client.submit()
+    with psycopg.connect(dsn) as locking:
+        locking.execute("SELECT FROM lineshaft.agent WHERE id = %s FOR UPDATE", [agent["id"]])
+        _, writer = await client.send("POST", *call_of(way, agent, task))
+        await until(lambda: connection.execute(BLOCKED).fetchone() is not None)
+        writer.transport.abort()
+        # The server has noticed before the claim goes on.
+        await until(lambda: DEPARTURE not in {task.get_name() for task in asyncio.all_tasks()})
+
+    await until(lambda: connection.execute(RELEASED).fetchone() == (1,))
+    found = await client.task(task["id"])
+    assert (found["status"], found["attempts"]) == ("READY", 0)
+
+
+@pytest.mark.parametrize("way", ["at once", "by id", "crew", "history"])
+async def test_the_database_goes_before_all_is_read(
+    served: Served, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Twice: it is also away when they are to be handed back for the first time."""
+    client, engine = served.client, served.service.engine
+    agent, task = await client.register(), await client.submit()
+    # It was started before, so there is a past to read.
+    task_id, token = await client.hold(agent)
+    await client.post(f"/v1/tasks/{task_id}/release", {"claim_token": token})
+    owner, name = {
+        "crew": (engine.working, "past_attempts"),
+        "history": (engine.claims, "_read_history"),
+    }.get(way, (engine.insights, "tasks_by_id"))
+
+    def go(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        async def gone(*_: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            raise UnavailableError("the database went away in this moment")
+
+        monkeypatch.setattr(owner, name, gone)
+
+    go(owner, name)
+    go(engine.returning, "_release")
+    reply = await client.post(*call_of(way, agent, task))
+
+    assert (reply.status, reply.code) == (503, "unavailable")
+    await until(lambda: connection.execute(RELEASED).fetchone() == (2,))
+    found = await client.task(task["id"])
+    assert (found["status"], found["attempts"]) == ("READY", 0)

@@ -1,0 +1,428 @@
+"""Who may call, from where, and how much they may send."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from lineshaft.engine.tokens import Scope
+from lineshaft.errors import SettingsError
+from lineshaft.integrations.officeplane import sockets
+from lineshaft.server.app import OPERATIONS, create_app
+from lineshaft.server.framework import streams
+from lineshaft.server.framework.auth import check_exposure, is_loopback
+from lineshaft.server.framework.limits import MAX_DEPTH
+from lineshaft.server.framework.routing import Operation
+from lineshaft.settings import Settings
+from tests.server.client import Client, read_reply
+from tests.server.conftest import Serve, Served, serving
+from tests.server.test_sockets import listening
+
+#: Bodies that pass the first look, for operations whose example would do more than that.
+BODIES: dict[str, Any] = {
+    "claim_work": {"incarnation": 1},
+    "claim_and_start": {"agent_id": "nobody", "incarnation": 1},
+    # The example is for those who may cancel everything.
+    "cancel_task": {"claim_token": "x"},
+}
+
+#: What each call needs, as the contract means it. A route without a line here fails the test.
+SCOPES: dict[str, str | None] = {
+    "GET /health": None,
+    "GET /healthz": None,
+    "GET /readyz": None,
+    "GET /api/tasks": "read",
+    "GET /api/tasks/{id}": "read",
+    "GET /metrics": "read",
+    "GET /v1/agents": "read",
+    "GET /v1/agents/{id:path}": "read",
+    "GET /v1/approvals": "read",
+    "GET /v1/breakers": "read",
+    "GET /v1/dags": "read",
+    "GET /v1/dags/{id}": "read",
+    "GET /v1/dead-letters": "read",
+    "GET /v1/dead-letters/groups": "read",
+    "GET /v1/dead-letters/{id}": "read",
+    "GET /v1/events": "read",
+    "GET /v1/locks": "read",
+    "GET /v1/reports": "read",
+    "GET /v1/slowdowns": "read",
+    "GET /v1/stats": "read",
+    "GET /v1/tasks": "read",
+    "GET /v1/tasks/{id}": "read",
+    "GET /v1/tasks/{id}/attempts": "read",
+    "GET /v1/tasks/{id}/events": "read",
+    "GET /v1/tasks/{id}/steps": "read",
+    "GET /v1/tasks/{id}/why": "read",
+    "POST /v1/ended": "read",
+    "POST /api/tasks": "submit",
+    "POST /v1/dags": "submit",
+    "POST /v1/tasks": "submit",
+    "POST /v1/tasks/batch": "submit",
+    "POST /v1/agents": "agent",
+    "POST /v1/agents/{id:path}/claim": "agent",
+    "POST /v1/agents/{id:path}/heartbeat": "agent",
+    "POST /v1/crew/cancel": "agent",
+    "POST /v1/crew/checkpoint": "agent",
+    "POST /v1/crew/claim": "agent",
+    "POST /v1/crew/complete": "agent",
+    "POST /v1/crew/drain": "agent",
+    "POST /v1/crew/fail": "agent",
+    "POST /v1/crew/heartbeat": "agent",
+    "POST /v1/crew/leave": "agent",
+    "POST /v1/crew/release": "agent",
+    "POST /v1/crew/retries": "agent",
+    "POST /v1/crew/spawn": "agent",
+    "POST /v1/crew/step": "agent",
+    "POST /v1/crew/upkeep": "agent",
+    "POST /v1/crew/wait": "agent",
+    "POST /v1/tasks/{id}/cancel": "agent",
+    "POST /v1/tasks/{id}/claim": "agent",
+    "POST /v1/tasks/{id}/complete": "agent",
+    "POST /v1/tasks/{id}/fail": "agent",
+    "POST /v1/tasks/{id}/release": "agent",
+    "POST /v1/tasks/{id}/start": "agent",
+    "POST /v1/tasks/{id}/subtasks": "agent",
+    "PUT /v1/tasks/{id}/checkpoint": "agent",
+    "PUT /v1/tasks/{id}/steps/{name:path}": "agent",
+    "DELETE /v1/locks/{key:path}": "operate",
+    "DELETE /v1/slowdowns/{key:path}": "operate",
+    "PATCH /v1/agents/{id:path}": "operate",
+    "PATCH /v1/tasks/{id}": "operate",
+    "POST /api/tasks/{id}/cancel": "operate",
+    "POST /api/tasks/{id}/retry": "operate",
+    "POST /v1/approvals/{id}": "operate",
+    "POST /v1/breakers/{key:path}/open": "operate",
+    "POST /v1/breakers/{key:path}/reset": "operate",
+    "PATCH /v1/dags/{id}": "operate",
+    "POST /v1/dags/{id}/cancel": "operate",
+    "POST /v1/dead-letters/resolve": "operate",
+    "POST /v1/dead-letters/{id}/resolve": "operate",
+    "POST /v1/pause": "operate",
+    "POST /v1/resume": "operate",
+    "POST /v1/tasks/{id}/dependencies": "operate",
+    "POST /v1/tasks/{id}/retry": "operate",
+}
+#: Not only this machine.
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nobody listens there
+#: Pages that tell what there is and nothing about anybody.
+PAGES = {"/openapi.json", "/docs"}
+
+
+def path_of(operation: Operation) -> str:
+    path = operation.path
+    for name in ("{id:path}", "{id}", "{key:path}", "{name:path}"):
+        path = path.replace(name, "nobody")
+    return path
+
+
+def test_every_route_has_a_scope_that_somebody_thought_about() -> None:
+    assert {f"{o.method} {o.path}": None if o.scope is None else o.scope.value for o in OPERATIONS} == SCOPES
+
+
+async def test_nothing_else_is_routed(served: Served) -> None:
+    routed = {getattr(route, "path", "") for route in create_app(served.service).routes}
+
+    assert routed == PAGES | set(sockets.PATHS) | {operation.path for operation in OPERATIONS}
+    assert sockets.SCOPE is Scope.READ
+
+
+async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serve: Serve) -> None:
+    """Every operation with every scope: refused with 403, or let through to whatever it comes to then."""
+    async with serve(auth=True) as served:
+        made = {scope: (await served.service.tokens.create(scope, scope))[1] for scope in Scope}
+        clients = {scope: Client(served.client.port, token) for scope, token in made.items()}
+        for operation in OPERATIONS:
+            path, body = path_of(operation), BODIES.get(operation.name, operation.example or {})
+            for scope, client in clients.items():
+                reply = await client.request(operation.method, path, body)
+                allowed = operation.scope is None or scope.includes(operation.scope)
+                assert (reply.status != 403) is allowed, (operation.name, scope, reply)
+                assert reply.status not in {401, 500}
+                if not allowed:
+                    assert operation.scope in reply.json["detail"], "it says which scope it takes"
+            bare = await served.client.request(operation.method, path, body)
+            assert (bare.status == 401) is (operation.scope is not None), operation.name
+
+
+async def test_what_is_refused_changes_nothing(serve: Serve) -> None:
+    """A scope below the one that is needed, on a task, an agent and a lock that are really there."""
+    async with serve(auth=True) as served:
+        boss = Client(served.client.port, (await served.service.tokens.create("boss", "admin"))[1])
+        await boss.register("coder-1")
+        await boss.submit(lock_key="doc:1")
+        task_id, token = await boss.hold({"id": "coder-1", "incarnation": 1})
+        waiting = await boss.submit()
+        before = [await everything(boss)]
+        weaker = {
+            scope: Client(served.client.port, (await served.service.tokens.create(scope, scope))[1])
+            for scope in Scope
+        }
+        for operation in OPERATIONS:
+            path = operation.path.replace("{name:path}", "step").replace("{key:path}", "doc:1")
+            for name in (task_id, waiting["id"], "coder-1"):
+                named = path.replace("{id:path}", name).replace("{id}", name)
+                body = {**(operation.example or {}), "claim_token": token} if operation.body else {}
+                for scope, client in weaker.items():
+                    if operation.scope is not None and not scope.includes(operation.scope):
+                        refused = await client.request(operation.method, named, body)
+                        assert refused.status == 403, operation.name
+        assert [await everything(boss)] == before
+
+
+async def everything(client: Client) -> list[Any]:
+    """All that calls could have changed."""
+    tasks = (await client.get("/v1/tasks")).json["items"]
+    for task in tasks:
+        # It moves with time.
+        del task["effective_priority"]
+    lists = [
+        (await client.get(f"/v1/{name}")).json
+        for name in ("agents", "locks", "breakers", "slowdowns", "dags", "dead-letters")
+    ]
+    events = (await client.get("/v1/events")).json["items"]
+    return [tasks, lists, [(event["kind"], event["task_id"]) for event in events]]
+
+
+async def test_an_agent_cancels_only_what_it_holds(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        boss = Client(served.client.port, (await served.service.tokens.create("boss", "operate"))[1])
+        client = Client(served.client.port, (await served.service.tokens.create("agent", "agent"))[1])
+        free = await boss.submit(priority=90)
+        await boss.submit(priority=1)
+        held, token = await client.hold(await client.register())
+
+        refused = await client.post(f"/v1/tasks/{free['id']}/cancel", {})
+        guessed = await client.post(f"/v1/tasks/{free['id']}/cancel", {"claim_token": token})
+        own = await client.post(f"/v1/tasks/{held}/cancel", {"claim_token": token})
+        by_boss = await boss.post(f"/v1/tasks/{free['id']}/cancel", {})
+
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert (guessed.status, guessed.code) == (409, "stale_claim")
+        assert own.json["status"] == by_boss.json["status"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("header", ["Bearer lsh_wrong", "Bearer", "Basic abc", "lsh_wrong", "Bearer \u00e9"])
+@pytest.mark.parametrize("auth", [False, True])
+async def test_a_token_that_is_none_is_refused_everywhere(serve: Serve, header: str, auth: bool) -> None:
+    async with serve(auth=auth) as served:
+        reply = await served.client.request("GET", "/v1/tasks", headers={"Authorization": header})
+
+    assert (reply.status, reply.code) == (401, "unauthorized")
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_token_counts_also_where_none_is_needed(served: Served) -> None:
+    reader = Client(served.client.port, (await served.service.tokens.create("r", "read"))[1])
+
+    assert (await reader.get("/v1/tasks")).status == 200
+    assert (await reader.post("/v1/tasks", {"type": "x"})).code == "forbidden"
+
+
+async def test_a_revoked_token_ends_with_the_next_request(serve: Serve) -> None:
+    async with serve(auth=True) as served:
+        record, token = await served.service.tokens.create("mine", "read")
+        client = Client(served.client.port, token)
+        assert (await client.get("/v1/tasks")).status == 200
+
+        await served.service.tokens.revoke(record.id)
+
+        assert (await client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_only_a_hash_of_a_token_is_kept(served: Served, connection: psycopg.Connection) -> None:
+    _, token = await served.service.tokens.create("mine", "read")
+
+    (row,) = connection.execute("SELECT to_jsonb(token)::text FROM lineshaft.token").fetchall()
+
+    assert token not in row[0]
+    assert token.removeprefix("lsh_") not in row[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:{port}", 200),
+        ("127.0.0.9:9999", 200),
+        ("queue.internal", 200),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("", 403),
+        ("localhost:x", 403),
+        ("[", 403),
+        ("[::1", 403),
+        ("a]b", 403),
+    ],
+)
+async def test_a_foreign_host_is_refused(serve: Serve, host: str, status: int) -> None:
+    async with serve(allowed_hosts=("Queue.internal",)) as served:
+        headers = {"Host": host.format(port=served.client.port)}
+
+        for path in ("/v1/tasks", "/healthz", "/openapi.json"):
+            reply = await served.client.request("GET", path, headers=headers)
+            assert reply.status == status
+            if status != 200:
+                assert reply.code == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:{port}", 201),
+        ("https://127.0.0.1:{port}", 201),
+        ("http://127.0.0.1:1", 403),
+        ("http://localhost:{port}", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("http://[", 403),
+        ("http://127.0.0.1:x", 403),
+        ("", 403),
+    ],
+)
+async def test_a_page_of_another_origin_cant_call(client: Client, origin: str, status: int) -> None:
+    headers = {"Origin": origin.format(port=client.port)}
+
+    reply = await client.post("/v1/tasks", {"type": "x"}, headers=headers)
+
+    assert reply.status == status
+    for method in ("POST", "PATCH", "DELETE"):
+        asking = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "content-type"}
+        preflight = await client.request("OPTIONS", "/v1/tasks", headers=headers | asking)
+        assert preflight.status in {403, 405}
+        assert not [name for name in preflight.headers if name.startswith("access-control-")]
+    created = (await client.get("/v1/tasks")).json["items"]
+    assert len(created) == (status == 201), "what is refused is not done either"
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 403),
+        ("same-site", "cors", 403),
+        ("cross-site", "websocket", 403),
+        ("cross-site", "navigate", 200),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+async def test_a_page_of_others_cant_even_look(client: Client, site: str, mode: str, status: int) -> None:
+    """A plain GET has no Origin; browsers tell by other headers whose page it is. Links may be followed."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+
+    assert (await client.request("GET", "/v1/tasks", headers=headers)).status == status
+    assert (await client.request("GET", "/api/tasks", headers=headers)).status == status
+
+
+async def test_a_body_that_is_too_large(serve: Serve) -> None:
+    async with serve(max_body_bytes=2000) as served:
+        client = served.client
+        fits = await client.post("/v1/tasks", {"type": "x", "spec": {"t": "x" * 1000}})
+        large = await client.post("/v1/tasks", {"type": "x", "spec": {"t": "x" * 2000}})
+        chunk = b'{"type": "x", "title": "' + b"x" * 3000 + b'"}'
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(
+            b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (len(chunk), chunk)
+        )
+        chunked = await read_reply(reader)
+        writer.close()
+
+        assert fits.status == 201
+        for reply in (large, chunked):
+            assert (reply.status, reply.code) == (413, "payload_too_large")
+            assert "2000" in reply.json["detail"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(MAX_DEPTH - 2, 201), (MAX_DEPTH + 1, 422), (1_000_000, 422)])
+async def test_a_body_that_is_nested_too_deeply(client: Client, depth: int, status: int) -> None:
+    raw = b'{"type": "x", "spec": {"s": "[[\\"[", "deep": %s%s}}' % (b"[" * depth, b"]" * depth)
+
+    reply = await client.request("POST", "/v1/tasks", raw=raw)
+
+    assert reply.status == status
+
+
+async def test_brackets_that_are_never_closed(client: Client) -> None:
+    reply = await client.request("POST", "/v1/tasks", raw=b'{"type": "x", "spec": ' + b"[" * 100_000)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_many_shallow_things_are_fine(client: Client) -> None:
+    reply = await client.post("/v1/tasks", {"type": "x", "spec": {"many": [[], {}] * 5_000}})
+
+    assert reply.status == 201
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        *(("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True)),
+        *((EVERYWHERE, False), ("::", False), ("192.168.1.5", False), ("example.org", False)),
+    ],
+)
+def test_what_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+async def test_no_exposure_while_nobody_could_have_a_token(served: Served) -> None:
+    tokens = served.service.tokens
+    await check_exposure("127.0.0.1", tokens)
+    with pytest.raises(SettingsError, match="lineshaft token create"):
+        await check_exposure(EVERYWHERE, tokens)
+    record, _ = await tokens.create("mine", "read")
+    await check_exposure(EVERYWHERE, tokens)
+    await tokens.revoke(record.id)
+    with pytest.raises(SettingsError):
+        await check_exposure(EVERYWHERE, tokens)
+
+
+async def test_a_database_that_is_away(dsn: str, connection: psycopg.Connection) -> None:
+    async with serving(dsn) as served:
+        await served.client.submit()
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+        reply = await served.client.get("/v1/tasks")
+
+        assert (reply.status, reply.code) == (503, "unavailable")
+        assert reply.headers["retry-after"] == "1"
+        assert reply.json["retryable"] is True
+        while (await served.client.get("/readyz")).status != 200:
+            pass
+        assert (await served.client.get("/v1/tasks")).status == 200, "it is back by itself"
+
+
+async def test_settings_name_the_limits() -> None:
+    assert Settings().max_body_bytes == 8 << 20
+
+
+async def test_a_revoked_token_ends_streams_and_sockets(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PING_EVERY_SEC", 0.05)
+    async with asyncio.timeout(30), serve(auth=True) as served:
+        tokens = served.service.tokens
+        token, secret = await tokens.create("reader", "read")
+        reader = Client(served.client.port, secret)
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with reader.stream() as stream, listening(reader, headers=headers) as socket:
+            await stream.line()
+            await tokens.revoke(token.id)
+
+            with pytest.raises(EOFError):
+                await stream.event()
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008

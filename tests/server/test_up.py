@@ -1,0 +1,254 @@
+"""`lineshaft up` and `lineshaft token`, as processes of their own, with the embedded database."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.server.client import Client
+
+
+class Process:
+    def __init__(self, process: asyncio.subprocess.Process, told: dict[str, Any]) -> None:
+        self.process = process
+        self.told = told
+        self.client = Client(int(told["url"].rpartition(":")[2]))
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Exit code, and what it said since it was ready."""
+        self.process.send_signal(number)
+        out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode(), err.decode()
+
+
+Up = Callable[..., AbstractAsyncContextManager[Process]]
+Run = Callable[..., Any]
+
+
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    return {n: v for n, v in os.environ.items() if not n.startswith("LINESHAFT_")} | variables
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    async def call(*arguments: str, **variables: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "lineshaft.cli.main", *arguments),
+            cwd=tmp_path,
+            env=environment(variables),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    return call
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Up:
+    @asynccontextmanager
+    async def start(*arguments: str, **variables: str) -> AsyncIterator[Process]:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "lineshaft.cli.main",
+                "up",
+                "--json",
+                "--port",
+                "0",
+                *arguments,
+            ),
+            cwd=tmp_path,
+            env=environment(variables),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        said = b""
+        while not said.endswith(b"\n}\n"):
+            line = await process.stdout.readline()
+            assert line, (await process.communicate(), said)
+            said += line
+        try:
+            yield Process(process, json.loads(said))
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    return start
+
+
+async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> None:
+    async with up() as server:
+        assert server.told["database"]["home"] == str(tmp_path / ".lineshaft")
+        assert server.told["migrations_applied"]
+        assert {"reaper", "promoter"} <= set(server.told["duties"])
+        client = server.client
+        await client.submit(retry={"strategy": "fixed", "initial_delay_sec": 0.05, "jitter": False})
+        agent = await client.register()
+        task_id, token = await client.hold(agent)
+        await client.post(f"/v1/tasks/{task_id}/fail", {"claim_token": token, "error": "boom"})
+
+        # The promoter of this process makes it READY again.
+        (item,) = await client.claim(agent, wait_sec=60)
+        await client.post(f"/v1/tasks/{task_id}/start", {"claim_token": item["claim_token"]})
+        done = await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": item["claim_token"]})
+        assert done.json["status"] == "COMPLETED"
+
+        code, out, err = await server.stop()
+        assert (code, out) == (0, "")
+        lines = [json.loads(line) for line in err.splitlines()]
+        completed = next(line for line in lines if line.get("path", "").endswith("/complete"))
+        assert completed["request_id"]
+        assert (completed["task_id"], completed["status"]) == (task_id, 200)
+        assert token not in err
+
+    async with up("--no-duties") as again:
+        assert again.told["migrations_applied"] == []
+        assert again.told["duties"] == []
+        assert (await again.client.task(task_id))["status"] == "COMPLETED"
+
+
+async def test_two_of_them_on_one_home(up: Up) -> None:
+    async with up() as one, up() as two:
+        assert one.told["url"] != two.told["url"]
+        agent = await one.client.register()
+        waiter = asyncio.create_task(one.client.claim(agent, wait_sec=60))
+
+        task = await two.client.submit()
+
+        assert [item["task"]["id"] for item in await waiter] == [task["id"]]
+        assert (await one.stop(signal.SIGINT))[0] == 0
+        assert (await two.client.task(task["id"]))["status"] == "CLAIMED", "the other goes on"
+
+
+async def test_a_given_database_with_people_watching(up: Up, empty_dsn: str) -> None:
+    """It is migrated, and streams and waiting claims don't keep the server from stopping."""
+    async with up(LINESHAFT_DATABASE_URL=empty_dsn) as server:
+        assert server.told["database"] == {"kind": "configured"}
+        agent = await server.client.register()
+        async with server.client.stream() as stream:
+            waiter = asyncio.create_task(server.client.claim(agent, wait_sec=60))
+            assert (await server.client.get("/readyz")).status == 200
+            began = asyncio.get_running_loop().time()
+
+            code, _, _ = await server.stop()
+
+            assert code == 0
+            assert asyncio.get_running_loop().time() - began < 9
+            assert await waiter == []
+            with pytest.raises(EOFError):
+                await stream.event()
+
+
+async def test_a_port_that_is_taken(run: Run, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        code, _, err = await run("up", "--port", str(port))
+
+    assert code == 1
+    assert f"Can't listen on 127.0.0.1 port {port}" in err
+    assert "--port" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / ".lineshaft").exists(), "nothing was started"
+
+
+async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psycopg.Connection) -> None:
+    url = {"LINESHAFT_DATABASE_URL": dsn}
+    code, _, err = await run("up", "--host", "0.0.0.0", "--port", "0", **url)  # noqa: S104 - refused
+    assert code == 1
+    assert "lineshaft token create" in err
+
+    code, out, _ = await run("token", "create", "--name", "ci", "--scope", "submit", "--json", **url)
+    made = json.loads(out)
+    assert code == 0
+    assert set(made) == {"id", "name", "scope", "token"}
+    code, out, _ = await run("token", "list", **url)
+    assert made["id"] in out
+    assert made["token"] not in out
+    assert connection.execute("SELECT name, scope FROM lineshaft.token").fetchall() == [("ci", "submit")]
+
+    async with up("--host", "0.0.0.0", **url) as server:  # noqa: S104 - only this test calls
+        assert server.told["tokens_required"] is True
+        assert (await server.client.get("/v1/tasks")).status == 401
+        assert (await server.client.get("/healthz")).status == 200
+        server.client.token = made["token"]
+        assert (await server.client.post("/v1/tasks", {"type": "x"})).status == 201
+        assert (await server.client.post("/v1/pause")).status == 403
+        code, out, _ = await run("token", "revoke", "ci", "--json", **url)
+        assert [token["id"] for token in json.loads(out)] == [made["id"]]
+        assert (await server.client.get("/v1/tasks")).status == 401
+        code, _, err = await server.stop()
+        assert code == 0
+        assert made["token"] not in err
+
+    code, _, err = await run("token", "revoke", "nobody", **url)
+    assert code == 1
+    assert "nobody" in err
+    assert (await run("token", "create", "--name", "x", "--scope", "root", **url))[0] == 2
+
+
+async def test_tokens_can_be_required_everywhere(up: Up, dsn: str) -> None:
+    async with up(LINESHAFT_DATABASE_URL=dsn, LINESHAFT_AUTH="required") as server:
+        assert (await server.client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lineshaft.cli.main", "up", "--port", "0"),
+        cwd=tmp_path,
+        env=environment({"LINESHAFT_DATABASE_URL": dsn}),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    said = ""
+    while "Stop" not in said:
+        said += (await process.stdout.readline()).decode()
+    process.terminate()
+    await process.communicate()
+
+    assert process.returncode == 0
+    assert "http://127.0.0.1:" in said
+    assert "up to date" in said
+    assert "reaper" in said
+    assert "not needed" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere limits of others can't be read")
+async def test_it_takes_as_many_connections_as_the_account_may_have(tmp_path: Path, dsn: str) -> None:
+    """Each agent that waits is an open file; a shell's usual limit is 1024."""
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", 'ulimit -Sn 200 && exec "$@"', "sh"),
+        *(sys.executable, "-m", "lineshaft.cli.main", "up", "--json", "--port", "0"),
+        cwd=tmp_path,
+        env=environment({"LINESHAFT_DATABASE_URL": dsn}),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    await process.stdout.readuntil(b"\n}\n")
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    process.terminate()
+    await process.communicate()
+
+    assert soft == hard
+    assert process.returncode == 0

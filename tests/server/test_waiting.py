@@ -1,0 +1,304 @@
+"""Agents that wait for work: they hold a connection to the server, and none to the database."""
+
+import asyncio
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from lineshaft.clock import MovableClock
+from lineshaft.errors import UnavailableError
+from lineshaft.server import long_poll, waiting_room
+from lineshaft.server.routes import requests
+from tests.server.client import Client, Reply, read_reply
+from tests.server.conftest import Serve, Served
+
+
+async def waiting(served: Served, agents: int) -> None:
+    """Returns when so many agents wait."""
+    while served.service.wakeups.waiting < agents:
+        await served.client.get("/healthz")
+
+
+def claiming(client: Client, agent: Any, **fields: Any) -> "asyncio.Task[Reply]":
+    asked = {"incarnation": agent["incarnation"], "wait_sec": 60, **fields}
+    return asyncio.create_task(client.post(f"/v1/agents/{agent['id']}/claim", asked))
+
+
+async def test_a_new_task_wakes_one_who_waits(served: Served) -> None:
+    client = served.client
+    waiter = claiming(client, await client.register(capabilities=["python"]))
+    await waiting(served, 1)
+
+    task = await client.submit("never seen before", required_capabilities=["python"])
+
+    (item,) = (await waiter).json["tasks"]
+    assert item["task"]["id"] == task["id"]
+
+
+async def test_those_who_cant_take_it_sleep_on(served: Served) -> None:
+    """Agents of any type wait for lanes they can take from, so a wake-up is not lost on one that can't."""
+    client = served.client
+    others = [claiming(client, await client.register(f"other{n}")) for n in range(3)]
+    picky = claiming(client, await client.register("picky", types=["other"], capabilities=["fly"]))
+    await waiting(served, 4)
+    able = claiming(client, await client.register("able", capabilities=["fly"]))
+    await waiting(served, 5)
+
+    task = await client.submit("code", required_capabilities=["fly"])
+
+    assert (await able).json["tasks"][0]["task"]["id"] == task["id"]
+    assert not any(waiter.done() for waiter in [*others, picky])
+    await served.stop()
+    assert [(await waiter).json for waiter in [*others, picky]] == [{"tasks": []}] * 4
+
+
+async def test_many_tasks_wake_many(served: Served) -> None:
+    client = served.client
+    waiters = [claiming(client, await client.register(f"agent{n}")) for n in range(10)]
+    await waiting(served, 10)
+
+    made = await client.post("/v1/tasks/batch", {"tasks": [{"type": "code"}] * 10})
+
+    taken = [item["task"]["id"] for waiter in waiters for item in (await waiter).json["tasks"]]
+    assert sorted(taken) == sorted(item["id"] for item in made.json["items"])
+
+
+async def test_waiting_holds_no_database_connection(serve: Serve) -> None:
+    async with serve(max_connections=1) as served:
+        client = served.client
+        waiters = [claiming(client, await client.register(f"agent{n}")) for n in range(20)]
+        await waiting(served, 20)
+
+        await client.submit()
+
+        done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+
+
+async def test_the_end_of_a_slow_down_wakes_those_who_wait(served: Served) -> None:
+    client = served.client
+    await client.submit()
+    agent = await client.register(models_available=["large"])
+    task_id, token = await client.hold(agent)
+    limit = {"claim_token": token, "error": "429 Too Many Requests", "retry_after_sec": 0.3}
+    await client.post(f"/v1/tasks/{task_id}/fail", limit)
+    waiter = claiming(client, agent)
+    await waiting(served, 1)
+    other = await client.submit("other")
+
+    (item,) = (await waiter).json["tasks"]
+    assert item["task"]["id"] == other["id"]
+
+
+async def test_an_empty_list_when_the_time_is_up(client: Client) -> None:
+    agent = await client.register()
+
+    assert await client.claim(agent, wait_sec=0.05) == []
+
+
+async def test_work_that_is_there_is_had_at_once(client: Client) -> None:
+    await client.submit()
+    await client.submit()
+    agent = await client.register()
+
+    items = await client.claim(agent, wait_sec=60, limit=5)
+
+    assert len(items) == 2
+
+
+async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client leaves while its claim is being made: no attempt is used, and another gets it at once."""
+    client = served.client
+    agent = await client.register()
+    asked = requests.Claim(incarnation=agent["incarnation"], wait_sec=60)
+    left = asyncio.Event()
+    claim = long_poll._claim
+
+    async def claim_and_see_it_leave(*args: Any) -> Any:
+        found = await claim(*args)
+        if found.tasks:
+            left.set()
+            # The client's departure is noticed in this moment.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return found
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    monkeypatch.setattr(long_poll, "_claim", claim_and_see_it_leave)
+
+    async def find() -> None:
+        async with long_poll.departure_of(receive) as departure:
+            found = await long_poll.find_work(served.service, agent["id"], asked, departure)
+            with long_poll.telling(served.service.engine, found.claim, departure):
+                pass
+
+    finding = asyncio.create_task(find())
+    await waiting(served, 1)
+    task = await client.submit()
+
+    with pytest.raises(ClientDisconnect):
+        await finding
+    monkeypatch.undo()
+    (item,) = await client.claim(agent, wait_sec=20)
+    assert (item["task"]["id"], item["task"]["attempts"]) == (task["id"], 0)
+
+
+async def test_a_client_that_has_left_is_not_waited_for(served: Served) -> None:
+    client = served.client
+    agent = await client.register()
+    asked = {"incarnation": agent["incarnation"], "wait_sec": 60}
+    _, writer = await client.send("POST", f"/v1/agents/{agent['id']}/claim", asked)
+    await waiting(served, 1)
+
+    writer.close()
+    while served.service.wakeups.waiting:
+        await client.get("/healthz")
+
+    task = await client.submit()
+    assert [item["task"]["id"] for item in await client.claim(agent)] == [task["id"]]
+
+
+async def test_waiting_ends_when_the_server_stops(serve: Serve) -> None:
+    async with serve() as served:
+        agent = await served.client.register()
+        reader, writer = await served.client.send(
+            "POST", f"/v1/agents/{agent['id']}/claim", {"incarnation": agent["incarnation"], "wait_sec": 60}
+        )
+        await waiting(served, 1)
+
+        await served.stop()
+
+        reply = await read_reply(reader)
+        assert (reply.status, reply.json) == (200, {"tasks": []})
+        writer.close()
+
+
+async def test_two_servers_on_one_database_wake_each_other(serve: Serve) -> None:
+    async with serve() as one, serve() as two:
+        waiter = claiming(one.client, await one.client.register())
+        await waiting(one, 1)
+
+        task = await two.client.submit()
+
+        (item,) = (await waiter).json["tasks"]
+        assert item["task"]["id"] == task["id"]
+        done = await two.client.post(f"/v1/tasks/{task['id']}/start", {"claim_token": item["claim_token"]})
+        assert done.json["status"] == "RUNNING", "a claim made at one server holds at the other"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"incarnation": 1, "wait_sec": 61},
+        {"incarnation": 1, "wait_sec": -1},
+        {"incarnation": 1, "limit": 0},
+    ],
+)
+async def test_faults_of_a_claim(client: Client, body: Any) -> None:
+    await client.register()
+
+    reply = await client.post("/v1/agents/a1/claim", body)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_a_new_day_brings_money(serve: Serve) -> None:
+    """R-237: whoever waits for work that today can't be paid for is woken at midnight UTC."""
+    clock = MovableClock(datetime(2026, 2, 8, 23, 59, 59, tzinfo=UTC))
+    async with serve(clock=clock, daily_budget_usd=Decimal(1)) as served:
+        client = served.client
+        agent = await client.register()
+        await client.submit(max_cost_usd=1)
+        task_id, token = await client.hold(agent)
+        done = {"claim_token": token, "output": {"data": 1}, "cost_usd": 1}
+        await client.post(f"/v1/tasks/{task_id}/complete", done)
+        next_one = await client.submit(max_cost_usd=1)
+        waiter = claiming(client, agent)
+        await waiting(served, 1)
+
+        clock.advance(1)
+
+        (item,) = (await asyncio.wait_for(waiter, 20)).json["tasks"]
+        assert item["task"]["id"] == next_one["id"]
+
+
+async def test_who_is_woken_and_doesnt_come_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is frozen gets the wake-up, and does nothing with it."""
+    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
+    client = served.client
+    await client.submit("first")  # so that the lane is there
+
+    def wait(agent: Any) -> "asyncio.Task[Reply]":
+        member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+        body = {**member, "types": ["x"], "wait_sec": 60}
+        return asyncio.create_task(client.post("/v1/crew/wait", body))
+
+    agents = [await client.register(f"a{n}") for n in range(3)]
+    for agent in agents:
+        assert (await wait(agent)).json == {"work": True}, "a new seat: look once"
+    hanging = [wait(agent) for agent in agents]
+    await waiting(served, 3)
+
+    await client.submit("x")
+
+    async with asyncio.timeout(20):
+        replies = [await reply for reply in hanging]
+    assert [reply.json for reply in replies] == [{"work": True}] * 3
+
+
+async def test_who_comes_keeps_its_wake_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
+    room, client = served.service.waiting_room, served.client
+    agent = await client.register()
+    member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+    for _ in range(2):
+        await client.submit("x")
+        await client.post("/v1/crew/wait", {**member, "types": ["x"], "wait_sec": 60})
+
+    claimed = await client.post("/v1/crew/claim", {**member, "types": ["x"], "limit": 1})
+
+    assert len(claimed.json["tasks"]) == 1
+    assert room._seats[agent["id"], agent["incarnation"]].doubt is None
+
+
+async def test_a_wake_up_is_not_lost_on_one_whose_hands_are_full(served: Served) -> None:
+    client = served.client
+    busy = await client.register("busy", max_concurrent_tasks=1)
+    await client.submit()
+    assert (await claiming(client, busy)).json["tasks"]
+    first = claiming(client, busy)
+    await waiting(served, 1)
+    free = claiming(client, await client.register("free"))
+    await waiting(served, 2)
+
+    await client.submit()
+
+    assert (await free).json["tasks"]
+    assert not first.done()
+    await served.stop()
+    await first
+
+
+async def test_who_can_not_sit_down_is_not_remembered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = served.client, served.service.engine
+    agent = await client.register()
+
+    async def gone(_: Any) -> Any:
+        raise UnavailableError("the database went away in this moment")
+
+    monkeypatch.setattr(engine.working, "lanes_of", gone)
+    reply = await claiming(client, agent)
+
+    assert (reply.status, reply.code) == (503, "unavailable")
+    assert not served.service.directory._interests
