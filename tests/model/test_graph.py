@@ -108,7 +108,7 @@ def test_the_message_reads_as_depends_on() -> None:
 def test_a_long_chain_and_a_hundred_thousand_edges_need_no_recursion() -> None:
     """R-146: also where the cycle is 100,000 tasks long."""
     n = 100_000
-    chain = g.chain([str(i) for i in range(n)])
+    chain = {str(i): [str(i - 1)] if i else [] for i in range(n)}
     assert g.order(chain)[-1] == str(n - 1)
     assert g.downstream_lengths(chain)["0"] == n - 1
     assert g.closes_cycle(chain, "0", [str(n - 1)]) is not None
@@ -164,9 +164,3 @@ def test_the_critical_path_of_the_landing_page_shrinks_as_it_is_done() -> None:
     ]
     assert g.critical_path(LANDING_PAGE, finished=LANDING_PAGE) == []
     assert g.critical_path({}) == []
-
-
-def test_children_run_in_the_order_they_are_listed() -> None:
-    """R-191."""
-    assert g.chain(["a", "b", "c"]) == {"a": [], "b": ["a"], "c": ["b"]}
-    assert g.chain([]) == {}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.idempotency import MAX_DEPTH, canonical_json, content_hash, content_key
+from lineshaft.model.idempotency import MAX_DEPTH, canonical_json, content_hash
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -40,32 +40,26 @@ def nested(depth: int) -> list[Any]:
 
 def test_the_key_is_the_sha256_of_canonical_json() -> None:
     """R-171, U8: sorted keys, compact, UTF-8, over type and payload together."""
-    expected = hashlib.sha256('{"payload":{"a":[1,null],"ü":"é"},"type":"eng-backend"}'.encode()).hexdigest()
+    expected = hashlib.sha256('{"payload":{"a":[1,null],"ü":"é"},"type":"eng-backend"}'.encode()).digest()
 
-    assert content_key("eng-backend", {"ü": "é", "a": [1, None]}) == expected
-
-
-def test_the_hash_is_the_key_as_bytes() -> None:
-    """U8: what a mismatch is found by."""
-    assert content_hash("t", {"a": 1}).hex() == content_key("t", {"a": 1})
-    assert len(content_hash("t", {"a": 1})) == 32
+    assert content_hash("eng-backend", {"ü": "é", "a": [1, None]}) == expected
 
 
 def test_type_and_payload_both_count() -> None:
     """F-14: the payload alone merges tasks of different types."""
-    assert len({content_key(t, p) for t in ("a", "b") for p in ({}, {"x": 1}, {"x": "1"}, None)}) == 8
+    assert len({content_hash(t, p) for t in ("a", "b") for p in ({}, {"x": 1}, {"x": "1"}, None)}) == 8
 
 
 @given(documents)
 def test_order_of_keys_does_not_matter(document: Any) -> None:
     """R-171."""
-    assert content_key("t", shuffled(document)) == content_key("t", document)
+    assert content_hash("t", shuffled(document)) == content_hash("t", document)
 
 
 @given(documents)
 def test_it_survives_a_round_trip_through_json(document: Any) -> None:
     """U8: the same task, sent again over HTTP, has the same key."""
-    assert content_key("t", json.loads(json.dumps(document))) == content_key("t", document)
+    assert content_hash("t", json.loads(json.dumps(document))) == content_hash("t", document)
 
 
 @given(documents, documents)
@@ -73,15 +67,15 @@ def test_different_content_has_different_keys(one: Any, other: Any) -> None:
     """U8: equal keys only for equal JSON."""
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
-    assert (content_key("t", one) == content_key("t", other)) == same
+    assert (content_hash("t", one) == content_hash("t", other)) == same
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
 def test_it_is_the_same_in_every_process(seed: str) -> None:
     """F-14: Python's own hash is salted per process."""
     program = (
-        "from lineshaft.model.idempotency import content_key;"
-        "print(content_key('t', {k: {k: 1} for k in sorted({'a', 'b', 'ü'}, key=hash)}))"
+        "from lineshaft.model.idempotency import content_hash;"
+        "print(content_hash('t', {k: {k: 1} for k in sorted({'a', 'b', 'ü'}, key=hash)}).hex())"
     )
     found = subprocess.run(
         [sys.executable, "-c", program],
@@ -91,7 +85,7 @@ def test_it_is_the_same_in_every_process(seed: str) -> None:
         text=True,
     ).stdout.strip()
 
-    assert found == content_key("t", {key: {key: 1} for key in ("a", "b", "ü")})
+    assert found == content_hash("t", {key: {key: 1} for key in ("a", "b", "ü")}).hex()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +108,7 @@ def test_it_is_the_same_in_every_process(seed: str) -> None:
 def test_what_has_no_stable_form_is_refused(payload: object, message: str) -> None:
     """R-171: refused with the place, not guessed at."""
     with pytest.raises(InvalidInputError, match=message):
-        content_key("t", payload)
+        content_hash("t", payload)
 
 
 def test_nesting_has_a_limit_and_a_clear_error() -> None:

@@ -15,15 +15,11 @@ from lineshaft.model.priority import (
     check_priority,
     critical_path_boost,
     deadline_boost,
-    effective_from_rank,
     effective_priority,
-    from_loki,
-    from_officeplane,
+    minutes,
     rank,
     rekey_at,
     tier,
-    to_loki,
-    to_officeplane,
 )
 
 NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
@@ -50,9 +46,7 @@ def claim_order(mix: list[PriorityInputs], keyed_at: datetime, now: datetime) ->
         lane.sort(reverse=True)
     taken = []
     while any(lanes.values()):
-        heads = [
-            (effective_from_rank(lane[-1][0], boost, now), boost) for boost, lane in lanes.items() if lane
-        ]
+        heads = [(lane[-1][0] - boost * minutes(now), boost) for boost, lane in lanes.items() if lane]
         taken.append(mix[lanes[min(heads)[1]].pop()[1]])
     return taken
 
@@ -150,69 +144,8 @@ def test_critical_path_boost_is_capped_and_a_lone_task_has_none() -> None:
     assert [critical_path_boost(n) for n in (0, 1, 10, 11, 10_000)] == [0, 1, 10, 10, 10]
 
 
-@given(st.integers(1, 10))
-def test_loki_priorities_survive_the_round_trip(priority: int) -> None:
-    """U1."""
-    assert to_loki(from_loki(priority)) == priority
-
-
-@pytest.mark.parametrize(
-    ("loki", "stored", "name"),
-    [
-        (10, 5, "critical"),
-        (9, 15, "high"),
-        (8, 25, "high"),
-        (7, 35, "normal"),
-        (6, 45, "normal"),
-        (5, 55, "normal"),
-        (4, 65, "low"),
-        (3, 75, "low"),
-        (2, 85, "background"),
-        (1, 95, "background"),
-    ],
-)
-def test_loki_priorities_land_in_the_tier_of_the_same_meaning(loki: int, stored: int, name: str) -> None:
-    """U1, R-165."""
-    assert from_loki(loki) == stored
-    assert tier(stored) == name
-
-
-@given(st.floats(-50, 150))
-def test_any_effective_priority_has_a_loki_number(effective: float) -> None:
-    assert 1 <= to_loki(effective) <= 10
-
-
-@pytest.mark.parametrize(
-    ("word", "number", "stored"), [("CRITICAL", 4, 5), ("HIGH", 3, 20), ("NORMAL", 2, 50), ("LOW", 1, 70)]
-)
-def test_officeplane_priorities(word: str, number: int, stored: int) -> None:
-    """U1, R-166."""
-    assert from_officeplane(word.lower()) == from_officeplane(number) == stored
-    assert to_officeplane(stored) == word
-
-
-@given(st.integers(0, 100))
-def test_every_priority_has_an_officeplane_word_of_its_tier(priority: int) -> None:
-    """U1: back by tier, low and background being one."""
-    expected = {Tier.CRITICAL: "CRITICAL", Tier.HIGH: "HIGH", Tier.NORMAL: "NORMAL"}.get(
-        tier(priority), "LOW"
-    )
-
-    assert to_officeplane(priority) == expected
-
-
 @pytest.mark.parametrize("bad", [-1, 101, 49.5, True])
 def test_a_priority_out_of_range_is_refused(bad: float) -> None:
     """U1."""
     with pytest.raises(InvalidInputError, match=r"priority: must be a whole number from 0.*got"):
         check_priority(bad)
-
-
-def test_a_priority_out_of_the_other_scales_is_refused() -> None:
-    """U1."""
-    for bad in (0, 11, True):
-        with pytest.raises(InvalidInputError, match="from 10"):
-            from_loki(bad)
-    for word in ("URGENT", 5, 0):
-        with pytest.raises(InvalidInputError, match="CRITICAL, HIGH, NORMAL or LOW"):
-            from_officeplane(word)

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -12,26 +11,17 @@ from hypothesis import strategies as st
 from lineshaft.model.ratelimit import (
     CountsAsFailure,
     QuotaSpent,
-    Slowdown,
     WaitForLimit,
     backoff_wait,
     decide_rate_limit,
     is_rate_limit,
     is_spent_quota,
-    later_slowdown,
     parse_retry_after,
-    signal_slowdown,
-    slowdown_key,
 )
 from lineshaft.model.retry import FailureCategory
 
 NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
 units = st.floats(0, 1, exclude_max=True)
-slowdowns = st.builds(
-    lambda at, wait: signal_slowdown("*", wait, NOW + timedelta(seconds=at)),
-    st.integers(0, 5),
-    st.integers(0, 9),
-)
 
 
 def nothing() -> float:
@@ -276,59 +266,3 @@ class TestDecision:
             )
             == CountsAsFailure()
         )
-
-
-class TestSlowdown:
-    @pytest.mark.parametrize(
-        ("claimed", "models", "key"),
-        [
-            ("sonnet", ["haiku"], "model:sonnet"),
-            (None, ["haiku", "sonnet"], "model:haiku"),
-            (None, [], "*"),
-            ("", [], "*"),
-        ],
-    )
-    def test_whom_it_slows(self, claimed: str | None, models: list[str], key: str) -> None:
-        """R-218: the claimed model, else the agent's first, else everyone."""
-        assert slowdown_key(claimed, models) == key
-
-    def test_it_ends(self) -> None:
-        """R-218: for `wait` seconds."""
-        slowdown = signal_slowdown("*", 15, NOW)
-
-        assert slowdown.active(NOW + timedelta(seconds=14.9))
-        assert not slowdown.active(NOW + timedelta(seconds=15))
-
-    def test_the_latest_signal_decides_even_if_it_is_shorter(self) -> None:
-        """R-218: never extends beyond the latest signal."""
-        long = signal_slowdown("*", 1800, NOW)
-        later = signal_slowdown("*", 5, NOW + timedelta(seconds=60))
-
-        assert later_slowdown(None, long) == long
-        assert later_slowdown(long, later) == later
-
-    def test_an_older_signal_that_arrives_late_changes_nothing(self) -> None:
-        """R-218."""
-        older = signal_slowdown("*", 1800, NOW)
-        newer = signal_slowdown("*", 5, NOW + timedelta(seconds=60))
-
-        assert later_slowdown(newer, older) == newer
-
-    @given(st.lists(slowdowns, min_size=1, max_size=4))
-    def test_the_order_of_arrival_does_not_matter(self, signals: list[Slowdown]) -> None:
-        """R-218: any order of arrival, and any repetition, ends with the same one in force."""
-        results = set()
-        for order in permutations([*signals, signals[0]]):
-            current: Slowdown | None = None
-            for signal in order:
-                current = later_slowdown(current, signal)
-            results.add(current)
-
-        assert len(results) == 1
-        assert {max(signal.signalled_at for signal in signals)} == {
-            end.signalled_at for end in results if end
-        }
-
-    def test_different_models_are_not_mixed(self) -> None:
-        with pytest.raises(ValueError, match=r"'model:a' and '\*'"):
-            later_slowdown(signal_slowdown("model:a", 1, NOW), signal_slowdown("*", 1, NOW))

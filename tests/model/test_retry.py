@@ -22,7 +22,6 @@ from lineshaft.model.retry import (
     Retry,
     RetryPolicy,
     Strategy,
-    attempts_of_max_retries,
     category_of,
     decide_failure,
     is_poison_pill,
@@ -229,35 +228,6 @@ class TestPresets:
     def test_only_factory_has_jitter(self) -> None:
         """U3."""
         assert [preset for preset in Preset if PRESETS[preset].retry.jitter] == [Preset.FACTORY]
-
-    @pytest.mark.parametrize(
-        ("max_retries", "preset", "first_is_extra", "attempts"),
-        [
-            (3, Preset.LOKI, True, 3),
-            (0, Preset.LOKI, True, 1),
-            (3, Preset.OFFICEPLANE, True, 4),
-            (0, Preset.OFFICEPLANE, True, 1),
-            (3, Preset.OFFICEPLANE, False, 3),
-            (0, Preset.OFFICEPLANE, False, 1),
-        ],
-    )
-    def test_max_retries_become_attempts(
-        self, max_retries: int, preset: Preset, first_is_extra: bool, attempts: int
-    ) -> None:
-        """U2, F-12: 000's number is that of the attempts; 003 counts the first one extra, by a setting."""
-        assert attempts_of_max_retries(max_retries, preset, first_is_extra=first_is_extra) == attempts
-
-    def test_the_document_wins_over_its_program(self) -> None:
-        """U2: without the setting 003's table of four attempts holds; the largest number is allowed."""
-        assert attempts_of_max_retries(3, Preset.OFFICEPLANE) == 4
-        assert attempts_of_max_retries(10_000, Preset.LOKI) == 10_000
-
-    @pytest.mark.parametrize("value", [-1, 10_001, True, 2.5, "3", None])
-    def test_nonsense_max_retries_are_refused(self, value: Any) -> None:
-        with pytest.raises(
-            InvalidInputError, match="maxRetries: must be a whole number from 0 to 10000, got"
-        ):
-            attempts_of_max_retries(value, Preset.LOKI)
 
 
 class TestDelay:

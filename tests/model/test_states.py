@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import (
     ENDED,
     LIVE,
@@ -12,15 +12,14 @@ from lineshaft.model.states import (
     TRANSITIONS,
     Operation,
     Status,
-    loki_queue,
-    officeplane_state,
-    transition,
 )
+
+MOVES = {(t.source, t.operation): t for t in TRANSITIONS}
 
 
 def walk(start: Status, *operations: Operation) -> Status:
     for operation in operations:
-        start = transition(start, operation).target
+        start = MOVES[start, operation].target
     return start
 
 
@@ -70,7 +69,7 @@ def test_every_failed_attempt_is_retried_or_dead_lettered(source: Status, operat
 @pytest.mark.parametrize("source", sorted(LIVE))
 def test_whatever_has_not_ended_can_be_cancelled(source: Status) -> None:
     """R-036."""
-    assert transition(source, Operation.CANCEL).event == "task.cancelled"
+    assert MOVES[source, Operation.CANCEL].event == "task.cancelled"
 
 
 @pytest.mark.parametrize("source", sorted(Status))
@@ -100,47 +99,8 @@ def test_from_every_state_a_task_can_still_end() -> None:
         assert reached & ENDED, source
 
 
-def test_an_illegal_move_says_what_is_possible_instead() -> None:
-    """R-039."""
-    with pytest.raises(InvalidTransitionError, match=r"Can't start a task that is READY.*claim"):
-        transition(Status.READY, Operation.START)
-
-
 def test_states_are_read_in_any_case_and_others_refused() -> None:
     """U4, F-32."""
     assert Status.parse("dead_lettered") is Status.DEAD_LETTERED
     with pytest.raises(InvalidInputError, match=r"no task state 'DONE'.*COMPLETED"):
         Status.parse("DONE")
-
-
-def test_the_views_of_the_other_documents_cover_every_state() -> None:
-    """U4."""
-    assert {loki_queue(s) for s in Status} == {
-        "pending",
-        "in-progress",
-        "completed",
-        "dead-letter",
-        "cancelled",
-    }
-    assert {officeplane_state(s) for s in Status} == {
-        "QUEUED",
-        "RUNNING",
-        "COMPLETED",
-        "RETRYING",
-        "CANCELLED",
-        "FAILED",
-    }
-
-
-def test_a_task_that_timed_out_for_good_is_003s_timeout() -> None:
-    """U4, F-46."""
-    assert officeplane_state(Status.DEAD_LETTERED, last_category="timeout") == "TIMEOUT"
-    assert officeplane_state(Status.DEAD_LETTERED, last_category="crash") == "FAILED"
-    assert officeplane_state(Status.RETRYING, last_category="timeout") == "RETRYING"
-
-
-def test_a_batch_parent_shows_as_running_once_a_child_started() -> None:
-    """R-192."""
-    assert officeplane_state(Status.PENDING) == "QUEUED"
-    assert officeplane_state(Status.PENDING, batch_started=True) == "RUNNING"
-    assert officeplane_state(Status.COMPLETED, batch_started=True) == "COMPLETED"

@@ -5,10 +5,9 @@ outside the graph (of another DAG, or submitted earlier): they count as upstream
 Everything is iterative, so that a chain of 100,000 tasks is as good as one of ten.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError as _GraphlibCycleError
 from graphlib import TopologicalSorter
-from itertools import pairwise
 
 from lineshaft.errors import CycleError
 
@@ -122,11 +121,3 @@ def critical_path(graph: Graph, *, finished: Iterable[str] = ()) -> list[str]:
             path.append(step)
         step = max(dependents[step], key=chain_length, default=None)
     return path
-
-
-def chain(children: Sequence[str]) -> dict[str, list[str]]:
-    """Dependencies that make children run in the order they are listed (R-191)."""
-    links: dict[str, list[str]] = {child: [] for child in children}
-    for before, after in pairwise(children):
-        links[after].append(before)
-    return links

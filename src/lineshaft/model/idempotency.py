@@ -18,11 +18,6 @@ from lineshaft.model.budget import shown
 MAX_DEPTH = 200
 
 
-def content_key(task_type: str, payload: object) -> str:
-    """The idempotency key of a task whose caller gave none."""
-    return content_hash(task_type, payload).hex()
-
-
 def content_hash(task_type: str, payload: object) -> bytes:
     """32 bytes that tell whether a known key came with other content than before."""
     return hashlib.sha256(canonical_json({"type": task_type, "payload": payload})).digest()

@@ -102,11 +102,6 @@ def rank(task: PriorityInputs, now: datetime) -> float:
     )
 
 
-def effective_from_rank(rank: float, boost_per_minute: float, now: datetime) -> float:
-    """Makes the heads of lanes with different boost rates comparable."""
-    return rank - boost_per_minute * minutes(now)
-
-
 def rekey_at(deadline: datetime | None, now: datetime) -> datetime | None:
     """When the deadline boost will have grown by `REKEY_STEP`; None once it no longer grows."""
     if deadline is None or now >= deadline:
@@ -142,38 +137,3 @@ def check_priority(value: float) -> int:
             ]
         )
     return int(value)
-
-
-# The scales of documents 000 and 003 (U1).
-
-_OFFICEPLANE_PRIORITIES = {"CRITICAL": 5, "HIGH": 20, "NORMAL": 50, "LOW": 70}
-_OFFICEPLANE_NUMBERS = {4: "CRITICAL", 3: "HIGH", 2: "NORMAL", 1: "LOW"}
-
-
-def from_loki(priority: int) -> int:
-    """000 counts from 10 (urgent) to 1; each lands in the tier of the same meaning."""
-    if isinstance(priority, bool) or not 1 <= priority <= 10:  # noqa: PLR2004 - 000's own scale
-        raise InvalidInputError(
-            errors=[
-                ("priority", f"must be a whole number from 10 (critical) to 1 (background), got {priority!r}")
-            ]
-        )
-    return 105 - 10 * priority
-
-
-def to_loki(priority: float) -> int:
-    return min(max(10 - math.floor(priority / 10), 1), 10)
-
-
-def from_officeplane(priority: str | int) -> int:
-    """003 has four words, and numbers 4 to 1 in its API."""
-    word = _OFFICEPLANE_NUMBERS.get(priority) if isinstance(priority, int) else priority.upper()
-    if word not in _OFFICEPLANE_PRIORITIES:
-        raise InvalidInputError(
-            errors=[("priority", f"must be CRITICAL, HIGH, NORMAL or LOW (or 4, 3, 2, 1), got {priority!r}")]
-        )
-    return _OFFICEPLANE_PRIORITIES[word]
-
-
-def to_officeplane(priority: float) -> str:
-    return {Tier.CRITICAL: "CRITICAL", Tier.HIGH: "HIGH", Tier.NORMAL: "NORMAL"}.get(tier(priority), "LOW")

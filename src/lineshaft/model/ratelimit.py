@@ -16,9 +16,8 @@ of an hour brings back, goes to the dead letters then instead.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from lineshaft.model.retry import FailureCategory, Uniform, category_of
@@ -26,7 +25,6 @@ from lineshaft.model.retry import FailureCategory, Uniform, category_of
 FIRST_WAIT_SEC = 60.0
 LONGEST_WAIT_SEC = 3_600.0
 MAX_WAITS = 10
-EVERYONE = "*"
 _WAIT_SPREAD = 0.1
 
 _SPENT_QUOTA = re.compile(
@@ -162,34 +160,3 @@ def decide_rate_limit(
         return QuotaSpent() if spent_quota else CountsAsFailure()
     wait_sec = backoff_wait(waits_so_far, uniform) if retry_after_sec is None else retry_after_sec
     return WaitForLimit(wait_sec=wait_sec, slowdown_sec=wait_sec / 2, waits=waits_so_far + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """Nothing is claimed for `key` until then, says a signal given at `signalled_at`."""
-
-    key: str
-    signalled_at: datetime
-    until: datetime
-
-    def active(self, now: datetime) -> bool:
-        return now < self.until
-
-
-def slowdown_key(claimed_model: str | None, agent_models: Sequence[str]) -> str:
-    """Whom a limit slows: users of the claimed model, else of the agent's first one, else everyone."""
-    model = claimed_model or next(iter(agent_models), None)
-    return f"model:{model}" if model else EVERYONE
-
-
-def signal_slowdown(key: str, slowdown_sec: float, now: datetime) -> Slowdown:
-    return Slowdown(key, signalled_at=now, until=now + timedelta(seconds=slowdown_sec))
-
-
-def later_slowdown(current: Slowdown | None, new: Slowdown) -> Slowdown:
-    """The one of two signals that is in force: the latest, and of two at the same instant the longer."""
-    if current is None:
-        return new
-    if current.key != new.key:
-        raise ValueError(f"Slow-downs of different keys can't be merged: {current.key!r} and {new.key!r}.")
-    return max(current, new, key=lambda slowdown: (slowdown.signalled_at, slowdown.until))

@@ -37,7 +37,6 @@ Uniform = Callable[[], float]
 
 LONGEST_DELAY_SEC = 365 * 86_400.0
 _LARGEST_MULTIPLIER = 1_000.0
-_MOST_RETRIES = 10_000
 _FALLBACK_FROM_ATTEMPT = 2
 _POISON_AGENTS = 2
 _POISON_ATTEMPTS = 3
@@ -229,18 +228,6 @@ PRESETS: Mapping[Preset, PresetDefaults] = MappingProxyType(
         ),
     }
 )
-
-
-def attempts_of_max_retries(max_retries: int, preset: Preset, *, first_is_extra: bool = True) -> int:
-    """How many attempts a caller's `maxRetries` stands for.
-
-    OfficePlane's page counts the first attempt extra, its program doesn't: `first_is_extra` chooses. For loki
-    the number is that of the attempts. Zero is one attempt everywhere.
-    """
-    raise_faults({"maxRetries": number_fault(max_retries, 0, _MOST_RETRIES, whole=True)})
-    if preset is Preset.OFFICEPLANE and first_is_extra:
-        return max_retries + 1
-    return max(max_retries, 1)
 
 
 def retry_delay(policy: RetryPolicy, failures: int, uniform: Uniform) -> float:

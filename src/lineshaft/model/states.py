@@ -21,7 +21,7 @@ transaction goes on to RETRYING or DEAD_LETTERED, and history shows that it fail
 from enum import StrEnum
 from typing import NamedTuple
 
-from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.errors import InvalidInputError
 
 
 class Status(StrEnum):
@@ -153,67 +153,3 @@ TRANSITIONS: tuple[Transition, ...] = (
         if source in LIVE
     ),
 )
-
-_BY_SOURCE = {(t.source, t.operation): t for t in TRANSITIONS}
-
-
-def transition(source: Status, operation: Operation) -> Transition:
-    """Look up a move, or refuse it."""
-    found = _BY_SOURCE.get((source, operation))
-    if found is None:
-        allowed = sorted(t.operation for t in TRANSITIONS if t.source is source)
-        raise InvalidTransitionError(
-            f"Can't {operation} a task that is {source}; possible there: {', '.join(allowed) or 'nothing'}."
-        )
-    return found
-
-
-def loki_queue(status: Status) -> str:
-    """The queue file of document 000 that shows a task in this state (U4)."""
-    return _LOKI_QUEUES[status]
-
-
-_LOKI_QUEUES = {
-    Status.CREATED: "pending",
-    Status.PENDING: "pending",
-    Status.READY: "pending",
-    Status.RETRYING: "pending",
-    Status.CLAIMED: "in-progress",
-    Status.RUNNING: "in-progress",
-    Status.VALIDATING: "in-progress",
-    # Never rested in; if it were, the task would be on its way to one of these two.
-    Status.FAILED: "in-progress",
-    Status.COMPLETED: "completed",
-    Status.DEAD_LETTERED: "dead-letter",
-    Status.CANCELLED: "cancelled",
-}
-
-
-def officeplane_state(
-    status: Status, *, last_category: str | None = None, batch_started: bool = False
-) -> str:
-    """The state of document 003 that stands for this one (U4).
-
-    `last_category` tells a task that timed out for good from one that failed; `batch_started` is true
-    for a PENDING batch parent once one of its children has started (R-192).
-    """
-    if status is Status.PENDING and batch_started:
-        return "RUNNING"
-    if status is Status.DEAD_LETTERED and last_category == "timeout":
-        return "TIMEOUT"
-    return _OFFICEPLANE_STATES[status]
-
-
-_OFFICEPLANE_STATES = {
-    Status.CREATED: "QUEUED",
-    Status.PENDING: "QUEUED",
-    Status.READY: "QUEUED",
-    Status.CLAIMED: "RUNNING",
-    Status.RUNNING: "RUNNING",
-    Status.VALIDATING: "RUNNING",
-    Status.FAILED: "RUNNING",
-    Status.RETRYING: "RETRYING",
-    Status.COMPLETED: "COMPLETED",
-    Status.CANCELLED: "CANCELLED",
-    Status.DEAD_LETTERED: "FAILED",
-}

@@ -9,12 +9,12 @@ from datetime import datetime
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.model.ratelimit import EVERYONE
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
 from lineshaft.model.storable import is_storable, replace_unstorable
 
 MAX_REASON = 500
 MAX_KEY = 500
+EVERYONE = "*"
 _PREFIXES = ("model:", "provider:")
 
 

@@ -12,6 +12,7 @@ from lineshaft.engine.read.reading import MAX_LIMIT
 from lineshaft.engine.read.views import TaskView
 from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
+from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.tasks import (
     STATES,
     DocumentTask,
@@ -23,7 +24,6 @@ from lineshaft.integrations.officeplane.tasks import (
     number_of,
     state_of,
 )
-from lineshaft.model.priority import to_officeplane
 from lineshaft.model.states import Status
 from lineshaft.server.framework.problems import unreadable
 from lineshaft.server.framework.routing import Answer, Call, Routes
@@ -55,7 +55,7 @@ async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
     states = [_state(name) for name in query.state]
     fits = TaskFilter(
         lock_key=[lock_key(name) for name in query.document_id],
-        priority=None if query.priority is None else _PRIORITIES[to_officeplane(number_of(query.priority))],
+        priority=None if query.priority is None else _PRIORITIES[priority_word(number_of(query.priority))],
     )
     found = await _newest(call.service.engine.insights, fits, states, query.limit)
     return Answer([call.service.officeplane.view(task) for task in found])

@@ -15,9 +15,14 @@ from msgspec.structs import replace
 
 from lineshaft.engine.read.views import TaskView
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.priority import from_officeplane, to_officeplane
-from lineshaft.model.retry import Preset, attempts_of_max_retries
-from lineshaft.model.states import Status, officeplane_state
+from lineshaft.integrations.officeplane.conversion import (
+    max_attempts,
+    parse_priority,
+    priority_word,
+    state_name,
+)
+from lineshaft.model.retry import Preset
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.routes.requests import Name
 from lineshaft.server.routes.responses import raw
@@ -138,7 +143,7 @@ class Officeplane:
         )
 
     def _attempts(self, retries: int) -> int:
-        return attempts_of_max_retries(retries, Preset.OFFICEPLANE, first_is_extra=self._first_is_extra)
+        return max_attempts(retries, first_is_extra=self._first_is_extra)
 
     def view(self, task: TaskView, **more: Any) -> DocumentTask:
         sent = _NOTHING if task.surface is None else _SURFACE.decode(task.surface)
@@ -175,7 +180,7 @@ class Officeplane:
 
 def state_of(task: TaskView) -> str:
     began = task.is_batch and task.started_at is not None
-    return officeplane_state(task.status, last_category=task.failure_category, batch_started=began)
+    return state_name(task.status, last_category=task.failure_category, batch_started=began)
 
 
 def lock_key(document_id: str) -> str:
@@ -185,8 +190,8 @@ def lock_key(document_id: str) -> str:
 def number_of(priority: str | int) -> int:
     """Of a word, or of its number, which a query has as a text."""
     if isinstance(priority, str) and priority.isascii() and priority.isdigit():
-        return from_officeplane(int(priority[:10]))
-    return from_officeplane(priority)
+        return parse_priority(int(priority[:10]))
+    return parse_priority(priority)
 
 
 def from_query(query: InQuery, payload: Any) -> NewDocumentTask:
@@ -208,7 +213,7 @@ def _to_echo(asked: NewDocumentTask) -> Mapping[str, Any] | None:
 
 def _as_spelled(priority: int, sent: str | int | None) -> str | int:
     """The word or number that was sent, unless the priority was changed since."""
-    return sent if sent is not None and number_of(sent) == priority else to_officeplane(priority)
+    return sent if sent is not None and number_of(sent) == priority else priority_word(priority)
 
 
 #: Our names of fields that 003 has other names for, in messages.
