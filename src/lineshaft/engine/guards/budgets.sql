@@ -1,7 +1,7 @@
 -- Money beyond a single claim: ceilings, who can't be paid for, how fast it goes. Used by store/budgets.py. Claims reserve and ends settle
 -- by themselves (claims.sql, changes.sql).
 
--- name: set_ceiling
+-- name: set_dag_budget
 -- NULL: no limit. Gives what it was before.
 WITH before AS MATERIALIZED (
     SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE
