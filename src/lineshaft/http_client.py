@@ -1,11 +1,12 @@
-"""Requests to a server over connections that are kept open; nothing but asyncio and h11.
+"""HTTP requests on asyncio and h11: a pool of open connections to one server, and single POST requests.
 
-Not by a client library: those are three times as much work for each request, log addresses, and follow
-redirects, which would carry the token to somewhere else.
+No client library: those cost three times as much CPU per request, log URLs, which may hold secrets, and
+follow redirects, which would send the token or the signed body elsewhere. Proxies named in the environment
+are not used.
 
-**A call is made again by itself only where that is safe.** A connection that was kept may have been closed by
-the server just when it is used. Whoever says that a call may be made `again` (it reads, or a claim's epoch
-fences it) never notices; for any other call the caller is told that nobody knows whether it was carried out.
+**A request is repeated automatically only where that is safe.** The server may close an idle connection at
+the moment when it is used again. A request marked `again` (it only reads, or a claim's epoch fences it) is
+then repeated on a new connection; for any other, the error says that it may have been processed.
 """
 
 import asyncio
@@ -16,27 +17,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import h11
 
 from lineshaft.errors import InvalidInputError, UnavailableError
 
 _CHUNK = 1 << 18
-#: A connection that was idle for longer is not used again: servers and proxies close them some time.
+#: A connection that was idle for longer is not reused: servers and proxies close idle connections.
 _KEEP_SEC = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is."""
+    """The address of a server."""
 
     host: str
     port: int
     is_secure: bool
-    #: As the header Host has it.
+    #: The value of the Host header.
     authority: str
-    #: What stands before every path, behind a proxy.
+    #: The start of every path, behind a proxy.
     prefix: str
 
     @classmethod
@@ -61,7 +62,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     body: bytes
 
@@ -72,24 +73,26 @@ def trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-class _LostError(Exception):
-    """The connection broke."""
+class NoResponseError(Exception):
+    """The connection failed. The text gives the cause, without the URL."""
 
-    def __init__(self, why: str, *, sent: bool) -> None:
+    def __init__(self, cause: str, *, sent: bool) -> None:
         #: The request may have arrived.
         self.sent = sent
-        super().__init__(why)
+        super().__init__(cause)
 
 
 class Connection:
-    """One connection, opened when it is first used; one request at a time, in the event loop of its user."""
+    """One connection, opened by its first request. It serves one request at a time, in one event loop."""
 
     def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
         self._address = address
-        self._headers = [("Host", address.authority), *headers.items()]
+        given = {name.lower() for name in headers}
+        self._headers = [*([] if "host" in given else [("Host", address.authority)]), *headers.items()]
+        self._has_content_type = "content-type" in given
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._protocol = h11.Connection(h11.CLIENT)
-        #: Since when nobody uses it, by the monotonic clock; None: it was not used yet.
+        #: The end of the last request, by the monotonic clock; None before the first.
         self._idle_since: float | None = None
 
     @property
@@ -98,14 +101,17 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request may be tried on it."""
+        """Whether another request can be sent on it."""
         if self._streams is None or self._idle_since is None:
             return False
         reader, writer = self._streams
         fresh = time.monotonic() - self._idle_since < _KEEP_SEC
         return fresh and not reader.at_eof() and not writer.transport.is_closing()
 
-    async def request(self, method: str, target: str, body: bytes | None) -> Answer:
+    async def request(
+        self, method: str, target: str, body: bytes | None, *, max_body: int | None = None
+    ) -> Response:
+        """Send a request. A response body longer than `max_body` is cut off there, unread."""
         sent = False
         try:
             reader, writer = self._streams or await self._open()
@@ -113,12 +119,12 @@ class Connection:
             sent = True
             writer.write(data)
             await writer.drain()
-            answer = await self._read(reader)
+            response = await self._read(reader, max_body)
         except (OSError, h11.RemoteProtocolError) as error:
             self.abort()
-            raise _LostError(_words(error), sent=sent) from None
+            raise NoResponseError(_cause(error), sent=sent) from None
         except BaseException:
-            # Cancelled in the middle: what is still to come would be taken for the next answer.
+            # Cancelled halfway: the rest of this response would be read as the next one.
             self.abort()
             raise
         if self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE:
@@ -126,7 +132,7 @@ class Connection:
             self._idle_since = time.monotonic()
         else:
             self.abort()
-        return answer
+        return response
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = self._address
@@ -138,33 +144,33 @@ class Connection:
     def _encoded(self, method: str, target: str, body: bytes | None) -> bytes:
         headers = self._headers
         if body is not None:
-            headers = [
-                *headers,
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-            ]
+            headers = [*headers, ("Content-Length", str(len(body)))]
+            if not self._has_content_type:
+                headers.append(("Content-Type", "application/json"))
         events = [h11.Request(method=method, target=target, headers=headers), h11.EndOfMessage()]
         if body:
             events.insert(1, h11.Data(data=body))
         return b"".join(self._protocol.send(event) or b"" for event in events)
 
-    async def _read(self, reader: asyncio.StreamReader) -> Answer:
-        status, parts = 0, []
-        while True:
+    async def _read(self, reader: asyncio.StreamReader, max_body: int | None) -> Response:
+        status, size, parts = 0, 0, []
+        while not status or max_body is None or size < max_body:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
                 data = await reader.read(_CHUNK)
                 if not data and not status:
-                    raise ConnectionResetError("the connection was closed without an answer")
+                    raise ConnectionResetError("the connection was closed without a response")
                 self._protocol.receive_data(data)
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
+                size += len(event.data)
             elif isinstance(event, h11.EndOfMessage):
-                return Answer(status, b"".join(parts))
+                break
             elif isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("the connection was closed in the middle of an answer")
+                raise ConnectionResetError("the connection was closed in the middle of a response")
+        return Response(status, b"".join(parts)[:max_body])
 
     def abort(self) -> None:
         streams, self._streams = self._streams, None
@@ -173,7 +179,7 @@ class Connection:
 
 
 class Pool:
-    """The connections of one client. A request waits for a free one, within its time."""
+    """The connections of one client. A request waits for a free one, within its time limit."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], *, size: int) -> None:
         self.address = address
@@ -181,21 +187,21 @@ class Pool:
         self._size = size
         self.open()
         self._idle: list[Connection] = []
-        #: Connections that wait for an answer to a call which may be made again.
+        #: Connections that wait for the response to a request which may be repeated.
         self._repeatable: set[Connection] = set()
 
     def open(self) -> None:
-        """For the event loop that is to use it: it may have been another before."""
+        """Prepare for the running event loop, which may differ from the one before."""
         self._free = asyncio.Semaphore(self._size)
 
     def connection(self) -> Connection:
-        """One for a use of its own, not of the pool."""
+        """A connection outside the pool, for one purpose."""
         return Connection(self.address, self._headers)
 
     async def request(
         self, method: str, target: str, body: bytes | None = None, *, within_sec: float, again: bool
-    ) -> Answer:
-        """`again`: the call may be made twice. Raises UnavailableError when there is no answer in time."""
+    ) -> Response:
+        """Send a request; `again` allows repeating it. Raises UnavailableError without a response in time."""
         try:
             async with asyncio.timeout(within_sec), self._free:
                 while True:
@@ -204,8 +210,8 @@ class Pool:
                     if again:
                         self._repeatable.add(connection)
                     try:
-                        answer = await connection.request(method, target, body)
-                    except _LostError as lost:
+                        response = await connection.request(method, target, body)
+                    except NoResponseError as lost:
                         given_up = again and connection not in self._repeatable
                         if given_up or (was_used and (again or not lost.sent)):
                             continue
@@ -214,7 +220,7 @@ class Pool:
                         self._repeatable.discard(connection)
                     if connection.is_usable:
                         self._idle.append(connection)
-                    return answer
+                    return response
         except TimeoutError:
             raise UnavailableError(
                 f"{self.address} didn't answer {method} {target.partition('?')[0]} within {within_sec:g} s."
@@ -222,14 +228,14 @@ class Pool:
 
     async def request_on(
         self, connection: Connection, target: str, body: bytes, *, within_sec: float
-    ) -> Answer:
-        """POST on a connection that is the caller's own; it is opened anew if it must be."""
+    ) -> Response:
+        """POST on a connection of the caller's, which is reopened if needed."""
         try:
             async with asyncio.timeout(within_sec):
                 if connection.was_used and not connection.is_usable:
                     connection.abort()
                 return await connection.request("POST", target, body)
-        except _LostError as lost:
+        except NoResponseError as lost:
             raise self._unavailable(lost, again=True) from None
         except TimeoutError:
             raise UnavailableError(
@@ -237,7 +243,7 @@ class Pool:
             ) from None
 
     def _take(self) -> Connection:
-        # The one used last first: those that are not needed grow old.
+        # The most recently used first, so that surplus connections expire.
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:
@@ -245,28 +251,28 @@ class Pool:
             connection.abort()
         return self.connection()
 
-    def start_anew(self) -> None:
-        """The next requests get new connections, as those that are there may lead nowhere.
+    def reconnect(self) -> None:
+        """Use new connections for the next requests, because the open ones may be dead.
 
-        Calls that may be made again are, now; the others wait for as long as they would have.
+        Pending requests that may be repeated are repeated now; the others keep waiting.
         """
-        self._forget_idle()
+        self._close_idle()
         waiting, self._repeatable = self._repeatable, set()
         for connection in waiting:
             connection.abort()
 
-    def _forget_idle(self) -> None:
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().abort()
 
     async def close(self) -> None:
-        self._forget_idle()
-        # Sockets are closed with the next turn of the loop, which may be its last.
+        self._close_idle()
+        # Sockets close in the next iteration of the event loop, which may be its last.
         await asyncio.sleep(0)
 
-    def _unavailable(self, lost: _LostError, *, again: bool) -> UnavailableError:
+    def _unavailable(self, lost: NoResponseError, *, again: bool) -> UnavailableError:
         doubt = (
-            "" if again or not lost.sent else " Nobody knows whether the call was carried out: look first."
+            "" if again or not lost.sent else " The request may have been processed; check before retrying."
         )
         return UnavailableError(
             f"{self.address} doesn't answer: {lost}.{doubt} Is 'lineshaft up' running there? Check the URL "
@@ -274,9 +280,36 @@ class Pool:
         )
 
 
-def _words(error: Exception) -> str:
+async def post(
+    url: str, body: bytes, *, headers: Mapping[str, str], timeout_sec: float, max_body: int
+) -> Response:
+    """Send one POST request on a connection of its own, and read at most `max_body` bytes of the response.
+
+    Raises NoResponseError, whose text doesn't contain the URL.
+    """
+    parts = urlsplit(url)
+    address = Address.of(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection = Connection(address, {"Connection": "close", **headers})
+    try:
+        async with asyncio.timeout(timeout_sec):
+            return await connection.request("POST", target, body, max_body=max_body)
+    except TimeoutError:
+        raise NoResponseError(f"no response within {timeout_sec:g} s", sent=True) from None
+    finally:
+        connection.abort()
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, h11.RemoteProtocolError):
+        return "the response is not valid HTTP"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); SSL_CERT_FILE names one that is"
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror | ssl.SSLError):
+    if isinstance(error, ssl.SSLError):
+        return f"no secure connection ({error.reason or type(error).__name__})"
+    if isinstance(error, socket.gaierror):
+        return f"its host name can't be resolved ({error.strerror})"
+    # The text that asyncio gives such an error contains the address.
+    if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(error) or type(error).__name__

@@ -14,8 +14,7 @@ import psycopg
 import pytest
 import trustme
 
-from lineshaft import Agent, Lineshaft, NewTask
-from lineshaft.client import http_connection
+from lineshaft import Agent, Lineshaft, NewTask, http_client
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.tokens import Scope, Tokens
 from lineshaft.errors import UnavailableError
@@ -30,7 +29,7 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
     made = trustme.CA()
     made.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    http_connection.trusted.cache_clear()
+    http_client.trusted.cache_clear()
     return made
 
 

@@ -96,7 +96,7 @@ async def test_anything_but_success_is_a_failure(receiver: Receiver, status: int
 async def test_a_receiver_that_says_nothing(receiver: Receiver) -> None:
     receiver.may_answer.clear()
 
-    with pytest.raises(DeliveryError, match=r"^no answer within 0\.05 s$"):
+    with pytest.raises(DeliveryError, match=r"^no response within 0\.05 s$"):
         await Webhook(receiver.url, KEY, timeout_sec=0.05).send(TOLD)
 
 
@@ -106,7 +106,7 @@ async def test_receivers_that_are_none() -> None:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/s3cret"
         assert "refused" in await failure(Webhook(nobody, KEY))
-    assert "no connection" in await failure(Webhook("http://nobody.invalid/s3cret", KEY))
+    assert "host name can't be resolved" in await failure(Webhook("http://nobody.invalid/s3cret", KEY))
 
     async def answer(said: bytes) -> tuple[str, str]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,10 +121,10 @@ async def test_receivers_that_are_none() -> None:
             return plain, await failure(Webhook(f"https://127.0.0.1:{port}/s3cret", KEY))
 
     plain, secure = await answer(b"220 mail.example ESMTP\r\n\r\n")
-    assert plain == "the answer is not HTTP"
+    assert plain == "the response is not valid HTTP"
     assert secure.startswith("no secure connection")
     plain, _ = await answer(b"HTTP/1.1 103 Early Hints\r\n\r\n")
-    assert "closed" in plain or "not HTTP" in plain
+    assert "closed" in plain or "not valid HTTP" in plain
 
 
 async def failure(sender: Sender) -> str:
@@ -156,7 +156,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: tup
         port = server.sockets[0].getsockname()[1]
         said = await failure(Webhook(f"https://127.0.0.1:{port}/s3cret", KEY))
 
-    assert said == "no secure connection: CERTIFICATE_VERIFY_FAILED"
+    assert said.startswith("its certificate is not trusted")
 
 
 async def test_a_command_gets_the_message_on_its_standard_input(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Checks:
             if settings.judge_url is not None or settings.judge_model is not None:
                 raise SettingsError("A judge needs both: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL.")
             return cls(commands=commands)
-        if find_spec("httpx2") is None or find_spec("genai_prices") is None:
+        if find_spec("genai_prices") is None:
             raise SettingsError("LINESHAFT_JUDGE_URL needs an extra: pip install 'lineshaft[judge]'.")
         return cls(
             commands=commands,

@@ -19,7 +19,6 @@ from msgspec import Raw
 from lineshaft.client import protocol, requests, responses
 from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import Assignment, EventPage, HeartbeatTransport, Idler
-from lineshaft.client.http_connection import Address, Pool
 from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
 from lineshaft.client.problems import strange
 from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
@@ -36,6 +35,7 @@ from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, 
 from lineshaft.engine.transition.spawn import HandBack, Spawned
 from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.http_client import Address, Pool
 from lineshaft.model.fields import check_fields
 from lineshaft.model.reviews import Decision as Resolving
 from lineshaft.model.storable import replace_unstorable
@@ -353,10 +353,10 @@ class HttpBackend:
     def _on_silence(self) -> None:
         """A heartbeat was not answered any more: connections that are quiet may be dead."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._start_anew)
+            self._loop.call_soon_threadsafe(self._reconnect)
 
-    def _start_anew(self) -> None:
-        self._pool.start_anew()
+    def _reconnect(self) -> None:
+        self._pool.reconnect()
         for idler in list(self._idlers):
             idler.hang_up()
 

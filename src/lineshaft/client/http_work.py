@@ -8,11 +8,11 @@ from typing import Self
 import msgspec
 
 from lineshaft.client import protocol
-from lineshaft.client.http_connection import Answer, Connection, Pool
 from lineshaft.client.problems import exception_of
 from lineshaft.engine.agents import AgentInfo
 from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
 from lineshaft.errors import UnavailableError
+from lineshaft.http_client import Connection, Pool, Response
 
 #: As an idle agent with the database itself does; the server wakes it sooner.
 POLL_SEC = 30.0
@@ -20,7 +20,7 @@ _LONGEST_WAIT_SEC = 60.0
 _OK = range(200, 300)
 
 
-def checked(answer: Answer, pool: Pool) -> bytes:
+def checked(answer: Response, pool: Pool) -> bytes:
     """The body; raises what a refusal means."""
     if answer.status not in _OK:
         raise exception_of(answer.status, answer.body, str(pool.address))

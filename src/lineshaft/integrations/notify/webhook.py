@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from lineshaft.http_client import NoResponseError, post
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.integrations.notify.http import post
 from lineshaft.model.notices import Message
 
 _PREFIX = "whsec_"
-_GOOD = range(200, 300)
+_SUCCESS = range(200, 300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,12 @@ class Webhook:
             "webhook-timestamp": str(sent_at),
             "webhook-signature": f"v1,{signature(self.key, message.id, sent_at, body)}",
         }
-        status = await post(self.url, headers, body, timeout_sec=self.timeout_sec)
-        if status not in _GOOD:
-            raise DeliveryError(f"answered {status}")
+        try:
+            response = await post(self.url, body, headers=headers, timeout_sec=self.timeout_sec, max_body=0)
+        except NoResponseError as error:
+            raise DeliveryError(str(error)) from None
+        if response.status not in _SUCCESS:
+            raise DeliveryError(f"answered {response.status}")
 
 
 def signature(key: bytes, message_id: str, sent_at: int, body: bytes) -> str:
