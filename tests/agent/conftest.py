@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lineshaft import Lineshaft
-from tests.client.finishing import engine_beside
-from tests.engine.invariants import check_invariants
+from tests.client.helpers import engine_beside
+from tests.invariants import check_invariants
 
 
 @pytest.fixture

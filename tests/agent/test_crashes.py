@@ -9,9 +9,9 @@ import pytest
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.model.states import Status
-from tests.agent.processes import agent_process
-from tests.agent.program import Points, make_agent
-from tests.agent.staff import AT_ONCE, at_work, attempts, ended, engine_of, kinds
+from tests.agent.agent_process import agent_process
+from tests.agent.agent_program import Points, make_agent
+from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, engine_of, kinds
 
 RECORDED_BEFORE = {
     "claimed": [],

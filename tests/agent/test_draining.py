@@ -7,7 +7,7 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.settings import Settings
-from tests.agent.staff import AT_ONCE, drain
+from tests.agent.helpers import AT_ONCE, drain
 
 
 class Overtaken(DatabaseBackend):

@@ -16,7 +16,7 @@ from lineshaft import Agent, Lineshaft, NewTask, Task
 from lineshaft.agent.exec.command import MAX_OUTPUT_BYTES, TAIL_BYTES
 from lineshaft.model.states import Status
 from tests.agent.commands import Commands, commands_in
-from tests.agent.staff import AT_ONCE, PATIENCE, attempts, kinds, one
+from tests.agent.helpers import AT_ONCE, PATIENCE, attempts, kinds, one
 
 pytestmark = pytest.mark.alike_over_http
 

@@ -14,7 +14,7 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.model.states import Status
 from tests.agent.commands import Commands, commands_in
-from tests.agent.staff import AT_ONCE, PATIENCE, attempts, one
+from tests.agent.helpers import AT_ONCE, PATIENCE, attempts, one
 
 pytestmark = pytest.mark.alike_over_http
 

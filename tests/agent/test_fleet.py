@@ -17,9 +17,9 @@ from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze
 from lineshaft.engine.submit.submission import SubmittedDag
 from lineshaft.model.states import Status
 from lineshaft.settings import Settings
-from tests.agent.staff import PATIENCE, at_work, engine_of
-from tests.client.finishing import engine_beside
-from tests.engine.invariants import check_invariants
+from tests.agent.helpers import PATIENCE, at_work, engine_of
+from tests.client.helpers import engine_beside
+from tests.invariants import check_invariants
 
 #: How many tasks; FLEET_TASKS=5000 for the full size.
 AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("FLEET_TASKS", "300"))

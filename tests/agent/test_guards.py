@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
-from tests.agent.staff import at_work, engine_of, soon
+from tests.agent.helpers import at_work, engine_of, soon
 
 #: Less than the 30 s after which an idle agent looks by itself.
 SOON = 20.0

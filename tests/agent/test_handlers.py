@@ -14,7 +14,7 @@ from lineshaft import Agent, Lineshaft, NewTask, Result, SyncTaskContext, TaskCo
 from lineshaft.agent.handlers import make_handler
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.states import Status
-from tests.agent.staff import one, result
+from tests.agent.helpers import one, result
 
 pytestmark = pytest.mark.alike_over_http
 

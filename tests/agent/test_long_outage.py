@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
-from tests.agent.staff import AT_ONCE, PATIENCE, at_work, soon
-from tests.engine.invariants import check_invariants
+from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, soon
+from tests.invariants import check_invariants
 from tests.proxy import Proxy, proxied
 
 OUTAGE_SEC = float(os.environ.get("OUTAGE_SEC", "2"))

@@ -14,7 +14,7 @@ from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
+from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
 
 
 @pytest.mark.parametrize("style", ["async", "sync"])

@@ -11,7 +11,7 @@ from lineshaft.agent.money import Account
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
 from lineshaft.engine.transition.working import Purses
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, at_work, drain, engine_of, one
+from tests.agent.helpers import AT_ONCE, at_work, drain, engine_of, one
 
 ZERO = Decimal(0)
 

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Result, Snooze, TaskCancelled, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import at_work, drain, ended, one, soon
+from tests.agent.helpers import at_work, drain, ended, one, soon
 
 
 class Unwilling:

@@ -16,7 +16,7 @@ from lineshaft.engine.heartbeats import Heartbeats, Presence
 from lineshaft.engine.transition.outcomes import ClaimRef
 from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
+from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lineshaft import Agent, Fail, Lineshaft, NewTask, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
+from tests.agent.helpers import PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
 
 
 class RateLimitError(Exception):

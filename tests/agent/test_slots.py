@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import PATIENCE, at_work, drain, ended, engine_of, soon, until
+from tests.agent.helpers import PATIENCE, at_work, drain, ended, engine_of, soon, until
 
 
 class Gauge:

@@ -4,7 +4,7 @@ import asyncio
 
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.engine.engine import Engine
-from tests.agent.staff import PATIENCE, at_work
+from tests.agent.helpers import PATIENCE, at_work
 from tests.proxy import proxied
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, drain, engine_of, kinds, one, result
+from tests.agent.helpers import AT_ONCE, drain, engine_of, kinds, one, result
 
 
 def worker(**options: Any) -> Agent:

@@ -9,7 +9,7 @@ import pytest
 
 from lineshaft import Agent, Fail, NewTask, Snooze, SyncTaskContext, TaskContext
 from lineshaft.testing import Workbench
-from tests.agent.staff import at_work, soon
+from tests.agent.helpers import at_work, soon
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import AT_ONCE, attempts, drain, engine_of, one, result, soon, until
+from tests.agent.helpers import AT_ONCE, attempts, drain, engine_of, one, result, soon, until
 
 
 class Once:

@@ -9,8 +9,8 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.processes import agent_process
-from tests.agent.staff import PATIENCE, attempts, engine_of, kinds, soon, until
+from tests.agent.agent_process import agent_process
+from tests.agent.helpers import PATIENCE, attempts, engine_of, kinds, soon, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

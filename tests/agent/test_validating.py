@@ -12,11 +12,11 @@ import pytest
 
 from lineshaft import Gate, Lineshaft, NewTask, OutputContract
 from lineshaft.model.states import Status
-from tests.agent.processes import agent_process
-from tests.agent.program import Points, make_agent, make_checks
-from tests.agent.staff import AT_ONCE, at_work, attempts, ended, kinds
-from tests.client.finishing import engine_beside
-from tests.engine.invariants import check_invariants
+from tests.agent.agent_process import agent_process
+from tests.agent.agent_program import Points, make_agent, make_checks
+from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, kinds
+from tests.client.helpers import engine_beside
+from tests.invariants import check_invariants
 
 
 @pytest.fixture

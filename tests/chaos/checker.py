@@ -12,7 +12,7 @@ _TOLD = 10
 
 
 def tables_agree(evidence: Evidence) -> Iterator[str]:
-    """Counters, sums, locks and states, as tests/store/invariants.py has them."""
+    """Counters, sums, locks and states, as tests/invariants.py has them."""
     for rule, rows in evidence.broken_rules.items():
         yield f"{rule}: {len(rows)} rows, such as {rows[0]}"
 

@@ -11,7 +11,7 @@ from psycopg.rows import class_row, dict_row
 
 from tests.chaos import history
 from tests.chaos.history import Record
-from tests.engine.invariants import RULES
+from tests.invariants import RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Evidence:
     events: Sequence[EventFact] = ()
     agents: Sequence[PurseFact] = ()
     dags: Sequence[PurseFact] = ()
-    #: Rules of tests/store/invariants.py that don't hold, with the rows that break them.
+    #: Rules of tests/invariants.py that don't hold, with the rows that break them.
     broken_rules: dict[str, list[Any]] = field(default_factory=dict)
 
 

@@ -12,15 +12,15 @@ import pytest
 from lineshaft.checks.command import _GUARDIANS, Command, CommandCheck, read_commands
 from lineshaft.checks.verdict import NoVerdict, Verdict
 from lineshaft.errors import SettingsError
-from tests.checks.ending import gone
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
+from tests.processes import gone
 
 
 async def run(
     *program: str, directory: Path | None = None, limit: float = 60.0, spec: Any = None, data: Any = None
 ) -> Verdict:
     check = CommandCheck({"mine": Command((sys.executable, "-c", *program), limit, directory)})
-    return await check.check({"command": "mine"}, handed_in(data, spec=spec))
+    return await check.check({"command": "mine"}, candidate(data, spec=spec))
 
 
 async def test_exit_code_0_passes() -> None:
@@ -146,7 +146,7 @@ async def test_the_task_names_a_directory_within_the_operators(tmp_path: Path) -
     assert (tmp_path / "job" / "src" / "here").exists()
     check = CommandCheck({"mine": Command((sys.executable, "-c", look), 60, tmp_path)})
     named = {"command": "mine", "working_directory": str(tmp_path / "job")}
-    assert (await check.check(named, handed_in())).passed
+    assert (await check.check(named, candidate())).passed
     assert (tmp_path / "job" / "here").exists()
 
 
@@ -188,10 +188,10 @@ def test_only_what_the_operator_allows(schema: Any, said: str) -> None:
 async def test_a_command_that_is_not_here_gives_no_verdict() -> None:
     """The list may have changed since, or be another one on this node: no attempt fails for it."""
     with pytest.raises(NoVerdict, match="not allowed on this node"):
-        await CommandCheck({}).check({"command": "tests"}, handed_in())
+        await CommandCheck({}).check({"command": "tests"}, candidate())
     missing = CommandCheck({"tests": Command(("/nowhere/to/be/found",))})
     with pytest.raises(NoVerdict, match="can't be started"):
-        await missing.check({"command": "tests"}, handed_in())
+        await missing.check({"command": "tests"}, candidate())
 
 
 # The operator's file.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lineshaft.checks import decision_report
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
 
 WHOLE = {"why": "It was asked for.", "what": ["a page", "a test"], "tradeoffs": {"speed": "slower"}}
 
@@ -15,7 +15,7 @@ WHOLE = {"why": "It was asked for.", "what": ["a page", "a test"], "tradeoffs": 
 )
 def test_reports_that_say_something(report: Any) -> None:
     """R-093."""
-    assert decision_report.check(None, handed_in("x", report=report)).passed
+    assert decision_report.check(None, candidate("x", report=report)).passed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_reports_that_say_something(report: Any) -> None:
 )
 def test_reports_that_say_nothing(report: Any, said: str) -> None:
     """R-093: the reason starts with `incomplete_decision_report`."""
-    verdict = decision_report.check(None, handed_in("x", report=report))
+    verdict = decision_report.check(None, candidate("x", report=report))
 
     (reason,) = verdict.reasons
     assert not verdict.passed

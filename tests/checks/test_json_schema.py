@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lineshaft.checks import json_schema
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
 
 PAGE = {
     "type": "object",
@@ -21,12 +21,12 @@ PAGE = {
 def test_an_output_that_fits() -> None:
     """R-095."""
     assert json_schema.fault(PAGE) is None
-    assert json_schema.check(PAGE, handed_in({"url": "https://example.org", "hits": [1, 2]})).passed
+    assert json_schema.check(PAGE, candidate({"url": "https://example.org", "hits": [1, 2]})).passed
 
 
 def test_each_thing_that_is_wrong_is_told_with_its_place() -> None:
     """R-098: the next attempt is told all of it."""
-    verdict = json_schema.check(PAGE, handed_in({"url": "nowhere", "hits": [1, "two"]}))
+    verdict = json_schema.check(PAGE, candidate({"url": "nowhere", "hits": [1, "two"]}))
 
     assert not verdict.passed
     places = sorted(reason.partition(":")[0] for reason in verdict.reasons)
@@ -36,7 +36,7 @@ def test_each_thing_that_is_wrong_is_told_with_its_place() -> None:
 def test_with_references_the_first_fault_is_told() -> None:
     tree = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
 
-    verdict = json_schema.check(tree, handed_in({"child": {"child": {"leaf": 1}}}))
+    verdict = json_schema.check(tree, candidate({"child": {"child": {"leaf": 1}}}))
 
     assert verdict.reasons == (
         "output.data.child.child: Additional properties are not allowed ('leaf' was unexpected)",
@@ -46,7 +46,7 @@ def test_with_references_the_first_fault_is_told() -> None:
 @pytest.mark.parametrize("schema", [True, {}, {"$ref": "#/$defs/a", "$defs": {"a": True}}])
 def test_schemas_that_let_everything_pass(schema: Any) -> None:
     assert json_schema.fault(schema) is None
-    assert json_schema.check(schema, handed_in({"any": "thing"})).passed
+    assert json_schema.check(schema, candidate({"any": "thing"})).passed
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_schemas_that_go_round_in_circles_end_all_the_same(schema: dict[str, Any
     started = time.monotonic()
 
     assert json_schema.fault(schema) is None
-    json_schema.check(schema, handed_in(data))
+    json_schema.check(schema, candidate(data))
 
     # Two to the power of sixty steps would take centuries.
     assert time.monotonic() - started < 30
@@ -154,7 +154,7 @@ def test_patterns_that_explode_elsewhere() -> None:
     schema = {"pattern": "^(a+)+$"}
     started = time.monotonic()
 
-    assert not json_schema.check(schema, handed_in("a" * 100_000 + "b")).passed
+    assert not json_schema.check(schema, candidate("a" * 100_000 + "b")).passed
 
     assert time.monotonic() - started < 30
     assert json_schema.fault({"pattern": "(?=a)b"}) is not None
@@ -164,12 +164,12 @@ def test_patterns_that_explode_elsewhere() -> None:
 @pytest.mark.parametrize("data", [[1, 2, 3], [1, "two", 3]])
 def test_what_may_take_long_is_looked_at_apart(monkeypatch: pytest.MonkeyPatch, data: list[Any]) -> None:
     schema = {"items": {"anyOf": [{"const": number} for number in range(500)]}}
-    here = json_schema.check(schema, handed_in(data))
+    here = json_schema.check(schema, candidate(data))
     monkeypatch.setattr(json_schema, "MOST_HERE", 500)
     # Gone here: whoever answers has its own.
     monkeypatch.delattr(json_schema, "check_here")
 
-    apart = json_schema.check(schema, handed_in(data))
+    apart = json_schema.check(schema, candidate(data))
 
     assert apart == here
     assert apart.passed is ("two" not in data)
@@ -179,7 +179,7 @@ def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     schema = {"items": {"anyOf": [{"const": number} for number in range(2_000)]}}
     monkeypatch.setattr(json_schema, "LONGEST_SEC", 0.01)
 
-    verdict = json_schema.check(schema, handed_in([2_000] * 10_000))
+    verdict = json_schema.check(schema, candidate([2_000] * 10_000))
 
     assert not verdict.passed
     assert "within 0.01 s" in verdict.reasons[0]

@@ -11,7 +11,7 @@ import pytest
 from lineshaft.checks.judge import JudgeCheck, Judgement
 from lineshaft.checks.openai_judge import MAX_OUTPUT, OpenAIJudge
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
 from tests.checks.judge_server import JudgeServer, judge_server
 
 CRITERIA = {"criteria": "Is it short?"}
@@ -23,8 +23,8 @@ class Fixed:
 
     score: Any
 
-    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
-        return Judgement(self.score, (f"{criteria} {handed_in.text}",), Decimal("0.01"), "mine")
+    async def judge(self, criteria: str, candidate: CandidateOutput) -> Judgement:
+        return Judgement(self.score, (f"{criteria} {candidate.text}",), Decimal("0.01"), "mine")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ async def test_the_threshold_decides(threshold: float | None, score: float, pass
     check = JudgeCheck(Fixed(score))
     assert check.fault(schema) is None
 
-    verdict = await check.check(schema, handed_in("yes"))
+    verdict = await check.check(schema, candidate("yes"))
 
     assert verdict.passed is passes
     assert (verdict.score, verdict.cost_usd, verdict.model) == (score, Decimal("0.01"), "mine")
@@ -73,7 +73,7 @@ def test_without_a_judge_nobody_is_asked() -> None:
 @pytest.mark.parametrize("score", [math.nan, -0.1, 1.5, True, "0.5"])
 async def test_scores_that_are_none(score: Any) -> None:
     with pytest.raises(NoVerdict, match="from 0 to 1") as caught:
-        await JudgeCheck(Fixed(score)).check(CRITERIA, handed_in("x"))
+        await JudgeCheck(Fixed(score)).check(CRITERIA, candidate("x"))
     assert caught.value.cost_usd == Decimal("0.01")
 
 
@@ -89,7 +89,7 @@ def server() -> Iterator[JudgeServer]:
 async def test_it_is_asked_as_openai_is(server: JudgeServer) -> None:
     judge = OpenAIJudge(server.url, "gpt-4o-mini", "sk-secret")
 
-    found = await judge.judge("Is it short?", handed_in({"answer": 42}, spec={"goal": "an answer"}))
+    found = await judge.judge("Is it short?", candidate({"answer": 42}, spec={"goal": "an answer"}))
 
     assert (found.score, found.reasons, found.model) == (0.9, ("clear",), "gpt-4o-mini")
     (request,) = server.requests
@@ -105,13 +105,13 @@ async def test_it_is_asked_as_openai_is(server: JudgeServer) -> None:
 
 
 async def test_without_a_key_none_is_sent(server: JudgeServer) -> None:
-    await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+    await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
 
     assert "Authorization" not in server.headers[0]
 
 
 async def test_a_long_output_is_cut_and_said_to_be(server: JudgeServer) -> None:
-    await OpenAIJudge(server.url, "m").judge("?", handed_in("x" * (2 * MAX_OUTPUT)))
+    await OpenAIJudge(server.url, "m").judge("?", candidate("x" * (2 * MAX_OUTPUT)))
 
     question = server.requests[0]["messages"][1]["content"]
     assert len(question) < MAX_OUTPUT + 1_000
@@ -134,7 +134,7 @@ async def test_what_it_costs(server: JudgeServer, usage: Any, model: str, cost: 
     """As the server says, else by the price list; unknown is not the same as nothing."""
     server.usage, server.model = usage, model
 
-    assert (await OpenAIJudge(server.url, model).judge("?", handed_in("x"))).cost_usd == cost
+    assert (await OpenAIJudge(server.url, model).judge("?", candidate("x"))).cost_usd == cost
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_what_it_costs(server: JudgeServer, usage: Any, model: str, cost: 
 async def test_models_that_say_more_than_they_were_asked(server: JudgeServer, content: str) -> None:
     server.content = content
 
-    assert (await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))).score == 0.5
+    assert (await OpenAIJudge(server.url, "m").judge("?", candidate("x"))).score == 0.5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_an_answer_that_is_none_still_costs(server: JudgeServer, content: 
     server.content, server.usage = content, {"cost": 0.5}
 
     with pytest.raises(NoVerdict, match="can't be read") as caught:
-        await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+        await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
 
     assert caught.value.cost_usd == Decimal("0.5")
 
@@ -166,14 +166,14 @@ async def test_servers_that_speak_another_language(server: JudgeServer, body: by
     server.body = body
 
     with pytest.raises(NoVerdict, match="the judge's answer"):
-        await OpenAIJudge(server.url, "m").judge("?", handed_in("x"))
+        await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
 
 
 async def test_a_judge_that_is_away_gives_no_verdict(server: JudgeServer) -> None:
     """Tried again later; the key is in no message."""
     server.status, server.body = 429, b'{"error": "slow down"}'
     with pytest.raises(NoVerdict, match=r"HTTP 429.*slow down"):
-        await OpenAIJudge(server.url, "m", "sk-secret").judge("?", handed_in("x"))
+        await OpenAIJudge(server.url, "m", "sk-secret").judge("?", candidate("x"))
     with pytest.raises(NoVerdict, match="can't be reached") as caught:
-        await OpenAIJudge("http://127.0.0.1:9/v1", "m", "sk-secret").judge("?", handed_in("x"))
+        await OpenAIJudge("http://127.0.0.1:9/v1", "m", "sk-secret").judge("?", candidate("x"))
     assert "sk-secret" not in str(caught.value)

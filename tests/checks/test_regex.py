@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lineshaft.checks import regex
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_pattern_matches_anywhere_unless_it_says_otherwise(pattern: str, data:
     """R-095, F-38: 004's example is an output that must contain a URL."""
     assert regex.fault(pattern) is None
 
-    verdict = regex.check(pattern, handed_in(data))
+    verdict = regex.check(pattern, candidate(data))
 
     assert verdict.passed is passes
     assert verdict.reasons == (() if passes else (f"output.data has nothing that matches {pattern}",))
@@ -55,7 +55,7 @@ def test_patterns_that_explode_elsewhere(capfd: pytest.CaptureFixture[str]) -> N
     started = time.monotonic()
     for pattern in ("(a+)+$", "(a|aa)+$", "(.*)*x", "(x+x+)+y"):
         assert regex.fault(pattern) is None
-        assert not regex.check(pattern, handed_in("a" * 1_000_000 + "b")).passed
+        assert not regex.check(pattern, candidate("a" * 1_000_000 + "b")).passed
 
     assert time.monotonic() - started < 30
     assert capfd.readouterr() == ("", "")

@@ -14,15 +14,15 @@ from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, N
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.tasks import Gate
 from lineshaft.settings import Settings
-from tests.checks.handing_in import handed_in
+from tests.checks.candidate import candidate
 
 
-def is_long(schema: Any, handed_in: CandidateOutput) -> Verdict:
-    return Verdict(passed=True) if len(handed_in.text) >= schema else refused("too short")
+def is_long(schema: Any, candidate: CandidateOutput) -> Verdict:
+    return Verdict(passed=True) if len(candidate.text) >= schema else refused("too short")
 
 
-async def asks_around(schema: Any, handed_in: CandidateOutput) -> bool:
-    return bool(handed_in.data == schema)
+async def asks_around(schema: Any, candidate: CandidateOutput) -> bool:
+    return bool(candidate.data == schema)
 
 
 def test_faults_are_told_by_their_place() -> None:
@@ -64,9 +64,9 @@ async def test_checks_of_ones_own() -> None:
         False,
         False,
     )
-    assert checks.check_now("long", 9, handed_in("abc")).reasons == ("too short",)
-    assert (await checks.check("asked", "abc", handed_in("abc"))).passed
-    assert not (await checks.check("asked", "abc", handed_in("x"))).passed
+    assert checks.check_now("long", 9, candidate("abc")).reasons == ("too short",)
+    assert (await checks.check("asked", "abc", candidate("abc"))).passed
+    assert not (await checks.check("asked", "abc", candidate("x"))).passed
     assert "long" not in Checks().names, "one registry knows nothing of another"
 
 
@@ -87,9 +87,9 @@ async def test_a_check_that_breaks_gives_no_verdict() -> None:
     checks.register("breaks", breaks)
 
     with pytest.raises(NoVerdict, match="the check long failed: TypeError"):
-        checks.check_now("long", "x", handed_in("abc"))
+        checks.check_now("long", "x", candidate("abc"))
     with pytest.raises(NoVerdict, match="the check breaks failed: KeyError"):
-        await checks.check("breaks", None, handed_in("abc"))
+        await checks.check("breaks", None, candidate("abc"))
 
 
 def test_an_output_that_no_check_can_read() -> None:
@@ -157,6 +157,6 @@ async def test_an_answer_that_is_none_refuses_nobodys_work(answer: Callable[[], 
     checks.register("slow", takes_its_time)
 
     with pytest.raises(NoVerdict, match=said):
-        checks.check_now("at once", None, handed_in())
+        checks.check_now("at once", None, candidate())
     with pytest.raises(NoVerdict, match=said):
-        await checks.check("slow", None, handed_in())
+        await checks.check("slow", None, candidate())

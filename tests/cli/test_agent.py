@@ -11,8 +11,8 @@ import pytest
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.agents import AgentInfo
-from tests.agent.staff import PATIENCE, engine_of
-from tests.client.finishing import engine_beside
+from tests.agent.helpers import PATIENCE, engine_of
+from tests.client.helpers import engine_beside
 
 
 @pytest.fixture

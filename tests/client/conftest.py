@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from lineshaft import Lineshaft, SyncLineshaft
-from tests.client.finishing import engine_beside
+from tests.client.helpers import engine_beside
 
 
 @pytest.fixture

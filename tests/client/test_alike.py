@@ -13,7 +13,7 @@ from lineshaft import Gate, Lineshaft, NewTask, OutputContract, RetrySpec
 from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.errors import LineshaftError
-from tests.client.finishing import engine_beside, engine_of, finish_all, kill_one
+from tests.client.helpers import engine_beside, engine_of, finish_all, kill_one
 from tests.http_server import ServerThread
 
 

@@ -9,7 +9,7 @@ import pytest
 from lineshaft import Lineshaft, NewTask, SyncLineshaft
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.states import Status
-from tests.client.finishing import engine_of, finish_all
+from tests.client.helpers import engine_of, finish_all
 
 
 def test_submit_wait_and_read(blocking: SyncLineshaft) -> None:

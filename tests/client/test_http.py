@@ -36,7 +36,7 @@ from lineshaft.errors import (
 )
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.states import Status
-from tests.agent.staff import one
+from tests.agent.helpers import one
 from tests.http_server import ServerThread
 from tests.proxy import proxied_url
 

@@ -10,7 +10,7 @@ from lineshaft import Dag, Lineshaft, NewTask, Task
 from lineshaft.errors import DatabaseError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.settings import Settings
-from tests.client.finishing import engine_of, finish_all, kill_one
+from tests.client.helpers import engine_of, finish_all, kill_one
 
 
 async def test_submit_and_read(shaft: Lineshaft) -> None:

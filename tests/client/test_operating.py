@@ -9,7 +9,7 @@ from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, NotFoundError
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
-from tests.client.finishing import engine_of, finish_all, kill_one
+from tests.client.helpers import engine_of, finish_all, kill_one
 
 
 async def dead(shaft: Lineshaft, **fields: object) -> str:

@@ -9,7 +9,7 @@ from lineshaft import Agent, Lineshaft, NewTask, OutputContract, SyncLineshaft
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput
 from lineshaft.errors import InvalidInputError
-from tests.agent.staff import PATIENCE, at_work, drain
+from tests.agent.helpers import PATIENCE, at_work, drain
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
 

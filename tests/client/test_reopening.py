@@ -4,8 +4,8 @@ import asyncio
 
 from lineshaft import Agent, Lineshaft, NewTask, Snooze, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.staff import at_work, ended
-from tests.client.finishing import engine_beside, engine_of, finish_all
+from tests.agent.helpers import at_work, ended
+from tests.client.helpers import engine_beside, engine_of, finish_all
 
 #: Far more than it takes.
 SOON = 10.0

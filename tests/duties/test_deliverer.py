@@ -26,8 +26,8 @@ from lineshaft.model.notices import USUAL, Message, NoticeKind
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
-from tests.engine.acting import fail, kill, register, submit, take
 from tests.integrations.receiver import receiving
+from tests.world import fail, kill, register, submit, take
 
 FREELY = Throttle(most=None)
 

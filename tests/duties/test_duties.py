@@ -25,7 +25,7 @@ from lineshaft.engine.read.metrics import Tally
 from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
-from tests.engine.acting import ref
+from tests.world import ref
 
 
 async def claimed(

@@ -10,7 +10,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import complete, kill, register, submit, take
+from tests.world import complete, kill, register, submit, take
 
 
 async def told(engine: Engine, connection: psycopg.Connection) -> list[str]:

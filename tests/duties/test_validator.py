@@ -24,11 +24,11 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.review.gates import GatedOutput
 from lineshaft.engine.transition.outcomes import Completion, Moved
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.checks.ending import gone
 from tests.checks.judge_server import judge_server
-from tests.engine.acting import ref
-from tests.engine.invariants import check_invariants
+from tests.invariants import check_invariants
+from tests.processes import gone
 from tests.proxy import proxied
+from tests.world import ref
 
 ROOT = Path(__file__).parents[2]
 
@@ -300,7 +300,7 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
         (task,) = await handed_in(engine, Gate("test-pass", {"command": "test"}))
         doomed = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "tests.duties.validating", dsn, sys.executable, "-c", endless, str(told)),
+            *("-m", "tests.duties.validator_program", dsn, sys.executable, "-c", endless, str(told)),
             cwd=ROOT,
         )
         command, child = map(int, (await asyncio.to_thread(told.read_text)).split())

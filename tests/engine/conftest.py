@@ -6,9 +6,9 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from tests.engine.histories import Histories
-from tests.engine.invariants import check_invariants
-from tests.engine.world import World
+from tests.engine.stateful import Histories
+from tests.invariants import check_invariants
+from tests.world import World
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from lineshaft.integrations.notify import DeliveryError, Destination
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
 from lineshaft.model.notices import Message, Notice, NoticeKind, message
-from tests.engine.acting import fail, register, submit, take
 from tests.integrations.test_notify import AT
+from tests.world import fail, register, submit, take
 
 
 def signal(after_sec: float, wait: float) -> Message:

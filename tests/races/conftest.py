@@ -5,7 +5,7 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
-from tests.engine.invariants import check_invariants
+from tests.invariants import check_invariants
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from lineshaft.engine.transition.changes import Spent
 from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DAG_ROW, DONE, held, running, status, waiting
+from tests.races.helpers import DAG_ROW, DONE, held, running, status, waiting
+from tests.world import ref
 
 
 async def two_of_a_batch(engine: Engine) -> tuple[ClaimedTask, ClaimedTask]:

@@ -14,8 +14,8 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask
-from tests.engine.invariants import check_invariants
-from tests.races.racing import DONE, held, race, running, status, waiting
+from tests.invariants import check_invariants
+from tests.races.helpers import DONE, held, race, running, status, waiting
 
 ROW = "SELECT FROM lineshaft.breaker WHERE key = 'code' FOR UPDATE"
 CLAIMERS = 16

@@ -9,8 +9,8 @@ from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.world import ref
 
 
 def asked_and_live(connection: psycopg.Connection, task_id: str) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref, register
-from tests.races.racing import DONE, held, running, waiting
+from tests.races.helpers import DONE, held, running, waiting
+from tests.world import ref, register
 
 Engines = tuple[Engine, Engine]
 AGENT = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"

@@ -6,8 +6,8 @@ import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import register
-from tests.races.racing import held
+from tests.races.helpers import held
+from tests.world import register
 
 #: As another claim holds them, until it is committed.
 CLAIMING = "SELECT FROM lineshaft.task_live WHERE id = ANY (%s) FOR NO KEY UPDATE"

@@ -16,8 +16,8 @@ from lineshaft.engine.review.approvals import Decision
 from lineshaft.engine.transition.outcomes import Completion, Failure, Moved
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.races.racing import LIVE_ROW, held, race, running, status, waiting
+from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
+from tests.world import ref
 
 YES = Decision(approve=True, reviewer="ann")
 NO = Decision(approve=False, reviewer="bob", note="no")

@@ -7,8 +7,8 @@ import psycopg
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import register
-from tests.races.racing import held, waiting
+from tests.races.helpers import held, waiting
+from tests.world import register
 
 SQL = catalog.load("maintenance")
 

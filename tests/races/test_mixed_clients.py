@@ -15,8 +15,8 @@ from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import LineshaftError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DONE
+from tests.races.helpers import DONE
+from tests.world import ref
 
 CLIENTS = 14
 STEPS = 30
@@ -86,7 +86,7 @@ def task(draw: random.Random, **fields: Any) -> NewTask:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whatever_they_do_it_adds_up(engines: tuple[Engine, Engine], seed: int) -> None:
-    """The fixture holds the tables against every rule (tests/store/invariants.py)."""
+    """The fixture holds the tables against every rule (tests/invariants.py)."""
     crowd = Crowd()
 
     async def client(number: int) -> None:

@@ -13,8 +13,8 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.tasks import NewTask
-from tests.engine.invariants import check_invariants
-from tests.races.racing import DONE, held, race, running
+from tests.invariants import check_invariants
+from tests.races.helpers import DONE, held, race, running
 
 DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
 RULES = Rules(daily_budget_usd=Decimal(3))

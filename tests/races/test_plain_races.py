@@ -8,8 +8,8 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DONE, running, status, waiting
+from tests.races.helpers import DONE, running, status, waiting
+from tests.world import ref
 
 
 async def test_a_completion_finds_the_dependent_it_waited_for(

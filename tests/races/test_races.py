@@ -14,8 +14,8 @@ from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.errors import CycleError, LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.world import ref
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:

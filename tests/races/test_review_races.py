@@ -13,8 +13,8 @@ from lineshaft.errors import AlreadyReviewedError, InvalidInputError, InvalidTra
 from lineshaft.model.reviews import Decision
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import DONE, held, race, running, status
+from tests.races.helpers import DONE, held, race, running, status
+from tests.world import ref
 
 END_ROW = "SELECT FROM lineshaft.task_end WHERE id = %s FOR UPDATE"
 

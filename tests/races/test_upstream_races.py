@@ -10,8 +10,7 @@ from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.errors import CycleError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import (
+from tests.races.helpers import (
     AGENT_ROW,
     DAG_ROW,
     DONE,
@@ -23,6 +22,7 @@ from tests.races.racing import (
     status,
     waiting,
 )
+from tests.world import ref
 
 
 async def revive_and_complete(engine: Engine, task_id: str) -> None:

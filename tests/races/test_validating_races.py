@@ -19,8 +19,8 @@ from lineshaft.engine.transition.outcomes import Beat, Completion, Moved
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.races.racing import DONE, running, status
+from tests.races.helpers import DONE, running, status
+from tests.world import ref
 
 REPORTED = Decimal("0.5")
 #: More than the task may cost.

@@ -7,8 +7,8 @@ from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.races.racing import held, race, running
+from tests.races.helpers import held, race, running
+from tests.world import ref
 
 DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def test_an_agent_can_not_spend_more_than_it_has(world: World) -> None:

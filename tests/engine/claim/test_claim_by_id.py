@@ -17,7 +17,7 @@ from lineshaft.errors import (
     SupersededError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def claim(world: World, agent: AgentInfo, task_id: str, *, start: bool = False) -> ClaimedTask:

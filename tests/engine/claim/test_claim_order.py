@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lineshaft.model.priority import PriorityInputs, effective_priority
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 @dataclass(frozen=True)

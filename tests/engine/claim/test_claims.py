@@ -8,8 +8,7 @@ import pytest
 
 from lineshaft.errors import NotFoundError, SupersededError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World, decoded
+from tests.world import World, decoded, ref
 
 
 async def claimed_ids(world: World, limit: int = 10, **agent: Any) -> list[str]:

@@ -16,9 +16,9 @@ from lineshaft.engine.transition.changes import Spent
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref, register
-from tests.engine.invariants import check_invariants
-from tests.races.racing import waiting
+from tests.invariants import check_invariants
+from tests.races.helpers import waiting
+from tests.world import ref, register
 
 TASK = NewTask(
     "code", spec={"prompt": "x"}, model_preferences=("m2", "m1"), max_cost_usd=Decimal(1), priority=70

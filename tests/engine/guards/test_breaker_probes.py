@@ -6,9 +6,8 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.breaking import AGAIN, POLICY, breaker, fail, opened, probing, state, told
-from tests.engine.world import World
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
+from tests.world import World, ref
 
 
 @pytest.fixture

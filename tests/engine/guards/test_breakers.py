@@ -10,9 +10,8 @@ from lineshaft.engine.transition.outcomes import ClaimRef, Failure
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.breaking import AGAIN, POLICY, breaker, fail, opened, probing, state, told
-from tests.engine.world import World, cost
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
+from tests.world import World, cost, ref
 
 
 @pytest.fixture

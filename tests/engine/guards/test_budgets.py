@@ -18,9 +18,8 @@ from lineshaft.engine.transition.outcomes import Beat, Failure
 from lineshaft.errors import BudgetExceededError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.invariants import check_invariants
-from tests.engine.world import World, cost
+from tests.invariants import check_invariants
+from tests.world import World, cost, ref
 
 DAILY = Rules(daily_budget_usd=Decimal(10))
 FAST = Rules(cost_velocity=CostVelocity(Decimal(5), timedelta(minutes=10)))

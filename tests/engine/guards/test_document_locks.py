@@ -10,8 +10,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.transition.outcomes import Beat, Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref, register
-from tests.engine.world import World
+from tests.world import World, ref, register
 
 
 async def waiting(world: World) -> None:

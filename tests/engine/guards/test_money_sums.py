@@ -27,8 +27,8 @@ from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Completion, Fai
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
 from tests.conftest import TEMPLATE, clone
-from tests.engine.histories import Histories
-from tests.engine.invariants import check_invariants
+from tests.engine.stateful import Histories
+from tests.invariants import check_invariants
 
 DAILY = Decimal(12)
 BUDGETS = {"rich": None, "poor": Decimal(4), "broke": Decimal("0.000001")}

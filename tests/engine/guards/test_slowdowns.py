@@ -10,7 +10,7 @@ from lineshaft.engine.guards.slowdowns import RateLimited
 from lineshaft.engine.heartbeats import Heartbeats, Presence
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def in_force(world: World) -> dict[str, datetime]:

@@ -9,7 +9,7 @@ from lineshaft.errors import (
     DependencyNotFoundError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def test_submission_is_part_of_the_callers_transaction(dsn: str, world: World) -> None:

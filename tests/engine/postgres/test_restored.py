@@ -9,8 +9,7 @@ from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 AHEAD = 1_000_000
 

@@ -13,8 +13,7 @@ from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.transition.outcomes import Beat, Completion
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
 MARK = "\N{REPLACEMENT CHARACTER}"

@@ -25,8 +25,7 @@ from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.fields import MAX_SPEC_BYTES
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 UNSTORABLE = [pytest.param("a\0b", id="NUL"), pytest.param("a\ud800b", id="half a character")]
 #: Odd, but all of it characters: beyond the basic plane, right to left, combining, invisible, quotes.

@@ -19,8 +19,8 @@ from lineshaft.model.priority import Tier
 from lineshaft.model.retry import Strategy
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-from tests.engine.acting import complete, every, fail, kill, ref, register, shown, submit, take
 from tests.factory import Factory
+from tests.world import complete, every, fail, kill, ref, register, shown, submit, take
 
 
 @pytest.fixture

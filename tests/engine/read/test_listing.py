@@ -18,8 +18,8 @@ from lineshaft.engine.read.reading import Page
 from lineshaft.engine.read.views import TaskView
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
-from tests.engine.acting import every, register, submit, take
 from tests.factory import Factory
+from tests.world import every, register, submit, take
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from tests.duties.test_duties import claimed
-from tests.engine.acting import ref
+from tests.world import ref
 
 
 def die(connection: psycopg.Connection, times: int = 1) -> None:

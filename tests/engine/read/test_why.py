@@ -19,8 +19,8 @@ from lineshaft.engine.read.why import ReasonCode
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import fail, register, submit
 from tests.factory import Factory
+from tests.world import fail, register, submit
 
 
 @pytest.fixture

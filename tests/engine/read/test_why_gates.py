@@ -8,7 +8,7 @@ from lineshaft.checks.verdict import CandidateOutput
 from lineshaft.errors import CapabilityMismatchError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.engine.world import World
+from tests.world import World
 
 
 async def slow(_: Any, __: CandidateOutput) -> bool:

@@ -11,8 +11,7 @@ from lineshaft.engine.review.approvals import Approval, Decision
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.engine.world import World, decoded
+from tests.world import World, decoded, ref
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
 FORM = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}

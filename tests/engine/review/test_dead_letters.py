@@ -13,7 +13,7 @@ from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.reviews import Decision
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World, cost
+from tests.world import World, cost
 
 
 def decision(resolution: str, **fields: object) -> Decision:

@@ -8,9 +8,8 @@ from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
 from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
 from tests.engine.review.test_dead_letters import dead, decision, ids
-from tests.engine.world import World
+from tests.world import World, ref
 
 MANY = 230
 

@@ -18,7 +18,7 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from tests.engine.review.test_dead_letters import dead, decision, ids
-from tests.engine.world import World, cost, decoded
+from tests.world import World, cost, decoded
 
 
 def told(world: World, task_id: str, kind: str = "task.resolved") -> Any:

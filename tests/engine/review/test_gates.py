@@ -9,9 +9,8 @@ from lineshaft.engine.transition.outcomes import Beat
 from lineshaft.errors import InvalidInputError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-from tests.engine.acting import ref
-from tests.engine.gating import PERSON, REPORT, URL, ZERO, gates, hand_in
-from tests.engine.world import World, decoded, only
+from tests.engine.review.gate_helpers import PERSON, REPORT, URL, ZERO, gates, hand_in
+from tests.world import World, decoded, only, ref
 
 # At once.
 

@@ -8,8 +8,8 @@ import pytest
 from lineshaft.checks.verdict import CandidateOutput, Verdict, refused
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, RetrySpec
-from tests.engine.gating import ZERO, gates, hand_in, slow, taken
-from tests.engine.world import World
+from tests.engine.review.gate_helpers import ZERO, gates, hand_in, slow, taken
+from tests.world import World
 
 
 async def test_a_gate_that_runs_elsewhere_holds_nothing(world: World) -> None:

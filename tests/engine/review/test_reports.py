@@ -7,8 +7,7 @@ import pytest
 
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import InvalidInputError
-from tests.engine.acting import ref
-from tests.engine.world import World, decoded, only
+from tests.world import World, decoded, only, ref
 
 
 async def reported(world: World, type_: str, **report: Any) -> str:

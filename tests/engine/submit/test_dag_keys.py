@@ -7,7 +7,7 @@ import pytest
 from lineshaft.engine.submit.submission import SubmittedDag
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 TASKS = [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
 

@@ -8,7 +8,7 @@ from lineshaft.errors import (
     InvalidInputError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def test_a_known_key_gives_the_existing_task(world: World) -> None:

@@ -16,7 +16,7 @@ from lineshaft.errors import (
     NotFoundError,
 )
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-from tests.engine.world import World
+from tests.world import World
 
 
 async def test_a_task_is_ready_at_once(world: World) -> None:

@@ -10,8 +10,7 @@ from lineshaft.errors import (
     StaleClaimError,
 )
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 
 async def test_cancel_cascades(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.engine.world import World
+from tests.world import World
 
 STATES = ["PENDING", "READY", "CLAIMED", "RUNNING", "VALIDATING", "RETRYING"]
 

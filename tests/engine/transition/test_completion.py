@@ -14,8 +14,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.engine.world import World, cost, only
+from tests.world import World, cost, only, ref
 
 ZERO = Decimal(0)
 

@@ -4,7 +4,7 @@ import pytest
 
 from lineshaft.engine.agents import AgentInfo
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def test_a_dag_completes_once(world: World) -> None:

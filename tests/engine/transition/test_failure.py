@@ -7,7 +7,7 @@ import pytest
 from lineshaft.engine.transition.changes import Spent
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
-from tests.engine.world import World, cost
+from tests.world import World, cost
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from lineshaft.errors import AlreadyExistsError
 from lineshaft.model.tasks import NewTask
-from tests.engine.world import World
+from tests.world import World
 
 
 async def kill_and_revive(world: World, task_id: str) -> None:

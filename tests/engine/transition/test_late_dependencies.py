@@ -10,8 +10,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 
 async def test_a_dependency_added_later(world: World) -> None:

@@ -12,8 +12,7 @@ from lineshaft.errors import LineshaftError
 from lineshaft.model.reviews import Decision
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.engine.acting import ref
-from tests.engine.world import World, only
+from tests.world import World, only, ref
 
 VISIBLE = sorted(LIVE | ENDED)
 TABLE = {(row.source, row.operation): row for row in TRANSITIONS}

@@ -11,8 +11,7 @@ from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Failure
 from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import NotFoundError, StaleClaimError
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World, cost
+from tests.world import World, cost, ref
 
 KIDS = [NewTask("kid"), NewTask("kid")]
 

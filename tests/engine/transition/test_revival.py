@@ -11,8 +11,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World, cost
+from tests.world import World, cost, ref
 
 
 async def test_retry_starts_anew_but_the_epoch_goes_on(world: World) -> None:

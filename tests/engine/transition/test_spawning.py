@@ -12,8 +12,7 @@ from lineshaft.errors import (
     InvalidTransitionError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.engine.acting import ref
-from tests.engine.world import World, cost, decoded
+from tests.world import World, cost, decoded, ref
 
 
 async def test_spawn_and_go_on(world: World) -> None:

@@ -7,8 +7,8 @@ A run of all tests goes through a few histories, the same each time. For more, a
 import pytest
 
 from lineshaft.embedded import EmbeddedServer
-from tests.engine.gated_machine import Gated
-from tests.engine.histories import Histories
+from tests.engine.stateful import Histories
+from tests.engine.transition.gated_machine import Gated
 
 
 @pytest.mark.timeout(0)

@@ -6,7 +6,7 @@ from typing import Any
 from lineshaft.checks.verdict import CandidateOutput
 
 
-def handed_in(
+def candidate(
     data: Any = None, *, report: Any = None, artifacts: Any = None, spec: Any = None
 ) -> CandidateOutput:
     output = {"data": data, "artifacts": artifacts, "decision_report": report}

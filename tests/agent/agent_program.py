@@ -1,7 +1,6 @@
-"""An agent in a process of its own, to be killed, stopped and asked to end: `python -m tests.agent.program`.
+"""An agent in its own process, for tests that kill or stop it: `python -m tests.agent.agent_program`.
 
-It tells on its standard output which point it has reached, and waits there if it shall: until a file appears,
-or for ever.
+It prints each point that it reaches. At `--wait-at` it waits until the file `--wait-for` appears, or forever.
 """
 
 import argparse

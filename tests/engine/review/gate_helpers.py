@@ -12,8 +12,7 @@ from lineshaft.engine.transition.changes import Spent
 from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, OutputContract
-from tests.engine.acting import ref
-from tests.engine.world import World, only
+from tests.world import World, only, ref
 
 ZERO = Decimal(0)
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}

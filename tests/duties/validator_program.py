@@ -1,4 +1,7 @@
-"""A validator in a process of its own, to be killed: `python -m tests.duties.validating DSN COMMAND…`."""
+"""A validator in its own process, for tests that kill it.
+
+`python -m tests.duties.validator_program DSN COMMAND…`
+"""
 
 import asyncio
 import sys

@@ -34,7 +34,7 @@ from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, Verdi
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from tests.conftest import TEMPLATE, clone
-from tests.engine.invariants import check_invariants
+from tests.invariants import check_invariants
 
 MAX_ATTEMPTS = 2
 MAX_WAITS = 10

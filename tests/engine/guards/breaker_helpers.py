@@ -10,8 +10,7 @@ from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import RetrySpec
-from tests.engine.acting import ref
-from tests.engine.world import World
+from tests.world import World, ref
 
 #: Short, so that a test needs two failures to open one.
 POLICY = BreakerPolicy(

@@ -9,7 +9,7 @@ from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read.views import AttemptView
 from lineshaft.model.states import Status
-from tests.client import finishing
+from tests.client import helpers as client_helpers
 
 #: Everything a test waits for comes within this, however busy the machine is.
 PATIENCE = 60.0
@@ -17,7 +17,7 @@ AT_ONCE = RetrySpec(strategy="immediate")
 
 
 def engine_of(shaft: Lineshaft) -> Engine:
-    return finishing.engine_of(shaft)
+    return client_helpers.engine_of(shaft)
 
 
 @asynccontextmanager

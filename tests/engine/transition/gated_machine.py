@@ -16,7 +16,7 @@ from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.engine.review.approvals import Decision
 from lineshaft.engine.review.gates import GatedOutput
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Moved
-from tests.engine.lifecycle_machine import Lifecycle, Task
+from tests.engine.transition.lifecycle_machine import Lifecycle, Task
 
 LEASE_SEC = 60.0
 PAUSE_SEC = 5.0

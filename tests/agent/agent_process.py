@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.agent.staff import PATIENCE
+from tests.agent.helpers import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ class AgentProcess:
 async def agent_process(where: str, log: Path, *options: str) -> AsyncIterator[AgentProcess]:
     started = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.agent.program", where, str(log), *options),
+        *("-m", "tests.agent.agent_program", where, str(log), *options),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
