@@ -155,7 +155,7 @@ async def test_only_sums_can_be_spent(shaft: Lineshaft, bad: float) -> None:
 
     task = await one(shaft, agent, "t", max_attempts=1)
 
-    assert "spend: must be a sum in US dollars" in (task.failure_reason or "")
+    assert "spend: must be an amount in US dollars" in (task.failure_reason or "")
 
 
 def _spending(amount: float) -> Callable[[TaskContext], None]:

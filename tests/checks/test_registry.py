@@ -141,8 +141,8 @@ def test_half_a_judge(half: dict[str, Any]) -> None:
     [
         (lambda: None, "must answer with True, False or a Verdict, got None"),
         (lambda: "yes", "must answer with True, False or a Verdict, got 'yes'"),
-        (lambda: Verdict(passed=True, cost_usd=Decimal("NaN")), "cost_usd: must be a sum in US dollars"),
-        (lambda: Verdict(passed=True, cost_usd=Decimal(-1)), "cost_usd: must be a sum in US dollars"),
+        (lambda: Verdict(passed=True, cost_usd=Decimal("NaN")), "cost_usd: must be an amount in US dollars"),
+        (lambda: Verdict(passed=True, cost_usd=Decimal(-1)), "cost_usd: must be an amount in US dollars"),
         (lambda: Verdict(passed=True, score=math.nan), "score: must be a number"),
     ],
 )

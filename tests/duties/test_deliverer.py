@@ -22,7 +22,7 @@ from lineshaft.engine.feed.outbox import Outbox, Throttle
 from lineshaft.integrations.notify import DeliveryError, Destination, Sender
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
-from lineshaft.model.notices import USUAL, Message, NoticeKind
+from lineshaft.model.notices import DEFAULT_KINDS, Message, NoticeKind
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
@@ -50,7 +50,10 @@ class Mailbox:
 
 
 def destination(
-    sender: Sender, name: str = "ops", kinds: Iterable[NoticeKind] = USUAL, throttle: Throttle = FREELY
+    sender: Sender,
+    name: str = "ops",
+    kinds: Iterable[NoticeKind] = DEFAULT_KINDS,
+    throttle: Throttle = FREELY,
 ) -> Destination:
     return Destination(name, sender, frozenset(kinds), throttle)
 
@@ -193,7 +196,7 @@ async def test_a_node_that_dies_while_it_sends_leaves_it_to_another(
     async with begun(engine, destination(box)) as duty:
         alerts(connection, clock, "x")
         outbox = Outbox(engine.database)
-        await outbox.collect("ops", USUAL)
+        await outbox.collect("ops", DEFAULT_KINDS)
         (lost,) = await outbox.take("ops", FREELY, most=5)
         clock.advance(59)
         assert (await duty.run_once())["delivered"] == 0

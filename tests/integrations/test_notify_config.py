@@ -11,7 +11,7 @@ from lineshaft.integrations.notify.command import Command
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
-from lineshaft.model.notices import USUAL, NoticeKind
+from lineshaft.model.notices import DEFAULT_KINDS, NoticeKind
 from lineshaft.settings import Settings
 
 SECRET = "s3cret-s3cret-s3cret"
@@ -55,7 +55,7 @@ def test_all_that_it_may_say(tmp_path: Path) -> None:
     assert ops.kinds == {NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL}
     assert ops.throttle == Throttle(3, 300)
     assert pager.sender == Command(("/usr/local/bin/page", "--urgent"))
-    assert (pager.kinds, pager.throttle) == (USUAL, Throttle(10, 60))
+    assert (pager.kinds, pager.throttle) == (DEFAULT_KINDS, Throttle(10, 60))
     assert desk.sender == ReviewLog(Path(".loki/logs/decisions").absolute())
     assert (desk.kinds, desk.throttle.most) == (frozenset({NoticeKind.REVIEW}), None)
 

@@ -11,13 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lineshaft.errors import InvalidInputError, InvalidTransitionError
 from lineshaft.model.breaker import (
+    Admission,
     Breaker,
+    BreakerChange,
     BreakerConfig,
     BreakerEvent,
     BreakerPolicy,
     BreakerState,
-    Change,
-    Verdict,
+    admission,
     counts_against,
     force_open,
     hand_out_probe,
@@ -26,7 +27,6 @@ from lineshaft.model.breaker import (
     on_success,
     policy_from_document,
     reset,
-    verdict,
 )
 
 NOW = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
@@ -41,7 +41,7 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def fail(breaker: Breaker, seconds: float, *, task_id: str = "t", counts: bool = True) -> Change:
+def fail(breaker: Breaker, seconds: float, *, task_id: str = "t", counts: bool = True) -> BreakerChange:
     return on_failure(breaker, CONFIG, key=KEY, task_id=task_id, now=at(seconds), counts=counts)
 
 
@@ -68,14 +68,16 @@ class TestConfig:
             ("half_open_after_sec", 1e300, "must be a number from 0 to 31536000, got 1e+300"),
         ],
     )
-    def test_a_fault_is_told_with_name_rule_and_value(self, field: str, value: object, rule: str) -> None:
+    def test_a_fault_names_the_field_the_rule_and_the_value(
+        self, field: str, value: object, rule: str
+    ) -> None:
         fields: dict[str, Any] = {field: value}
         with pytest.raises(InvalidInputError) as caught:
             BreakerConfig(**fields)
 
         assert str(caught.value) == f"{field}: {rule}"
 
-    def test_the_file_of_the_document(self) -> None:
+    def test_the_documented_example_file(self) -> None:
         """R-182: overrides are merged over the defaults."""
         policy, warnings = policy_from_document(
             {
@@ -128,17 +130,17 @@ class TestConfig:
             ),
         ],
     )
-    def test_what_is_malformed_is_told_and_replaced_by_the_defaults(
+    def test_malformed_values_are_reported_and_replaced_by_the_defaults(
         self, document: object, warning: str
     ) -> None:
-        """R-182: a broken file stops nothing."""
+        """R-182: a broken file doesn't stop the queue."""
         policy, warnings = policy_from_document(document)
 
         assert warnings == (warning,)
         assert policy.config_for("x") == CONFIG
 
-    def test_one_bad_value_spoils_no_other(self) -> None:
-        """R-182: it takes the value it would have overridden."""
+    def test_a_bad_value_does_not_affect_the_others(self) -> None:
+        """R-182: the value it would have overridden is used."""
         policy, warnings = policy_from_document(
             {
                 "defaults": {"failureThreshold": 7},
@@ -163,8 +165,8 @@ class TestConfig:
     )
 
     @given(json_values)
-    def test_no_file_breaks_it(self, document: object) -> None:
-        """R-182: whatever the YAML holds."""
+    def test_any_file_is_accepted(self, document: object) -> None:
+        """R-182: for any YAML document."""
         policy, warnings = policy_from_document(document)
 
         assert isinstance(policy, BreakerPolicy)
@@ -176,20 +178,20 @@ class TestClosed:
         """R-185, F-6: at 5, not after."""
         change = fail(failed(4), 4)
 
-        assert change == Change(
+        assert change == BreakerChange(
             Breaker(state=BreakerState.OPEN, failures=5, last_failure=at(4), opened_at=at(4)),
             BreakerEvent.OPENED,
             "Circuit breaker OPEN for eng-backend",
         )
 
-    def test_below_the_threshold_tasks_flow(self) -> None:
+    def test_below_the_threshold_it_stays_closed(self) -> None:
         """R-181."""
         breaker = failed(4)
 
         assert (breaker.state, breaker.failures) == (BreakerState.CLOSED, 4)
-        assert verdict(breaker, CONFIG, at(4)) is Verdict.FLOW
+        assert admission(breaker, CONFIG, at(4)) is Admission.FLOW
 
-    def test_a_success_starts_the_count_again(self) -> None:
+    def test_a_success_resets_the_count(self) -> None:
         """F-3, R-091: only failures in a row count."""
         breaker = on_success(failed(4), task_id="t").breaker
 
@@ -203,11 +205,11 @@ class TestClosed:
         assert on_success(breaker, task_id="t").breaker is breaker
 
     @pytest.mark.parametrize(("pause", "failures"), [(300, 5), (300.001, 1)])
-    def test_old_failures_are_forgotten(self, pause: float, failures: int) -> None:
+    def test_old_failures_do_not_count(self, pause: float, failures: int) -> None:
         """R-186: once more than cooldownSeconds have passed since the last one."""
         assert fail(failed(4), 3 + pause).breaker.failures == failures
 
-    def test_slow_failures_count_as_long_as_each_is_in_time(self) -> None:
+    def test_slow_failures_count_while_each_is_within_the_cooldown(self) -> None:
         """R-186: the time since the last one matters, not since the first."""
         assert failed(5, every=299).state is BreakerState.OPEN
 
@@ -236,7 +238,7 @@ class TestClosed:
         """F-4, R-176, U13: each failed attempt but cancel, rate limit, budget and dependency."""
         assert counts_against(category) == counted
 
-    def test_what_does_not_count_changes_nothing(self) -> None:
+    def test_a_failure_that_does_not_count_changes_nothing(self) -> None:
         """F-4."""
         breaker = failed(4)
 
@@ -245,20 +247,20 @@ class TestClosed:
 
 class TestOpen:
     @pytest.mark.parametrize(
-        ("seconds", "expected"), [(0, Verdict.BLOCK), (60, Verdict.BLOCK), (60.001, Verdict.PROBE)]
+        ("seconds", "expected"), [(0, Admission.BLOCK), (60, Admission.BLOCK), (60.001, Admission.PROBE)]
     )
-    def test_it_blocks_until_the_pause_is_over(self, seconds: float, expected: Verdict) -> None:
+    def test_it_blocks_until_the_pause_is_over(self, seconds: float, expected: Admission) -> None:
         """R-181, R-183: strictly after openedAt + halfOpenAfter."""
-        assert verdict(OPEN, CONFIG, at(seconds)) is expected
+        assert admission(OPEN, CONFIG, at(seconds)) is expected
 
-    def test_looking_does_not_use_up_the_probe(self) -> None:
-        """F-1: inspected any number of times, it can still hand one out."""
-        assert {verdict(OPEN, CONFIG, at(61)) for _ in range(3)} == {Verdict.PROBE}
+    def test_reading_does_not_use_up_the_probe(self) -> None:
+        """F-1: after any number of reads the probe is still available."""
+        assert {admission(OPEN, CONFIG, at(61)) for _ in range(3)} == {Admission.PROBE}
         assert hand_out_probe(OPEN, CONFIG, task_id="t", now=at(61)).breaker.probe_task_id == "t"
 
     def test_the_claim_of_a_probe_makes_it_half_open(self) -> None:
-        """R-180, F-1, F-6: half_open_at and the probe are on record."""
-        assert hand_out_probe(OPEN, CONFIG, task_id="probe", now=PROBED_AT) == Change(
+        """R-180, F-1, F-6: half_open_at and the probe are recorded."""
+        assert hand_out_probe(OPEN, CONFIG, task_id="probe", now=PROBED_AT) == BreakerChange(
             replace(OPEN, state=BreakerState.HALF_OPEN, half_open_at=PROBED_AT, probe_task_id="probe"),
             BreakerEvent.HALF_OPEN,
         )
@@ -267,100 +269,104 @@ class TestOpen:
         ("breaker", "message"),
         [(OPEN, "breaker is open"), (Breaker(), "closed"), (PROBED, "its probe is probe")],
     )
-    def test_no_probe_where_none_is_due(self, breaker: Breaker, message: str) -> None:
+    def test_there_is_no_second_probe(self, breaker: Breaker, message: str) -> None:
         """R-181: exactly one."""
         with pytest.raises(InvalidTransitionError, match=message):
             hand_out_probe(breaker, CONFIG, task_id="t", now=at(1))
 
-    def test_a_failure_of_a_task_under_way_does_not_prolong_the_pause(self) -> None:
+    def test_a_failure_of_a_running_task_does_not_prolong_the_pause(self) -> None:
         """F-5."""
         change = fail(OPEN, 30)
 
-        assert change == Change(replace(OPEN, failures=6, last_failure=at(30)))
-        assert verdict(change.breaker, CONFIG, at(61)) is Verdict.PROBE
+        assert change == BreakerChange(replace(OPEN, failures=6, last_failure=at(30)))
+        assert admission(change.breaker, CONFIG, at(61)) is Admission.PROBE
 
-    def test_a_record_without_its_time_is_not_stuck(self) -> None:
-        """F-1: whatever wrote it, the next claim probes."""
-        assert verdict(Breaker(state=BreakerState.OPEN), CONFIG, NOW) is Verdict.PROBE
+    def test_an_open_breaker_without_a_time_is_not_stuck(self) -> None:
+        """F-1: the next claim takes the probe."""
+        assert admission(Breaker(state=BreakerState.OPEN), CONFIG, NOW) is Admission.PROBE
 
-    def test_a_success_of_a_task_under_way_does_not_close_it(self) -> None:
+    def test_a_success_of_a_running_task_does_not_close_it(self) -> None:
         """R-184: only the probe's does."""
-        assert on_success(OPEN, task_id="t") == Change(OPEN)
+        assert on_success(OPEN, task_id="t") == BreakerChange(OPEN)
 
 
 class TestHalfOpen:
-    def test_one_probe_and_no_more(self) -> None:
+    def test_there_is_at_most_one_probe(self) -> None:
         """R-181: however long it takes."""
-        assert verdict(PROBED, CONFIG, at(100_000)) is Verdict.BLOCK
+        assert admission(PROBED, CONFIG, at(100_000)) is Admission.BLOCK
 
     def test_the_probes_success_closes_it(self) -> None:
         """R-184."""
-        assert on_success(PROBED, task_id="probe") == Change(Breaker(last_failure=NOW), BreakerEvent.CLOSED)
+        assert on_success(PROBED, task_id="probe") == BreakerChange(
+            Breaker(last_failure=NOW), BreakerEvent.CLOSED
+        )
 
-    def test_the_probes_failure_opens_it_for_another_pause(self) -> None:
-        """R-184, F-2: with openedAt anew, and an alert."""
+    def test_the_probes_failure_opens_it_again(self) -> None:
+        """R-184, F-2: with a new openedAt, and an alert."""
         change = fail(PROBED, 70, task_id="probe")
 
-        assert change == Change(
+        assert change == BreakerChange(
             Breaker(state=BreakerState.OPEN, failures=6, last_failure=at(70), opened_at=at(70)),
             BreakerEvent.OPENED,
             "Circuit breaker OPEN for eng-backend",
         )
-        assert verdict(change.breaker, CONFIG, at(130)) is Verdict.BLOCK
+        assert admission(change.breaker, CONFIG, at(130)) is Admission.BLOCK
 
-    def test_a_probe_that_told_nothing_frees_its_place(self) -> None:
-        """F-2: cancelled, released, rate-limited: still half-open, the next claim probes."""
+    def test_a_probe_without_a_result_is_replaced(self) -> None:
+        """F-2: cancelled, released or rate-limited: still half-open, the next claim takes another."""
         gone = on_probe_gone(PROBED, key=KEY, task_id="probe", now=at(70), failed=False)
-        assert gone == Change(replace(PROBED, probe_task_id=None))
+        assert gone == BreakerChange(replace(PROBED, probe_task_id=None))
         assert fail(PROBED, 70, task_id="probe", counts=False) == gone
-        assert verdict(gone.breaker, CONFIG, at(70)) is Verdict.PROBE
+        assert admission(gone.breaker, CONFIG, at(70)) is Admission.PROBE
 
         again = hand_out_probe(gone.breaker, CONFIG, task_id="second", now=at(71))
-        assert again == Change(replace(PROBED, probe_task_id="second"))
+        assert again == BreakerChange(replace(PROBED, probe_task_id="second"))
 
-    def test_a_probe_that_died_failed(self) -> None:
-        """F-2: a crash or a time-out opens it again."""
+    def test_a_crashed_probe_counts_as_failed(self) -> None:
+        """F-2: a crash or a timeout opens it again."""
         gone = on_probe_gone(PROBED, key=KEY, task_id="probe", now=at(70), failed=True)
 
         assert gone == fail(PROBED, 70, task_id="probe")
 
-    def test_others_decide_nothing(self) -> None:
-        """R-181, F-5: tasks from before the breaker opened, and a probe of before that was superseded."""
-        assert on_success(PROBED, task_id="t") == Change(PROBED)
-        assert fail(PROBED, 70) == Change(replace(PROBED, failures=6, last_failure=at(70)))
+    def test_only_the_probe_decides(self) -> None:
+        """R-181, F-5: not tasks started before it opened, nor an earlier probe."""
+        assert on_success(PROBED, task_id="t") == BreakerChange(PROBED)
+        assert fail(PROBED, 70) == BreakerChange(replace(PROBED, failures=6, last_failure=at(70)))
         for how in (True, False):
-            assert on_probe_gone(PROBED, key=KEY, task_id="t", now=at(70), failed=how) == Change(PROBED)
+            assert on_probe_gone(PROBED, key=KEY, task_id="t", now=at(70), failed=how) == BreakerChange(
+                PROBED
+            )
 
 
-class TestByHand:
-    def test_opened_by_hand_it_stays_open(self) -> None:
-        """R-187: until reset, whatever time passes and whatever ends."""
+class TestManually:
+    def test_opened_manually_it_stays_open(self) -> None:
+        """R-187: until reset, after any time and any result."""
         change = force_open(PROBED, key=KEY, now=at(70))
         assert (change.event, change.alert) == (BreakerEvent.OPENED, "Circuit breaker OPEN for eng-backend")
 
         breaker = on_success(change.breaker, task_id="probe").breaker
         breaker = fail(breaker, 80, task_id="probe").breaker
         assert (breaker.state, breaker.forced, breaker.opened_at) == (BreakerState.OPEN, True, at(70))
-        assert verdict(breaker, CONFIG, at(10**6)) is Verdict.BLOCK
+        assert admission(breaker, CONFIG, at(10**6)) is Admission.BLOCK
 
-        assert reset(breaker) == Change(Breaker(last_failure=at(80)), BreakerEvent.CLOSED)
+        assert reset(breaker) == BreakerChange(Breaker(last_failure=at(80)), BreakerEvent.CLOSED)
 
-    def test_an_open_one_is_only_held_open(self) -> None:
-        """R-187: no second event for the same state."""
+    def test_opening_an_open_breaker_emits_no_event(self) -> None:
+        """R-187: it only makes the state permanent."""
         held = force_open(OPEN, key=KEY, now=at(70))
 
-        assert held == Change(replace(OPEN, forced=True))
+        assert held == BreakerChange(replace(OPEN, forced=True))
         assert force_open(held.breaker, key=KEY, now=at(80)).breaker is held.breaker
 
     def test_reset_clears_the_count(self) -> None:
         """R-187."""
-        assert reset(failed(4)) == Change(Breaker(last_failure=at(3)))
+        assert reset(failed(4)) == BreakerChange(Breaker(last_failure=at(3)))
         breaker = Breaker(last_failure=NOW)
         assert reset(breaker).breaker is breaker
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Any fleet against one breaker: claims, ends of any kind, the clock, and an operator."""
+    """A fleet with one breaker: claims, results of any kind, the clock, and an operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +376,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.running: set[str] = set()
         self.probes: set[str] = set()
 
-    def move(self, change: Change) -> None:
+    def move(self, change: BreakerChange) -> None:
         before, self.breaker = self.breaker, change.breaker
         expected = {
             BreakerState.OPEN: BreakerEvent.OPENED,
@@ -392,13 +398,13 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        allowed = verdict(self.breaker, CONFIG, self.now)
-        if allowed is Verdict.BLOCK:
+        allowed = admission(self.breaker, CONFIG, self.now)
+        if allowed is Admission.BLOCK:
             return
         self.submitted += 1
         task_id = f"t{self.submitted}"
         self.running.add(task_id)
-        if allowed is Verdict.PROBE:
+        if allowed is Admission.PROBE:
             self.probes.add(task_id)
             self.move(hand_out_probe(self.breaker, CONFIG, task_id=task_id, now=self.now))
 
@@ -420,27 +426,27 @@ class BreakerMachine(RuleBasedStateMachine):
         self.move(on_probe_gone(self.breaker, key=KEY, task_id=self.end(pick), now=self.now, failed=False))
 
     @rule()
-    def open_by_hand(self) -> None:
+    def open_manually(self) -> None:
         self.move(force_open(self.breaker, key=KEY, now=self.now))
         self.probes.clear()
 
     @rule()
-    def reset_by_hand(self) -> None:
+    def reset_manually(self) -> None:
         self.move(reset(self.breaker))
         self.probes.clear()
 
     @invariant()
     def exactly_one_probe(self) -> None:
-        """R-181: what the breaker holds as its probe is the one that is out."""
+        """R-181: the breaker's probe is the one that is running."""
         held = {self.breaker.probe_task_id} - {None}
         assert held == self.probes
         assert self.breaker.probe_task_id is None or self.breaker.state is BreakerState.HALF_OPEN
 
     @invariant()
     def never_stuck(self) -> None:
-        """F-1, F-2: without a probe out and unless held by hand, time alone lets a task through."""
+        """F-1, F-2: without a probe and unless opened manually, time alone admits a task."""
         if not self.probes and not self.breaker.forced:
-            assert verdict(self.breaker, CONFIG, self.now + timedelta(days=1)) is not Verdict.BLOCK
+            assert admission(self.breaker, CONFIG, self.now + timedelta(days=1)) is not Admission.BLOCK
 
     @invariant()
     def times_fit_the_state(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.budget import LARGEST_SUM, money, over_task_limit, total_limit_reached
+from lineshaft.model.budget import LARGEST_AMOUNT, money, over_task_limit, total_limit_reached
 
 sums = st.decimals(0, 1000, places=6, allow_nan=False)
 
@@ -25,11 +25,11 @@ class TestMoney:
             ("0.0000005", "0.000001"),
             ("0.00000049", "0.000000"),
             (Decimal("-0.0"), "0.000000"),
-            (LARGEST_SUM, "99999999.999999"),
+            (LARGEST_AMOUNT, "99999999.999999"),
         ],
     )
-    def test_sums_have_six_places(self, value: Any, text: str) -> None:
-        """U14: as numeric(14,6) keeps them, rounded as PostgreSQL rounds."""
+    def test_amounts_have_six_places(self, value: Any, text: str) -> None:
+        """U14: like numeric(14,6), rounded as PostgreSQL rounds."""
         assert str(money(value)) == text
 
     @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ class TestMoney:
             b"1",
         ],
     )
-    def test_what_is_no_sum_is_refused(self, value: Any) -> None:
-        with pytest.raises(InvalidInputError, match="cost_usd: must be a sum in US dollars from 0 to"):
+    def test_an_invalid_amount_is_rejected(self, value: Any) -> None:
+        with pytest.raises(InvalidInputError, match="cost_usd: must be an amount in US dollars from 0 to"):
             money(value, "cost_usd")
 
     @given(st.integers(0, 99_999_999_999_999))
-    def test_floats_lose_nothing_on_the_way(self, millionths: int) -> None:
-        """U14: whatever numeric(14,6) can hold comes back from JSON's floats as it was."""
+    def test_floats_lose_no_precision(self, millionths: int) -> None:
+        """U14: every numeric(14,6) survives the conversion to a JSON float and back."""
         exact = Decimal(millionths).scaleb(-6)
 
         assert money(float(exact)) == exact
 
     @given(sums)
-    def test_it_is_stable(self, amount: Decimal) -> None:
+    def test_conversion_is_idempotent(self, amount: Decimal) -> None:
         assert money(money(amount)) == money(amount) == money(str(amount))
 
 
@@ -77,7 +77,7 @@ class TestLimits:
         assert not over_task_limit(Decimal(900), None)
 
     def test_the_total_over_all_attempts(self) -> None:
-        """R-238: reached is enough."""
+        """R-238: the limit itself is already too much."""
         spent = sum((Decimal("0.12"), Decimal("0.31"), Decimal("0.08")), Decimal(0))
 
         assert total_limit_reached(spent, Decimal("0.51"))

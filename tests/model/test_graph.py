@@ -1,4 +1,4 @@
-"""Cycles, roots, leaves, critical path, ordered children."""
+"""Cycles, roots, leaves, the critical path."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lineshaft.errors import CycleError
 from lineshaft.model import graph as g
 
-#: The landing page of 004 §8.3.
+#: The DAG of a landing page.
 LANDING_PAGE = {
     "research": [],
     "design": [],
@@ -125,7 +125,7 @@ def test_roots_and_leaves_of_the_landing_page() -> None:
     assert g.leaves(LANDING_PAGE) == ["deploy"]
 
 
-def test_a_dependency_outside_the_graph_is_no_member() -> None:
+def test_a_dependency_outside_the_graph_is_not_a_member() -> None:
     """F-39: a task of another DAG."""
     graph = {"a": ["elsewhere"], "b": ["a"]}
 
@@ -138,7 +138,7 @@ def test_a_dependency_outside_the_graph_is_no_member() -> None:
 def test_downstream_lengths_count_unfinished_tasks_below(
     graph: dict[str, list[str]], data: st.DataObject
 ) -> None:
-    """R-163, with a set of finished tasks that is closed upstream, as in reality."""
+    """R-163, with a realistic set of finished tasks: their dependencies are finished too."""
     ordered = g.order(graph)
     finished = set(ordered[: data.draw(st.integers(0, len(ordered)))])
 
@@ -148,14 +148,14 @@ def test_downstream_lengths_count_unfinished_tasks_below(
 
 
 @given(dags())
-def test_the_critical_path_is_a_real_chain_of_greatest_length(graph: dict[str, list[str]]) -> None:
+def test_the_critical_path_is_an_existing_chain_of_maximal_length(graph: dict[str, list[str]]) -> None:
     path = g.critical_path(graph)
 
     assert all(before in graph[after] for before, after in pairwise(path))
     assert len(path) == 1 + max(g.downstream_lengths(graph).values())
 
 
-def test_the_critical_path_of_the_landing_page_shrinks_as_it_is_done() -> None:
+def test_the_critical_path_shrinks_as_tasks_finish() -> None:
     """R-148."""
     assert g.critical_path(LANDING_PAGE) == ["research", "synthesize", "implement", "deploy"]
     assert g.critical_path(LANDING_PAGE, finished=["research", "design", "synthesize"]) == [

@@ -1,4 +1,4 @@
-"""Keys from content are the same everywhere, and what has no stable form is refused."""
+"""Content hashes are stable, and values without a canonical form are rejected."""
 
 import hashlib
 import json
@@ -38,15 +38,15 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
-def test_the_key_is_the_sha256_of_canonical_json() -> None:
+def test_the_hash_is_the_sha256_of_canonical_json() -> None:
     """R-171, U8: sorted keys, compact, UTF-8, over type and payload together."""
     expected = hashlib.sha256('{"payload":{"a":[1,null],"ü":"é"},"type":"eng-backend"}'.encode()).digest()
 
     assert content_hash("eng-backend", {"ü": "é", "a": [1, None]}) == expected
 
 
-def test_type_and_payload_both_count() -> None:
-    """F-14: the payload alone merges tasks of different types."""
+def test_type_and_payload_are_both_hashed() -> None:
+    """F-14: the payload alone doesn't distinguish tasks of different types."""
     assert len({content_hash(t, p) for t in ("a", "b") for p in ({}, {"x": 1}, {"x": "1"}, None)}) == 8
 
 
@@ -58,13 +58,13 @@ def test_order_of_keys_does_not_matter(document: Any) -> None:
 
 @given(documents)
 def test_it_survives_a_round_trip_through_json(document: Any) -> None:
-    """U8: the same task, sent again over HTTP, has the same key."""
+    """U8: a task sent again over HTTP has the same hash."""
     assert content_hash("t", json.loads(json.dumps(document))) == content_hash("t", document)
 
 
 @given(documents, documents)
-def test_different_content_has_different_keys(one: Any, other: Any) -> None:
-    """U8: equal keys only for equal JSON."""
+def test_different_content_has_different_hashes(one: Any, other: Any) -> None:
+    """U8: hashes are equal only for equal JSON."""
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
     assert (content_hash("t", one) == content_hash("t", other)) == same
@@ -72,7 +72,7 @@ def test_different_content_has_different_keys(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
 def test_it_is_the_same_in_every_process(seed: str) -> None:
-    """F-14: Python's own hash is salted per process."""
+    """F-14: unlike Python's hash, which is salted per process."""
     program = (
         "from lineshaft.model.idempotency import content_hash;"
         "print(content_hash('t', {k: {k: 1} for k in sorted({'a', 'b', 'ü'}, key=hash)}).hex())"
@@ -105,8 +105,8 @@ def test_it_is_the_same_in_every_process(seed: str) -> None:
         pytest.param({10**5000: 1}, "keys must be text, got a number of thousands", id="huge key"),
     ],
 )
-def test_what_has_no_stable_form_is_refused(payload: object, message: str) -> None:
-    """R-171: refused with the place, not guessed at."""
+def test_a_value_without_a_canonical_form_is_rejected(payload: object, message: str) -> None:
+    """R-171: the error names the place."""
     with pytest.raises(InvalidInputError, match=message):
         content_hash("t", payload)
 
@@ -125,7 +125,7 @@ def test_nesting_has_a_limit_and_a_clear_error() -> None:
             canonical_json(nested(depth))
 
 
-def test_content_that_holds_itself_is_refused() -> None:
+def test_recursive_content_is_rejected() -> None:
     endless: dict[str, Any] = {}
     endless["self"] = [endless, endless]
 

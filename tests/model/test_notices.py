@@ -1,4 +1,4 @@
-"""Which events people are told about, in which words, and how many at once."""
+"""Notices: which events, in which words, and how they are grouped."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.model.notices import (
-    USUAL,
-    Happened,
+    DEFAULT_KINDS,
+    DueNotice,
+    NoticeEvent,
     NoticeKind,
-    Waiting,
     events_of,
     message,
     notices,
@@ -22,8 +22,8 @@ from lineshaft.model.notices import (
 AT = datetime(2026, 2, 8, tzinfo=UTC)
 
 
-def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> Happened:
-    return Happened(kind, AT, ids.get("task_id"), ids.get("dag_id"), ids.get("agent_id"), data)
+def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> NoticeEvent:
+    return NoticeEvent(kind, AT, ids.get("task_id"), ids.get("dag_id"), ids.get("agent_id"), data)
 
 
 @pytest.mark.parametrize(
@@ -32,69 +32,69 @@ def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> Happened
         (
             event("task.dead_lettered", {"error": "it\nbroke", "poison_pill": False}, task_id="t"),
             "dead_letter",
-            "Task t failed for good: it broke",
+            "Task t failed permanently: it broke",
         ),
         (event("task.dead_lettered", {"reason": "child c failed"}, task_id="t"), "dead_letter", None),
         (
             event("task.dead_lettered", {"error": "no", "poison_pill": True}, task_id="t"),
             "poison_pill",
-            "Task t fails whichever agent tries it: no",
+            "Task t fails with every agent: no",
         ),
         (event("breaker.opened", {"key": "code"}), "breaker_opened", "The circuit breaker code is open"),
         (event("breaker.opened", {"message": "code: 5 failures"}), "breaker_opened", "code: 5 failures"),
-        (event("budget.blocked", None, dag_id="d"), "budget_blocked", "DAG d waits for money"),
-        (event("budget.blocked", None, agent_id="a"), "budget_blocked", "Agent a waits for money"),
-        (event("dag.failed", None, dag_id="d"), "dag_failed", "DAG d can't go on: see its dead letters"),
-        (event("approval.waiting", None, task_id="t"), "approval_waiting", "Task t waits for a person"),
+        (event("budget.blocked", None, dag_id="d"), "budget_blocked", "DAG d is out of budget"),
+        (event("budget.blocked", None, agent_id="a"), "budget_blocked", "Agent a is out of budget"),
+        (event("dag.failed", None, dag_id="d"), "dag_failed", "DAG d is blocked by dead letters"),
+        (event("approval.waiting", None, task_id="t"), "approval_waiting", "Task t is waiting for approval"),
         (
             event("agent.offline", {"last_heartbeat": "10:00"}, agent_id="a"),
             "agent_offline",
-            "Agent a was last heard of at 10:00",
+            "Agent a is offline; last heartbeat at 10:00",
         ),
         (event("alert", {"message": "look here"}), "alert", "look here"),
-        (event("alert"), "alert", "Something needs a person"),
+        (event("alert"), "alert", "Attention needed"),
     ],
 )
-def test_each_kind_in_words(happened: Happened, kind: str, text: str | None) -> None:
+def test_the_text_of_each_kind(happened: NoticeEvent, kind: str, text: str | None) -> None:
     """R-111, R-135."""
-    (notice,) = notices([happened], USUAL)
+    (notice,) = notices([happened], DEFAULT_KINDS)
 
     assert notice.kind == kind
     assert text in {None, notice.text}
     assert happened.kind in events_of([NoticeKind(kind)])
 
 
-def test_an_agent_that_stops_is_no_news() -> None:
-    assert notices([event("agent.offline", None, agent_id="a")], USUAL) == []
+def test_an_agent_that_stops_makes_no_notice() -> None:
+    assert notices([event("agent.offline", None, agent_id="a")], DEFAULT_KINDS) == []
 
 
-def test_an_alert_that_comes_with_an_event_is_told_once() -> None:
-    """A breaker that opens is both; whoever wants alerts only gets the alert."""
+def test_an_alert_that_repeats_an_event_makes_no_second_notice() -> None:
+    """An opening breaker is both; a destination for alerts only gets the alert."""
     opened, alert = (event(kind, {"key": "code"}) for kind in ("breaker.opened", "alert"))
 
-    assert [notice.kind for notice in notices([opened, alert], USUAL)] == ["breaker_opened"]
+    assert [notice.kind for notice in notices([opened, alert], DEFAULT_KINDS)] == ["breaker_opened"]
     assert [notice.kind for notice in notices([opened, alert], {NoticeKind.ALERT})] == ["alert"]
-    assert len(notices([alert, event("alert", {"key": "mail"})], USUAL)) == 2
+    assert len(notices([alert, event("alert", {"key": "mail"})], DEFAULT_KINDS)) == 2
 
 
 def test_large_data_is_left_out() -> None:
-    (notice,) = notices([event("task.dead_lettered", {"error": "x" * 20_000}, task_id="t")], USUAL)
+    (notice,) = notices([event("task.dead_lettered", {"error": "x" * 20_000}, task_id="t")], DEFAULT_KINDS)
 
     assert notice.data == {"left_out": "too large"}
     assert len(notice.text) < 400
 
 
-def test_many_in_one_message() -> None:
-    told = notices([event("dag.failed", None, dag_id=f"d{n}") for n in range(25)], USUAL)
+def test_a_message_of_many_notices() -> None:
+    many = notices([event("dag.failed", None, dag_id=f"d{n}") for n in range(25)], DEFAULT_KINDS)
 
-    found = message("msg_1", told)
+    found = message("msg_1", many)
 
     assert (found.count, found.title, len(found.notices)) == (25, "DAG failed (25 times)", 20)
     assert found.text.splitlines()[-1] == "… and 5 more"
 
 
-def test_the_last_message_of_a_window_takes_along_what_waits() -> None:
-    waiting = [Waiting(n, "alert", None) for n in range(5)]
+def test_the_last_message_of_a_window_contains_all_due_notices() -> None:
+    waiting = [DueNotice(n, "alert", None) for n in range(5)]
 
     assert plan(waiting, {}, most=3, room=9) == [(0,), (1,), (2, 3, 4)]
     assert plan(waiting, {"alert": 2}, most=3, room=9) == [(0, 1, 2, 3, 4)]
@@ -106,7 +106,9 @@ def test_the_last_message_of_a_window_takes_along_what_waits() -> None:
 WAITING = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c"]), st.none() | st.integers(0, 3)), max_size=30
 ).map(
-    lambda rows: [Waiting(n, "a" if sent is not None else kind, sent) for n, (kind, sent) in enumerate(rows)]
+    lambda rows: [
+        DueNotice(n, "a" if sent is not None else kind, sent) for n, (kind, sent) in enumerate(rows)
+    ]
 )
 
 
@@ -116,8 +118,8 @@ WAITING = st.lists(
     st.none() | st.integers(1, 5),
     st.integers(1, 40),
 )
-def test_a_plan_loses_and_doubles_nothing(
-    waiting: list[Waiting], sent: dict[str, int], most: int | None, room: int
+def test_a_plan_drops_and_repeats_no_notice(
+    waiting: list[DueNotice], sent: dict[str, int], most: int | None, room: int
 ) -> None:
     found = plan(waiting, sent, most=most, room=room)
 
@@ -125,19 +127,19 @@ def test_a_plan_loses_and_doubles_nothing(
     taken = [one for ids in found for one in ids]
     assert len(taken) == len(set(taken))
     assert len(found) <= room
-    # Each message is of one kind, and what was sent before goes again as it was.
+    # Each message is of one kind, and a message that was tried before is unchanged.
     for ids in found:
         assert len({kinds[one].kind for one in ids}) == 1
         assert len({kinds[one].message for one in ids}) == 1
     for again in {one.message for one in waiting} - {None}:
         ids = tuple(one.id for one in waiting if one.message == again)
         assert ids in found or not set(ids) & set(taken)
-    # No more new ones of a kind than the window has room for.
+    # No more new messages of a kind than the window allows.
     new = Counter(kinds[ids[0]].kind for ids in found if kinds[ids[0]].message is None)
     assert most is None or all(
         sent.get(kind, 0) + count <= max(most, sent.get(kind, 0)) for kind, count in new.items()
     )
-    # With room for all, a kind that may be sent is sent whole.
+    # With room for all, a kind that may be sent is sent completely.
     if room == 40:
         for kind in "abc":
             if most is None or sent.get(kind, 0) < most:

@@ -1,4 +1,4 @@
-"""Effective priority, tiers, ranks, re-keying, and the scales of the other documents."""
+"""Effective priority, tiers, ranks and re-keying."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -38,7 +38,7 @@ def tasks(draw: st.DrawFn, *, with_deadline: bool) -> PriorityInputs:
 
 
 def claim_order(mix: list[PriorityInputs], keyed_at: datetime, now: datetime) -> list[PriorityInputs]:
-    """What a claim does: lanes in order of rank, merged by the effective priority of their heads."""
+    """The order of a claim: lanes by rank, merged by the effective priority of their heads."""
     lanes: dict[float, list[tuple[float, int]]] = {}
     for i, task in enumerate(mix):
         lanes.setdefault(task.boost_per_minute, []).append((rank(task, keyed_at), i))
@@ -52,19 +52,19 @@ def claim_order(mix: list[PriorityInputs], keyed_at: datetime, now: datetime) ->
 
 
 @given(st.lists(tasks(with_deadline=False), max_size=30), st.integers(0, 100_000))
-def test_lanes_and_ranks_give_exactly_the_documents_order(mix: list[PriorityInputs], later: int) -> None:
-    """R-160: claims made long after the ranks were written still follow 004's formula."""
+def test_lanes_and_ranks_give_exactly_the_order_of_the_formula(mix: list[PriorityInputs], later: int) -> None:
+    """R-160: also for claims long after the ranks were written."""
     now = NOW + timedelta(seconds=later)
 
     values = [effective_priority(task, now) for task in claim_order(mix, NOW, now)]
 
-    # Equal to nine decimals is equal: the two sides add the same numbers in another order.
+    # Nine decimals: both sides add the same numbers in a different order.
     assert all(a <= b + 1e-9 for a, b in pairwise(values))
 
 
 @given(st.lists(tasks(with_deadline=True), max_size=30))
 def test_with_deadlines_the_order_is_exact_to_half_a_point(mix: list[PriorityInputs]) -> None:
-    """design.md §4: each task keyed at a moment of its own, not yet due for re-keying."""
+    """Each task was keyed at a different time and isn't due for re-keying."""
     now = NOW + timedelta(seconds=50)
     keyed = [task for task in mix if (rekey_at(task.deadline, NOW) or now) >= now]
 
@@ -89,7 +89,7 @@ def test_between_rekeyings_the_boost_is_never_off_by_more_than_the_step(
 
 
 def test_rekeying_a_deadline_ends() -> None:
-    """From three days ahead to the deadline in at most 81 steps: 40 points in halves, and the end."""
+    """From three days before the deadline in at most 81 steps: 40 points in halves, and the end."""
     deadline = NOW + timedelta(days=3)
     moments = [NOW]
     while (due := rekey_at(deadline, moments[-1])) is not None:
@@ -109,7 +109,7 @@ def test_deadline_boost_doubles_every_hour_and_stops_at_the_deadline(hours_left:
 
 
 def test_no_starvation() -> None:
-    """R-164, F-33: 90 at 0.1 a minute is 60.0 after 300 minutes, still low, and normal after that."""
+    """R-164, F-33: priority 90 at 0.1 a minute is 60.0 (low) after 300 minutes, then normal."""
     task = PriorityInputs(priority=90, boost_per_minute=0.1, ready_at=NOW)
 
     after_300 = effective_priority(task, NOW + timedelta(minutes=300))
@@ -145,7 +145,7 @@ def test_critical_path_boost_is_capped_and_a_lone_task_has_none() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 101, 49.5, True])
-def test_a_priority_out_of_range_is_refused(bad: float) -> None:
+def test_a_priority_out_of_range_is_rejected(bad: float) -> None:
     """U1."""
     with pytest.raises(InvalidInputError, match=r"priority: must be a whole number from 0.*got"):
         check_priority(bad)

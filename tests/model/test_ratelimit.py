@@ -1,4 +1,4 @@
-"""Recognising a rate limit, how long to wait for it, and who else shall slow down."""
+"""Rate limits: detection, the wait, and the decision."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -51,7 +51,7 @@ class TestDetection:
             "You exceeded your current quota",
         ],
     )
-    def test_indicators_are_seen_in_any_case(self, text: str) -> None:
+    def test_indicators_are_found_in_any_case(self, text: str) -> None:
         """R-210."""
         assert is_rate_limit(text)
         assert is_rate_limit(text.upper()) or "RateLimit" in text
@@ -79,18 +79,18 @@ class TestDetection:
             "we retry after fixing the tests",
         ],
     )
-    def test_other_texts_are_not(self, text: str) -> None:
+    def test_other_texts_are_not_rate_limits(self, text: str) -> None:
         """F-17: 429 as a whole number only, not in ids, amounts or line numbers."""
         assert not is_rate_limit(text)
 
     @given(st.integers(0, 10**6), st.text("0123456789abcdef_", min_size=1, max_size=4))
-    def test_a_longer_word_with_429_in_it_is_no_status(self, number: int, tail: str) -> None:
+    def test_a_longer_word_with_429_is_not_a_status(self, number: int, tail: str) -> None:
         """F-17."""
         assert not is_rate_limit(f"id {number}429")
         assert not is_rate_limit(f"id 429{tail}")
 
     def test_the_category_decides_before_the_text(self) -> None:
-        """R-210: an agent that says what it was is believed; crash is what it says when it doesn't know."""
+        """R-210: the agent's category wins, except crash, the category of unknown failures."""
         assert is_rate_limit("try later", "rate_limit")
         assert is_rate_limit("HTTP 429", "crash")
         assert is_rate_limit("HTTP 429", "api_error")
@@ -109,7 +109,7 @@ class TestDetection:
             ("rate limit", False),
         ],
     )
-    def test_a_spent_quota_is_told_from_a_passing_limit(self, text: str, lasting: bool) -> None:
+    def test_a_spent_quota_differs_from_a_temporary_limit(self, text: str, lasting: bool) -> None:
         """R-217."""
         assert is_spent_quota(text) == lasting
         assert is_rate_limit(text)
@@ -141,7 +141,7 @@ class TestRetryAfter:
             ("'Retry-After': 'Sun, 08 Feb 2026 09:00:10 GMT', 'Server': 'x'", 10),
         ],
     )
-    def test_what_a_provider_says(self, value: Any, seconds: float) -> None:
+    def test_retry_after_is_parsed(self, value: Any, seconds: float) -> None:
         """R-212: seconds, fractions, HTTP's three forms of a date, and either of them in an error text."""
         assert parse_retry_after(value, NOW) == pytest.approx(seconds)
 
@@ -160,8 +160,8 @@ class TestRetryAfter:
             "no entry in 5 tables",
         ],
     )
-    def test_what_says_nothing(self, value: Any) -> None:
-        """R-212: then the wait is our own."""
+    def test_other_values_are_none(self, value: Any) -> None:
+        """R-212: then Lineshaft chooses the wait."""
         assert parse_retry_after(value, NOW) is None
 
     @pytest.mark.parametrize(
@@ -183,19 +183,19 @@ class TestRetryAfter:
         assert parse_retry_after(value, NOW) == seconds
 
     def test_the_bound_is_a_setting(self) -> None:
-        """R-216: longer waits are allowed where the operator says so."""
+        """R-216: an operator can allow longer waits."""
         assert parse_retry_after(7200, NOW, longest_sec=86_400) == 7200
 
     @given(st.integers(-10_000, 10_000))
-    def test_a_date_is_the_same_as_its_seconds(self, seconds: int) -> None:
+    def test_a_date_equals_its_seconds(self, seconds: int) -> None:
         """R-212."""
         date = format_datetime(NOW + timedelta(seconds=seconds), usegmt=True)
 
         assert parse_retry_after(date, NOW) == parse_retry_after(seconds, NOW)
 
     @given(st.text() | st.floats() | st.integers())
-    def test_nothing_breaks_it(self, value: str | float) -> None:
-        """R-216: whatever comes, it is None or in bounds."""
+    def test_any_text_is_accepted(self, value: str | float) -> None:
+        """R-216: the result is None or within bounds."""
         wait = parse_retry_after(value, NOW)
 
         assert wait is None or 0 <= wait <= 3600
@@ -204,7 +204,7 @@ class TestRetryAfter:
     @pytest.mark.parametrize(
         "text", ["retry after " + "1" * 50_000 + "x", "retry after" + " " * 50_000, ".a" * 50_000]
     )
-    def test_hostile_texts_take_no_time(self, text: str) -> None:
+    def test_hostile_texts_are_fast(self, text: str) -> None:
         """General: an agent's error text can't stall the server."""
         assert parse_retry_after(text, NOW) is None
         assert not is_rate_limit(text)
@@ -212,7 +212,7 @@ class TestRetryAfter:
 
 class TestBackoff:
     def test_it_doubles_from_60_to_an_hour(self) -> None:
-        """R-212, F-17: the number of waits is really used."""
+        """R-212, F-17: the number of waits is used."""
         assert [backoff_wait(n, nothing) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
 
     def test_up_to_a_tenth_is_added(self) -> None:
@@ -221,14 +221,14 @@ class TestBackoff:
 
     @given(st.integers(0, 10_000), units)
     def test_it_never_exceeds_the_cap(self, waits: int, unit: float) -> None:
-        """F-17: the document's own text gives 3960 s."""
+        """F-17: with jitter too."""
         wait = backoff_wait(waits, lambda: unit)
 
         assert backoff_wait(waits, nothing) <= wait <= min(backoff_wait(waits, nothing) * 1.1, 3600)
 
 
 class TestDecision:
-    def test_waits_use_no_attempt_and_slow_others_for_half(self) -> None:
+    def test_a_wait_uses_no_attempt_and_slows_others_for_half_its_time(self) -> None:
         """U13, R-212, R-214."""
         assert decide_rate_limit(
             waits_so_far=0, retry_after_sec=30, spent_quota=False, uniform=nothing
@@ -237,15 +237,15 @@ class TestDecision:
             waits_so_far=2, retry_after_sec=None, spent_quota=True, uniform=nothing
         ) == WaitForLimit(wait_sec=240, slowdown_sec=120, waits=3)
 
-    def test_being_told_to_come_at_once_is_not_being_told_nothing(self) -> None:
-        """R-212, R-216: 0 is an answer."""
+    def test_zero_seconds_is_not_the_same_as_no_value(self) -> None:
+        """R-212, R-216."""
         assert decide_rate_limit(
             waits_so_far=0, retry_after_sec=0, spent_quota=False, uniform=nothing
         ) == WaitForLimit(wait_sec=0, slowdown_sec=0, waits=1)
 
     @pytest.mark.parametrize(("spent_quota", "end"), [(False, CountsAsFailure()), (True, QuotaSpent())])
-    def test_after_ten_waits_it_is_enough(self, spent_quota: bool, end: object) -> None:
-        """U13, R-217: then a failed attempt, or for a spent quota the dead letters at once."""
+    def test_after_ten_waits_it_is_a_failure(self, spent_quota: bool, end: object) -> None:
+        """U13, R-217: a failed attempt, or for a spent quota a dead letter."""
         waits = 0
         for _ in range(10):
             decision = decide_rate_limit(
@@ -258,7 +258,7 @@ class TestDecision:
             waits_so_far=waits, retry_after_sec=1, spent_quota=spent_quota, uniform=nothing
         )
 
-    def test_a_policy_can_refuse_to_wait(self) -> None:
+    def test_a_policy_can_exclude_waiting(self) -> None:
         """R-118: rate_limit in no_retry_on."""
         assert (
             decide_rate_limit(

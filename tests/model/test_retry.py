@@ -1,4 +1,4 @@
-"""Policies, presets, delays, and the decision between another attempt and the dead letters."""
+"""Policies, presets, delays, and the decision to retry or to dead-letter."""
 
 import random
 from dataclasses import FrozenInstanceError, replace
@@ -46,7 +46,7 @@ def middle() -> float:
 
 
 def decide(**changes: Any) -> Retry | DeadLetter:
-    """A first failure, a crash, of an ordinary task, but for the changes."""
+    """The decision after a first crash of an ordinary task, with these changes."""
     facts: dict[str, Any] = {
         "category": "crash",
         "attempts": 1,
@@ -74,20 +74,20 @@ class TestCategories:
             ("", "crash"),
         ],
     )
-    def test_reasons_of_the_system_have_a_category(self, reason: str, category: str) -> None:
-        """F-25: the reaper's and the gates' reasons are mapped to the categories that policies name."""
+    def test_system_reasons_have_a_category(self, reason: str, category: str) -> None:
+        """F-25: reasons of the reaper and of gates map to categories that policies name."""
         assert category == category_of(reason)
 
-    def test_a_category_of_an_agents_own_is_kept_as_text(self) -> None:
+    def test_an_agents_own_category_is_kept(self) -> None:
         assert category_of(" Flaky network: eu-1 ") == "Flaky network: eu-1"
 
     @given(st.text())
-    def test_asking_twice_changes_nothing(self, text: str) -> None:
+    def test_a_category_maps_to_itself(self, text: str) -> None:
         assert category_of(category_of(text)) == category_of(text)
 
 
 class TestPolicy:
-    def test_defaults_are_those_of_004(self) -> None:
+    def test_defaults(self) -> None:
         """R-019: exponential, 10, 2.0, 300, true, and the two lists."""
         policy = RetryPolicy()
 
@@ -120,14 +120,16 @@ class TestPolicy:
             ("no_retry_on", [3], "must be a list of category names, got [3]"),
         ],
     )
-    def test_a_fault_is_told_with_name_rule_and_value(self, field: str, value: object, rule: str) -> None:
+    def test_a_fault_names_the_field_the_rule_and_the_value(
+        self, field: str, value: object, rule: str
+    ) -> None:
         fields: dict[str, Any] = {field: value}
         with pytest.raises(InvalidInputError) as caught:
             RetryPolicy(**fields)
 
         assert str(caught.value).startswith(f"{field}: {rule}")
 
-    def test_all_faults_are_told_at_once(self) -> None:
+    def test_all_faults_are_reported_at_once(self) -> None:
         with pytest.raises(InvalidInputError) as caught:
             RetryPolicy(initial_delay_sec=-1, max_delay_sec=-2)
 
@@ -144,14 +146,14 @@ class TestPolicy:
         with pytest.raises(FrozenInstanceError):
             RetryPolicy().jitter = False  # type: ignore[misc]
 
-    def test_lists_as_written_decide(self) -> None:
-        """R-118: retry_on and no_retry_on are honoured; what is in neither is retried like a crash."""
+    def test_the_lists_decide(self) -> None:
+        """R-118: a category in neither list is retried like a crash."""
         policy = RetryPolicy()
 
         assert all(policy.retries(category) for category in (*DEFAULT_RETRY_ON, "dependency", "my_own"))
         assert not any(policy.retries(category) for category in DEFAULT_NO_RETRY_ON)
 
-    def test_a_written_retry_on_is_complete(self) -> None:
+    def test_an_explicit_retry_on_is_complete(self) -> None:
         """R-118: once retry_on is given, a category in neither list is not retried, not even a crash."""
         policy = RetryPolicy(retry_on=("timeout", "my_own"))
 
@@ -160,33 +162,33 @@ class TestPolicy:
         assert not policy.retries("crash")
         assert not policy.retries("my_other")
 
-    def test_a_written_retry_on_equal_to_the_default_is_still_written(self) -> None:
-        """R-118: it is known whether the caller gave the list, not only what is in it."""
+    def test_an_explicit_retry_on_equal_to_the_default_is_still_explicit(self) -> None:
+        """R-118: whether the caller gave the list matters, not only its content."""
         assert RetryPolicy().retries("dependency")
         assert not RetryPolicy(retry_on=DEFAULT_RETRY_ON).retries("dependency")
 
-    def test_an_unlisted_category_is_refused_with_crash(self) -> None:
-        """R-118: retried as a crash means not at all where crashes are not."""
+    def test_an_unlisted_category_is_not_retried_if_crashes_are_not(self) -> None:
+        """R-118."""
         policy = RetryPolicy(no_retry_on=("crash",))
 
         assert not policy.retries("my_own")
         assert policy.retries("timeout")
         assert policy.retries("auth_failure") is False
 
-    def test_a_written_retry_on_wins_over_a_default(self) -> None:
-        """U15: explicit fields always win; of two written lists, no_retry_on does."""
+    def test_an_explicit_retry_on_wins_over_a_default(self) -> None:
+        """U15: explicit fields win; of two explicit lists, no_retry_on wins."""
         assert RetryPolicy(retry_on=("auth_failure",)).retries("auth_failure")
         assert not RetryPolicy(retry_on=("auth_failure",), no_retry_on=("auth_failure",)).retries(
             "auth_failure"
         )
 
     @pytest.mark.parametrize("category", ["invalid_input", "budget_exceeded", "cancelled"])
-    def test_some_are_never_retried(self, category: str) -> None:
-        """R-118, R-235, R-176: whatever a policy says."""
+    def test_some_categories_are_never_retried(self, category: str) -> None:
+        """R-118, R-235, R-176: with any policy."""
         assert not RetryPolicy(retry_on=(category,), no_retry_on=()).retries(category)
 
     @given(policies, categories)
-    def test_what_is_refused_is_not_retried(self, policy: RetryPolicy, category: str) -> None:
+    def test_an_excluded_category_is_not_retried(self, policy: RetryPolicy, category: str) -> None:
         refusing = replace(policy, no_retry_on=(category,))
 
         assert refusing.refuses(category_of(category))
@@ -202,7 +204,7 @@ class TestPresets:
             (Preset.OFFICEPLANE, 4, 0, 300, False),
         ],
     )
-    def test_each_has_its_documents_numbers(
+    def test_the_numbers_of_each_preset(
         self, preset: Preset, attempts: int, boost: float, duration: float, report: bool
     ) -> None:
         """U2, U11, R-016, R-093, R-119, R-165."""
@@ -219,7 +221,7 @@ class TestPresets:
             (Preset.FACTORY, [10, 20, 40, 80, 160, 300, 300]),
         ],
     )
-    def test_delays_are_the_documents_series(self, preset: Preset, delays: list[float]) -> None:
+    def test_the_delays_of_each_preset(self, preset: Preset, delays: list[float]) -> None:
         """U3, R-112, R-113, R-114, F-7, F-50: from the base each time: after 240 comes 480, not 3840."""
         policy = PRESETS[preset].retry
 
@@ -232,7 +234,7 @@ class TestPresets:
 
 class TestDelay:
     def test_fixed_and_immediate(self) -> None:
-        """R-115, F-24: the documents' function returns None for these."""
+        """R-115, F-24."""
         fixed = RetryPolicy(strategy=Strategy.FIXED, initial_delay_sec=7)
         immediate = RetryPolicy(strategy=Strategy.IMMEDIATE, initial_delay_sec=7)
 
@@ -248,7 +250,7 @@ class TestDelay:
             assert retry_delay(policy, 1, lambda: 0.999) == pytest.approx(14.99)
 
     def test_jitter_never_exceeds_the_cap(self) -> None:
-        """F-24: 004's own text gives 450 s with a cap of 300; below the cap the spread stays."""
+        """F-24: below the cap the spread is unchanged."""
         assert retry_delay(RetryPolicy(), 20, lambda: 0.999) == 300
         assert retry_delay(RetryPolicy(), 20, lambda: 0.0) == 150
 
@@ -260,18 +262,18 @@ class TestDelay:
         assert 0 <= retry_delay(policy, failures, lambda: unit) <= most
 
     @given(policies, st.integers(1, 9_999))
-    def test_it_never_shrinks(self, policy: RetryPolicy, failures: int) -> None:
-        """R-112: more failures, no shorter delay."""
+    def test_delays_never_shrink(self, policy: RetryPolicy, failures: int) -> None:
+        """R-112: more failures never mean a shorter delay."""
         assert retry_delay(policy, failures, middle) <= retry_delay(policy, failures + 1, middle)
 
     def test_no_number_of_failures_overflows(self) -> None:
-        """U3: officeplane has no cap, and 5·5^9999 is no float."""
+        """U3: officeplane has no cap, and 5·5^9999 exceeds a float."""
         assert retry_delay(PRESETS[Preset.OFFICEPLANE].retry, 10_000, middle) == LONGEST_DELAY_SEC
         assert retry_delay(RetryPolicy(initial_delay_sec=0, max_delay_sec=None), 10_000, middle) == 0
 
     @given(policies, st.integers(1, 50), st.integers())
-    def test_a_seed_gives_the_same_delay_again(self, policy: RetryPolicy, failures: int, seed: int) -> None:
-        """R-114: the random numbers are the caller's."""
+    def test_a_seed_gives_the_same_delay(self, policy: RetryPolicy, failures: int, seed: int) -> None:
+        """R-114: the caller provides the random numbers."""
         first, second = random.Random(seed), random.Random(seed)
 
         assert retry_delay(policy, failures, first.random) == retry_delay(policy, failures, second.random)
@@ -287,11 +289,11 @@ class TestDecision:
         assert decide() == Retry(10)
 
     @pytest.mark.parametrize("reason", ["heartbeat_timeout", "claim_expired", "agent_restarted"])
-    def test_what_the_reaper_finds_is_retried_even_by_a_written_list(self, reason: str) -> None:
-        """F-25: it counts as a crash."""
+    def test_a_lost_lease_is_retried_as_a_crash(self, reason: str) -> None:
+        """F-25: also with an explicit list."""
         assert decide(category=reason, policy=RetryPolicy(retry_on=("crash",))) == Retry(10)
 
-    def test_the_last_attempt_ends_in_the_dead_letters(self) -> None:
+    def test_the_last_failed_attempt_dead_letters_the_task(self) -> None:
         """R-111: at max_attempts, not after."""
         assert isinstance(decide(attempts=2), Retry)
         assert decide(attempts=3) == DeadLetter(DeadLetterReason.MAX_ATTEMPTS, poison_pill=False)
@@ -300,11 +302,11 @@ class TestDecision:
         )
 
     @pytest.mark.parametrize("category", ["auth_failure", "cancelled", "invalid_input"])
-    def test_some_categories_end_at_once(self, category: str) -> None:
+    def test_some_categories_dead_letter_immediately(self, category: str) -> None:
         """R-118."""
         assert decide(category=category) == DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
 
-    def test_an_attempt_over_its_budget_ends_at_once(self) -> None:
+    def test_an_attempt_over_its_budget_dead_letters_the_task(self) -> None:
         """R-235: no retry."""
         assert decide(category="budget_exceeded") == DeadLetter(
             DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
@@ -317,8 +319,8 @@ class TestDecision:
         )
 
     @pytest.mark.parametrize("changes", [{"max_attempts": 3}, {"category": "auth_failure"}])
-    def test_the_flag_is_right_whatever_ends_it(self, changes: dict[str, Any]) -> None:
-        """R-136, F-26: with max_attempts 3 the documents' check is never reached."""
+    def test_the_poison_flag_is_set_for_every_reason(self, changes: dict[str, Any]) -> None:
+        """R-136, F-26: also when the attempts end at the same time."""
         decision = decide(attempts=3, failed_agents=["a", "b", "a"], **changes)
 
         assert isinstance(decision, DeadLetter)
@@ -328,12 +330,12 @@ class TestDecision:
         ("failures", "agents"),
         [(3, ["a", "a", "a"]), (2, ["a", "b"]), (3, ["a", None, None]), (3, [None, None, None]), (3, [])],
     )
-    def test_what_is_no_poison_pill(self, failures: int, agents: list[str | None]) -> None:
-        """F-26, F-37: the same agent three times, too few failures, failures of nobody known."""
+    def test_not_a_poison_pill(self, failures: int, agents: list[str | None]) -> None:
+        """F-26, F-37: the same agent three times, too few failures, failures without an agent."""
         assert not is_poison_pill(failures, agents)
 
-    def test_the_total_cost_can_end_it(self) -> None:
-        """R-238: once the limit over all attempts is reached, another one isn't tried."""
+    def test_the_total_cost_can_end_the_retries(self) -> None:
+        """R-238: no attempt after the limit over all attempts."""
         limit = Decimal("1.00")
 
         assert isinstance(decide(total_cost_usd=Decimal("0.999999"), max_total_cost_usd=limit), Retry)
@@ -343,7 +345,7 @@ class TestDecision:
         assert isinstance(decide(total_cost_usd=Decimal(5000)), Retry)
 
     def test_fallback_models_from_the_second_failure_on(self) -> None:
-        """R-117, F-28: derived, so that attempts starting again at 0 have the original ones again."""
+        """R-117, F-28: derived from the count, so that a revived task starts with its preferences."""
         models = {"model_preferences": ["sonnet", "gpt"], "fallback_models": ["haiku"]}
 
         assert decide(attempts=1, **models) == Retry(10, ("sonnet", "gpt"))
@@ -366,7 +368,7 @@ class TestDecision:
         policy: RetryPolicy,
         agents: list[str | None],
     ) -> None:
-        """R-111, R-118, R-136: retried exactly if attempts are left, the category allows it, and no pill."""
+        """R-111, R-118, R-136: exactly if attempts are left, the category allows it, and no poison pill."""
         decision = decide(
             category=category,
             attempts=attempts,

@@ -1,4 +1,4 @@
-"""What was changed in a spec: enough to have the one from the other, both ways."""
+"""Differences between specs lead from one to the other, both ways."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from lineshaft.model.spec_change import Change, changes
+from lineshaft.model.spec_change import SpecChange, spec_changes
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-2, 2, allow_nan=False) | st.text(max_size=3),
@@ -20,7 +20,7 @@ JSON = st.recursive(
 SPECS = st.dictionaries(st.text("ab/~", max_size=2), JSON, max_size=3)
 
 
-def applied(spec: dict[str, Any], change: Change, value: Any) -> None:
+def applied(spec: dict[str, Any], change: SpecChange, value: Any) -> None:
     *way, last = [
         part.replace("~1", "/").replace("~0", "~") for part in change.path.removeprefix("/").split("/")
     ]
@@ -38,9 +38,9 @@ def canonical(spec: Any) -> bytes:
 
 
 @given(SPECS, SPECS)
-def test_changes_lead_from_one_to_the_other_and_back(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """R-132: the diff that is recorded tells everything."""
-    found = changes(before, after)
+def test_applying_the_differences_gives_the_other_spec(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """R-132: the recorded differences are complete, in both directions."""
+    found = spec_changes(before, after)
 
     forth, back = copy.deepcopy(before), copy.deepcopy(after)
     for change in found:
@@ -50,11 +50,11 @@ def test_changes_lead_from_one_to_the_other_and_back(before: dict[str, Any], aft
     assert (found == []) == (canonical(before) == canonical(after))
 
 
-def test_places_are_named_as_people_know_them() -> None:
+def test_paths_are_json_pointers() -> None:
     before = {"prompt": "a", "constraints": {"max_cost_usd": 1}, "old": [1, 2]}
     after = {"prompt": "b", "constraints": {"max_cost_usd": 1, "a/b": True}}
 
-    assert msgspec.to_builtins(changes(before, after)) == [
+    assert msgspec.to_builtins(spec_changes(before, after)) == [
         {"path": "/constraints/a~1b", "to": True},
         {"path": "/old", "from": [1, 2]},
         {"path": "/prompt", "from": "a", "to": "b"},
@@ -62,6 +62,6 @@ def test_places_are_named_as_people_know_them() -> None:
 
 
 def test_one_is_not_true() -> None:
-    """What Python takes for equal, JSON doesn't."""
-    assert changes({"a": 1}, {"a": True}) == [Change(path="/a", before=1, after=True)]
-    assert changes({"a": {}}, {"a": []}) == [Change(path="/a", before={}, after=[])]
+    """They are equal in Python, but not in JSON."""
+    assert spec_changes({"a": 1}, {"a": True}) == [SpecChange(path="/a", before=1, after=True)]
+    assert spec_changes({"a": {}}, {"a": []}) == [SpecChange(path="/a", before={}, after=[])]

@@ -1,4 +1,4 @@
-"""The state machine of 004 §3, and how 000 and 003 see it."""
+"""The state machine of a task."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def walk(start: Status, *operations: Operation) -> Status:
     return start
 
 
-def test_there_are_exactly_the_eleven_states_of_the_document() -> None:
+def test_there_are_eleven_states() -> None:
     """R-030."""
     assert {*LIVE, *ENDED, *TRANSIENT} == set(Status)
     assert len(Status) == len(LIVE) + len(ENDED) + len(TRANSIENT) == 11
@@ -44,7 +44,7 @@ def test_the_happy_path() -> None:
         Operation.UNBLOCK,
         Operation.CLAIM,
         Operation.START,
-        Operation.HAND_IN,
+        Operation.SUBMIT_OUTPUT,
         Operation.ACCEPT,
     )
 
@@ -67,14 +67,14 @@ def test_every_failed_attempt_is_retried_or_dead_lettered(source: Status, operat
 
 
 @pytest.mark.parametrize("source", sorted(LIVE))
-def test_whatever_has_not_ended_can_be_cancelled(source: Status) -> None:
+def test_a_task_that_has_not_ended_can_be_cancelled(source: Status) -> None:
     """R-036."""
     assert MOVES[source, Operation.CANCEL].event == "task.cancelled"
 
 
 @pytest.mark.parametrize("source", sorted(Status))
-def test_only_people_move_what_has_ended(source: Status) -> None:
-    """R-040: COMPLETED is final; the other ends are left by a revival, or a dead letter by a cancellation."""
+def test_only_people_move_an_ended_task(source: Status) -> None:
+    """R-040: COMPLETED is final; a dead letter can be revived or cancelled, a cancelled task revived."""
     out = {t.operation for t in TRANSITIONS if t.source is source}
 
     if source is Status.COMPLETED:
@@ -88,7 +88,7 @@ def test_only_people_move_what_has_ended(source: Status) -> None:
 
 
 def test_from_every_state_a_task_can_still_end() -> None:
-    """No state is a trap: some way leads to an end."""
+    """An end can be reached from every state."""
     for source in Status:
         reached, todo = {source}, [source]
         while todo:
@@ -99,8 +99,8 @@ def test_from_every_state_a_task_can_still_end() -> None:
         assert reached & ENDED, source
 
 
-def test_states_are_read_in_any_case_and_others_refused() -> None:
+def test_states_are_read_in_any_case_and_others_rejected() -> None:
     """U4, F-32."""
     assert Status.parse("dead_lettered") is Status.DEAD_LETTERED
-    with pytest.raises(InvalidInputError, match=r"no task state 'DONE'.*COMPLETED"):
+    with pytest.raises(InvalidInputError, match=r"Unknown task state 'DONE'.*COMPLETED"):
         Status.parse("DONE")

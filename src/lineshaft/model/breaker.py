@@ -1,27 +1,26 @@
-"""Circuit breakers: a kind of task that keeps failing is held back until one of them works again.
+"""Circuit breakers: tasks of a type that keeps failing are held back until one of them succeeds.
 
-Closed: tasks flow. Open: none is handed out, which costs them nothing; they stay READY. Half-open: exactly
-one, the probe, is out, and it decides alone.
+Closed: tasks are claimed as usual. Open: none is claimed; they stay READY and lose no attempt. Half-open:
+exactly one task, the probe, is claimed, and its result decides.
 
     closed ──(threshold of failures in a row)──→ open ──(a claim takes the probe)──→ half_open
        ↑                                          ↑                                      │
        └──────────(the probe succeeds)────────────┼──────────────────────────────────────┤
                                                   └──────────(the probe fails)───────────┘
 
-- Looking changes nothing. `verdict` says what a claim may do; only the claim that hands out a probe moves the
-  breaker to half-open, so that there is no half-open breaker whose probe nobody has.
-- A probe that goes without a result (cancelled, released, rate-limited, over its budget, waiting for its
-  children) frees its place: still half-open, the next claim takes another. A crash or a time-out is a result.
-- Any success while closed starts the count again; so does a pause of more than the cool-down between two
-  failures.
-- Tasks that were under way when the breaker opened say nothing new. Their failures are counted but don't
-  prolong the pause, and their successes don't close it: they began before the trouble, and with one success
-  among many failures the breaker would flap.
-- Opened by hand it stays open until it is reset by hand, whatever ends meanwhile.
-- Not every failure speaks against a kind of task: see `counts_against`.
+- Reading changes nothing. `admission` returns what a claim may take; only the claim that takes the probe
+  moves the breaker to half-open, so every half-open breaker has been given a probe.
+- A probe that ends without a result (cancelled, released, rate-limited, over its budget, waiting for its
+  children) leaves the breaker half-open, and the next claim takes another. A crash or a timeout is a result.
+- Any success while closed resets the count; so does a pause longer than the cool-down between two failures.
+- Tasks that were running when the breaker opened don't affect it. Their failures are counted but don't
+  prolong the pause, and their successes don't close it: they started before the failures, and one success
+  among many failures would make the breaker flap.
+- A breaker opened manually stays open until it is reset manually.
+- Not every failure counts: see `counts_against`.
 
-Every function gives the new breaker (the same object if nothing changed, so nothing needs writing), the event
-to emit, and the text for the alert.
+Every function returns the new breaker (the same object if nothing changed, so nothing is written), the event
+to emit, and the text of the alert.
 """
 
 from collections.abc import Mapping
@@ -58,7 +57,7 @@ class BreakerEvent(StrEnum):
     CLOSED = "breaker.closed"
 
 
-class Verdict(Enum):
+class Admission(Enum):
     """What a claim may take."""
 
     FLOW = auto()
@@ -84,7 +83,7 @@ class BreakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """The configuration of every breaker: the defaults, and what differs for single keys."""
+    """The configuration of every breaker: defaults, and overrides by key."""
 
     defaults: BreakerConfig = BreakerConfig()
     overrides: Mapping[str, BreakerConfig] = field(default_factory=lambda: MappingProxyType({}))
@@ -103,10 +102,10 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 def policy_from_document(document: object) -> tuple[BreakerPolicy, tuple[str, ...]]:
-    """A policy from the contents of a circuit-breakers file, and warnings about what was left out of it.
+    """Read the contents of a circuit-breakers file; returns a policy, and warnings about ignored values.
 
-    A broken file must not stop the queue: each value that can't be used is reported and replaced by the one
-    it would have overridden.
+    A broken file must not stop the queue: each invalid value is reported and replaced by the value it would
+    have overridden.
     """
     warnings: list[str] = []
     sections = _mapping("the file", document, warnings)
@@ -160,91 +159,91 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BreakerChange:
     breaker: Breaker
     event: BreakerEvent | None = None
     alert: str | None = None
 
 
 def counts_against(category: str) -> bool:
-    """Whether a failure of this category speaks against the kind of task."""
+    """Whether the breaker counts a failure of this category."""
     return category_of(category) not in _BLAMELESS
 
 
-def verdict(breaker: Breaker, config: BreakerConfig, now: datetime) -> Verdict:
+def admission(breaker: Breaker, config: BreakerConfig, now: datetime) -> Admission:
     match breaker.state:
         case BreakerState.CLOSED:
-            return Verdict.FLOW
+            return Admission.FLOW
         case BreakerState.HALF_OPEN:
-            return Verdict.PROBE if breaker.probe_task_id is None else Verdict.BLOCK
+            return Admission.PROBE if breaker.probe_task_id is None else Admission.BLOCK
         case BreakerState.OPEN:
             pause = timedelta(seconds=config.half_open_after_sec)
             over = breaker.opened_at is None or now > breaker.opened_at + pause
-            return Verdict.PROBE if over and not breaker.forced else Verdict.BLOCK
+            return Admission.PROBE if over and not breaker.forced else Admission.BLOCK
 
 
-def hand_out_probe(breaker: Breaker, config: BreakerConfig, *, task_id: str, now: datetime) -> Change:
-    if verdict(breaker, config, now) is not Verdict.PROBE:
+def hand_out_probe(breaker: Breaker, config: BreakerConfig, *, task_id: str, now: datetime) -> BreakerChange:
+    if admission(breaker, config, now) is not Admission.PROBE:
         held = f", its probe is {breaker.probe_task_id}" if breaker.probe_task_id else ""
         raise InvalidTransitionError(
-            f"{task_id} can't be the probe: the breaker is {breaker.state}{held}. Ask `verdict` first."
+            f"{task_id} can't be the probe: the breaker is {breaker.state}{held}. Check `admission` first."
         )
     if breaker.state is BreakerState.HALF_OPEN:
-        return Change(replace(breaker, probe_task_id=task_id))
-    return Change(
+        return BreakerChange(replace(breaker, probe_task_id=task_id))
+    return BreakerChange(
         replace(breaker, state=BreakerState.HALF_OPEN, half_open_at=now, probe_task_id=task_id),
         BreakerEvent.HALF_OPEN,
     )
 
 
-def on_success(breaker: Breaker, *, task_id: str) -> Change:
+def on_success(breaker: Breaker, *, task_id: str) -> BreakerChange:
     if breaker.state is BreakerState.CLOSED:
-        return Change(replace(breaker, failures=0) if breaker.failures else breaker)
+        return BreakerChange(replace(breaker, failures=0) if breaker.failures else breaker)
     if _is_probe(breaker, task_id):
         return reset(breaker)
-    return Change(breaker)
+    return BreakerChange(breaker)
 
 
 def on_failure(
     breaker: Breaker, config: BreakerConfig, *, key: str, task_id: str, now: datetime, counts: bool
-) -> Change:
-    """A failed attempt; `counts` as `counts_against` says of its category."""
+) -> BreakerChange:
+    """Record a failed attempt; `counts` is `counts_against` of its category."""
     if _is_probe(breaker, task_id):
         return on_probe_gone(breaker, key=key, task_id=task_id, now=now, failed=counts)
     if not counts:
-        return Change(breaker)
+        return BreakerChange(breaker)
     failed = _with_failure(breaker, now)
     if breaker.state is not BreakerState.CLOSED:
-        return Change(failed)
+        return BreakerChange(failed)
     if breaker.last_failure and now - breaker.last_failure > timedelta(seconds=config.cooldown_sec):
         failed = replace(failed, failures=1)
     if failed.failures < config.failure_threshold:
-        return Change(failed)
+        return BreakerChange(failed)
     return _opened(failed, key, now)
 
 
-def on_probe_gone(breaker: Breaker, *, key: str, task_id: str, now: datetime, failed: bool) -> Change:
-    """The probe ended without success: it failed, or (cancelled, released, …) it told nothing."""
+def on_probe_gone(breaker: Breaker, *, key: str, task_id: str, now: datetime, failed: bool) -> BreakerChange:
+    """Record a probe that ended without success: it failed, or it ended without a result."""
     if not _is_probe(breaker, task_id):
-        return Change(breaker)
+        return BreakerChange(breaker)
     if failed:
         return _opened(_with_failure(breaker, now), key, now)
-    return Change(replace(breaker, probe_task_id=None))
+    return BreakerChange(replace(breaker, probe_task_id=None))
 
 
-def force_open(breaker: Breaker, *, key: str, now: datetime) -> Change:
+def force_open(breaker: Breaker, *, key: str, now: datetime) -> BreakerChange:
     if breaker.state is not BreakerState.OPEN:
         opened = _opened(breaker, key, now)
         return replace(opened, breaker=replace(opened.breaker, forced=True))
-    return Change(breaker if breaker.forced else replace(breaker, forced=True))
+    return BreakerChange(breaker if breaker.forced else replace(breaker, forced=True))
 
 
-def reset(breaker: Breaker) -> Change:
-    """Closed, with nothing counted; when the last failure was is still to be seen."""
+def reset(breaker: Breaker) -> BreakerChange:
+    """Close the breaker and reset its count; the time of the last failure is kept."""
     closed = Breaker(last_failure=breaker.last_failure)
     if breaker.state is not BreakerState.CLOSED:
-        return Change(closed, BreakerEvent.CLOSED)
-    return Change(breaker if breaker == closed else closed)
+        return BreakerChange(closed, BreakerEvent.CLOSED)
+    return BreakerChange(breaker if breaker == closed else closed)
 
 
 def _is_probe(breaker: Breaker, task_id: str) -> bool:
@@ -252,11 +251,11 @@ def _is_probe(breaker: Breaker, task_id: str) -> bool:
 
 
 def _with_failure(breaker: Breaker, now: datetime) -> Breaker:
-    # Transactions don't end in the order of their clocks: the time of the last failure never goes back.
+    # Transactions don't commit in the order of their clocks: the last failure must never move back.
     last = now if breaker.last_failure is None else max(now, breaker.last_failure)
     return replace(breaker, failures=breaker.failures + 1, last_failure=last)
 
 
-def _opened(breaker: Breaker, key: str, now: datetime) -> Change:
+def _opened(breaker: Breaker, key: str, now: datetime) -> BreakerChange:
     opened = replace(breaker, state=BreakerState.OPEN, opened_at=now, half_open_at=None, probe_task_id=None)
-    return Change(opened, BreakerEvent.OPENED, f"Circuit breaker OPEN for {key}")
+    return BreakerChange(opened, BreakerEvent.OPENED, f"Circuit breaker OPEN for {key}")

@@ -1,8 +1,8 @@
-"""Dependencies between tasks: cycles, roots and leaves, the critical path, children in order.
+"""Dependencies between tasks: cycles, roots and leaves, the critical path.
 
-A graph is a mapping from each task to those it depends on. Names that appear only as a dependency are tasks
-outside the graph (of another DAG, or submitted earlier): they count as upstream, never as members.
-Everything is iterative, so that a chain of 100,000 tasks is as good as one of ten.
+A graph maps each task to the tasks it depends on. Names that appear only as a dependency are tasks outside
+the graph (of another DAG, or submitted earlier): they count as upstream, never as members. All algorithms are
+iterative, so a chain of 100,000 tasks doesn't exhaust the stack.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ Graph = Mapping[str, Iterable[str]]
 
 
 def order(graph: Graph) -> list[str]:
-    """All names, each after everything that it depends on; refuses a cycle and names it."""
-    # graphlib does the same with an object for each name, which takes four times as long for a large DAG.
+    """All names, each after its dependencies. Raises CycleError with the cycle, if there is one."""
+    # graphlib creates an object for each name, which takes four times as long for a large DAG.
     dependents: dict[str, list[str]] = {}
     missing: dict[str, int] = {}
     for task, upstream in graph.items():
@@ -30,7 +30,7 @@ def order(graph: Graph) -> list[str]:
         missing[task] = count
     outside = [name for name in dependents if name not in missing]
     listed = outside + [task for task, count in missing.items() if not count]
-    # It grows while it is gone through: what is listed frees others.
+    # The list grows during the loop: each name may free others.
     for name in listed:
         for task in dependents.get(name, ()):
             missing[task] -= 1
@@ -42,11 +42,11 @@ def order(graph: Graph) -> list[str]:
 
 
 def _cycle(graph: Graph) -> list[str]:
-    """The cycle that this graph has."""
+    """A cycle of a graph that has one."""
     try:
         TopologicalSorter(graph).prepare()
     except _GraphlibCycleError as error:
-        # graphlib lists a cycle from upstream to downstream; people read "a depends on b".
+        # graphlib lists a cycle from upstream to downstream; the message reads "a depends on b".
         return list(error.args[1][::-1])
     raise AssertionError("unreachable")
 
@@ -54,7 +54,7 @@ def _cycle(graph: Graph) -> list[str]:
 def closes_cycle(graph: Graph, task: str, depends_on: Iterable[str]) -> list[str] | None:
     """The cycle that these new dependencies of a task would close, or None.
 
-    `graph` need hold only what is upstream of `depends_on`.
+    `graph` needs to contain only what is upstream of `depends_on`.
     """
     came_from: dict[str, str] = {}
     to_visit = []
@@ -77,18 +77,18 @@ def closes_cycle(graph: Graph, task: str, depends_on: Iterable[str]) -> list[str
 
 
 def roots(graph: Graph) -> list[str]:
-    """Members that depend on no other member: where work starts."""
+    """Members that depend on no other member."""
     return [task for task, upstream in graph.items() if not any(name in graph for name in upstream)]
 
 
 def leaves(graph: Graph) -> list[str]:
-    """Members that no other member depends on: where work ends."""
+    """Members that no other member depends on."""
     needed = {name for upstream in graph.values() for name in upstream}
     return [task for task in graph if task not in needed]
 
 
 def downstream_lengths(graph: Graph, *, finished: Iterable[str] = ()) -> dict[str, int]:
-    """How many unfinished tasks the longest chain below each member has, itself not counted (R-163)."""
+    """The number of unfinished tasks in the longest chain below each member, itself not counted."""
     done = set(finished)
     lengths = dict.fromkeys(graph, 0)
     for task in reversed(order(graph)):

@@ -1,12 +1,11 @@
-"""Keys from content: the same work has the same key, in every process and on every day.
+"""Hashes of a task's content, to detect that a known idempotency key came with different content.
 
-The key is the SHA-256 of canonical JSON of the type and the payload together: keys sorted, no spaces, UTF-8.
-Python's own `hash` is salted per process, and a payload alone would merge tasks of different types.
+The hash is the SHA-256 of canonical JSON (sorted keys, no spaces, UTF-8) of the type and the payload
+together. A payload alone would not distinguish tasks of different types.
 
-What JSON can't say the same way everywhere is refused instead of guessed at: NaN and the infinities, keys
-that are no text (1 and "1" would fall together), types that JSON doesn't have, lone surrogates, and nesting
-so deep that the encoder's recursion limit would decide. Numbers are taken as written: 1 and 1.0 are
-different content.
+Values without a canonical form are rejected: NaN and the infinities, keys that aren't text (1 and "1" would
+collide), types that JSON doesn't have, lone surrogates, and nesting beyond the encoder's recursion limit.
+Numbers are hashed as written: 1 and 1.0 are different content.
 """
 
 import hashlib
@@ -19,23 +18,22 @@ MAX_DEPTH = 200
 
 
 def content_hash(task_type: str, payload: object) -> bytes:
-    """32 bytes that tell whether a known key came with other content than before."""
     return hashlib.sha256(canonical_json({"type": task_type, "payload": payload})).digest()
 
 
 def canonical_json(value: object) -> bytes:
-    _refuse_what_is_not_json(value)
+    _check_is_json(value)
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         return text.encode()
     except UnicodeEncodeError:
         raise InvalidInputError("The content has text that isn't valid Unicode (a lone surrogate).") from None
     except ValueError as error:
-        # What is left: NaN, an infinity, or a whole number of thousands of digits.
+        # NaN, an infinity, or an integer of thousands of digits.
         raise InvalidInputError(f"The content has a number that JSON can't hold: {error}") from None
 
 
-def _refuse_what_is_not_json(value: object) -> None:
+def _check_is_json(value: object) -> None:
     waiting: list[tuple[str, int, object]] = [("content", 0, value)]
     while waiting:
         place, depth, item = waiting.pop()

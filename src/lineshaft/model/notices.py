@@ -1,4 +1,4 @@
-"""What people are told about, made of events: which of them, and in which words."""
+"""Notifications made from events: the kinds, their texts, and how they are grouped into messages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-#: Of an error or a note, in a sentence.
-_QUOTED = 300
-#: Of an event's data as JSON: a notification is a hint, the whole is in the database.
+#: Characters of an error or a note that are quoted.
+_MAX_QUOTED = 300
+#: Bytes of an event's data as JSON: the database has the rest.
 _MAX_DATA = 16_000
-#: So many of those that are told in one message are told in full.
-_IN_FULL = 20
+#: Notices that one message contains in full.
+_MAX_IN_FULL = 20
 
 
 class NoticeKind(StrEnum):
@@ -25,14 +25,14 @@ class NoticeKind(StrEnum):
     APPROVAL_WAITING = "approval_waiting"
     AGENT_OFFLINE = "agent_offline"
     ALERT = "alert"
-    #: A decision about a dead letter. For the log of reviews; nobody is woken for it.
+    #: A decision about a dead letter. For the review log; not sent to people by default.
     REVIEW = "review"
-    #: Claims of a model, a provider or of everything are held back for a while. For programs, not for people.
+    #: Claims of a model, of a provider or of all models are paused. For programs, not for people.
     SLOWDOWN = "slowdown"
 
 
-#: What a destination is told that doesn't say what it wants.
-USUAL = frozenset(NoticeKind) - {NoticeKind.REVIEW, NoticeKind.SLOWDOWN}
+#: What a destination receives if its configuration names no kinds.
+DEFAULT_KINDS = frozenset(NoticeKind) - {NoticeKind.REVIEW, NoticeKind.SLOWDOWN}
 
 _EVENT_OF = {
     NoticeKind.DEAD_LETTER: "task.dead_lettered",
@@ -51,8 +51,8 @@ _KIND_OF: dict[str, NoticeKind] = {
 }
 
 
-class Happened(NamedTuple):
-    """An event, as far as notices go."""
+class NoticeEvent(NamedTuple):
+    """The fields of an event that a notice is made from."""
 
     kind: str
     at: datetime
@@ -73,27 +73,27 @@ class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """What is sent: one notice, or several of one kind when there are too many."""
+    """One notice, or several of one kind when there are too many."""
 
-    #: The same each time it is tried: who gets it twice can tell.
+    #: The same for every delivery attempt, so that a receiver can detect duplicates.
     id: str
     kind: NoticeKind
     title: str
     text: str
     count: int
-    #: Some of them, where there are many.
+    #: The first ones, where there are many.
     notices: tuple[Notice, ...]
 
 
 def events_of(kinds: Collection[NoticeKind]) -> frozenset[str]:
-    """The events that these are made of."""
+    """The kinds of events that these notices are made from."""
     return frozenset(_EVENT_OF[kind] for kind in kinds)
 
 
-def notices(events: Sequence[Happened], kinds: Collection[NoticeKind]) -> list[Notice]:
-    """One for each event that is wanted; an alert that comes with an event is no second one."""
+def notices(events: Sequence[NoticeEvent], kinds: Collection[NoticeKind]) -> list[Notice]:
+    """One notice for each event of these kinds; an alert that repeats the event before it is left out."""
     found: list[Notice] = []
-    before: Happened | None = None
+    before: NoticeEvent | None = None
     for event in events:
         repeated = event.kind == "alert" and before is not None and event[1:] == before[1:]
         notice = None if repeated else _notice(event)
@@ -103,21 +103,21 @@ def notices(events: Sequence[Happened], kinds: Collection[NoticeKind]) -> list[N
     return found
 
 
-def _notice(event: Happened) -> Notice | None:
+def _notice(event: NoticeEvent) -> Notice | None:
     kind: NoticeKind | None = _KIND_OF.get(event.kind)
     data = event.data or {}
     if kind is None:
         return None
     if kind is NoticeKind.DEAD_LETTER and data.get("poison_pill"):
         kind = NoticeKind.POISON_PILL
-    # An agent that stops says goodbye; only one that fell silent is news.
+    # An agent that stops goes offline without this field; only a lost agent is worth a notice.
     if kind is NoticeKind.AGENT_OFFLINE and "last_heartbeat" not in data:
         return None
     small = event.data if len(msgspec.json.encode(data)) <= _MAX_DATA else {"left_out": "too large"}
     return Notice(
         kind=kind,
         at=event.at,
-        text=_WORDS[kind](event, data),
+        text=_TEXTS[kind](event, data),
         task_id=event.task_id,
         dag_id=event.dag_id,
         agent_id=event.agent_id,
@@ -125,13 +125,13 @@ def _notice(event: Happened) -> Notice | None:
     )
 
 
-def _subject(event: Happened) -> str:
+def _subject(event: NoticeEvent) -> str:
     if event.task_id is not None:
         return f"Task {event.task_id}"
     return f"DAG {event.dag_id}" if event.dag_id is not None else f"Agent {event.agent_id}"
 
 
-def _said(data: Mapping[str, Any]) -> str:
+def _message(data: Mapping[str, Any]) -> str:
     return _quoted(data.get("message") or data.get("reason"))
 
 
@@ -142,30 +142,28 @@ def _cause(data: Mapping[str, Any]) -> str:
 
 def _quoted(value: object) -> str:
     text = " ".join(str(value or "").split())
-    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
-_Words = Callable[[Happened, Mapping[str, Any]], str]
-_WORDS: dict[NoticeKind, _Words] = {
-    NoticeKind.DEAD_LETTER: lambda event, data: f"Task {event.task_id} failed for good{_cause(data)}",
-    NoticeKind.POISON_PILL: lambda event, data: (
-        f"Task {event.task_id} fails whichever agent tries it{_cause(data)}"
-    ),
+_Text = Callable[[NoticeEvent, Mapping[str, Any]], str]
+_TEXTS: dict[NoticeKind, _Text] = {
+    NoticeKind.DEAD_LETTER: lambda event, data: f"Task {event.task_id} failed permanently{_cause(data)}",
+    NoticeKind.POISON_PILL: lambda event, data: f"Task {event.task_id} fails with every agent{_cause(data)}",
     NoticeKind.BREAKER_OPENED: lambda _, data: (
-        _said(data) or f"The circuit breaker {data.get('key', '')} is open"
+        _message(data) or f"Circuit breaker {data.get('key', '')} is open"
     ),
-    NoticeKind.BUDGET_BLOCKED: lambda event, data: _said(data) or f"{_subject(event)} waits for money",
-    NoticeKind.DAG_FAILED: lambda event, _: f"DAG {event.dag_id} can't go on: see its dead letters",
-    NoticeKind.APPROVAL_WAITING: lambda event, _: f"Task {event.task_id} waits for a person",
+    NoticeKind.BUDGET_BLOCKED: lambda event, data: _message(data) or f"{_subject(event)} is out of budget",
+    NoticeKind.DAG_FAILED: lambda event, _: f"DAG {event.dag_id} is blocked by dead letters",
+    NoticeKind.APPROVAL_WAITING: lambda event, _: f"Task {event.task_id} is waiting for approval",
     NoticeKind.AGENT_OFFLINE: lambda event, data: (
-        f"Agent {event.agent_id} was last heard of at {data['last_heartbeat']}"
+        f"Agent {event.agent_id} is offline; last heartbeat at {data['last_heartbeat']}"
     ),
-    NoticeKind.ALERT: lambda _, data: _said(data) or "Something needs a person",
+    NoticeKind.ALERT: lambda _, data: _message(data) or "Attention needed",
     NoticeKind.REVIEW: lambda event, data: (
         f"Task {event.task_id}: {data.get('resolution', 'retry')} by {data.get('reviewer') or 'hand'}"
     ),
     NoticeKind.SLOWDOWN: lambda _, data: (
-        f"Slow down {data.get('key')}: nothing of it is claimed until {data.get('until')}"
+        f"Slowdown of {data.get('key')}: no claims until {data.get('until')}"
     ),
 }
 
@@ -179,46 +177,45 @@ _TITLES = {
     NoticeKind.AGENT_OFFLINE: "Agent offline",
     NoticeKind.ALERT: "Alert",
     NoticeKind.REVIEW: "Dead letter reviewed",
-    NoticeKind.SLOWDOWN: "Slow down",
+    NoticeKind.SLOWDOWN: "Slowdown",
 }
 
 
-def message(message_id: str, told: Sequence[Notice]) -> Message:
-    """`told` are of one kind, and at least one."""
-    kind, count = told[0].kind, len(told)
-    lines = [notice.text for notice in told[:_IN_FULL]]
-    if count > _IN_FULL:
-        lines.append(f"… and {count - _IN_FULL} more")
+def message(message_id: str, contents: Sequence[Notice]) -> Message:
+    """Combine notices of one kind, at least one, into a message."""
+    kind, count = contents[0].kind, len(contents)
+    lines = [notice.text for notice in contents[:_MAX_IN_FULL]]
+    if count > _MAX_IN_FULL:
+        lines.append(f"… and {count - _MAX_IN_FULL} more")
     return Message(
         id=message_id,
         kind=kind,
         title=_TITLES[kind] if count == 1 else f"{_TITLES[kind]} ({count} times)",
         text="\n".join(lines),
         count=count,
-        notices=tuple(told[:_IN_FULL]),
+        notices=tuple(contents[:_MAX_IN_FULL]),
     )
 
 
-class Waiting(NamedTuple):
-    """A notice that is due."""
-
+class DueNotice(NamedTuple):
     id: int
     kind: str
-    #: Of which message it is part, if it was sent before.
+    #: The message it is part of, if a delivery was tried before.
     message: int | None
 
 
 def plan(
-    waiting: Sequence[Waiting], sent: Mapping[str, int], *, most: int | None, room: int
+    due: Sequence[DueNotice], sent: Mapping[str, int], *, most: int | None, room: int
 ) -> list[tuple[int, ...]]:
-    """Which notices go out now, in which messages; what isn't in any waits.
+    """Group the notices that are sent now into messages; the others stay due.
 
-    Of each kind at most `most` messages go out in a window, of which `sent` have. The last of them takes
-    along all that wait: nothing is left out, only told together. What was sent before goes again as it was.
+    In a time window at most `most` messages of each kind are sent, of which `sent` have been. The last one
+    contains all remaining notices, so that none is dropped. A message that was tried before is sent
+    unchanged.
     """
     again: dict[int, list[int]] = {}
     fresh: dict[str, list[int]] = {}
-    for notice in sorted(waiting):
+    for notice in sorted(due):
         if notice.message is None:
             fresh.setdefault(notice.kind, []).append(notice.id)
         else:

@@ -1,18 +1,18 @@
-"""Who is next: effective priority, tiers, lanes and ranks.
+"""The order of claims: effective priority, tiers, lanes and ranks.
 
-Document 004 orders claims by
+Claims are ordered by
 
     effective = priority − age · boost − deadline_boost − critical_path_boost        (lower is sooner)
 
-Age moves every value every minute, so that expression can't be indexed. But two tasks with the same boost
-rate age in step and never overtake each other; `rank` is the part that orders them for ever:
+Age changes every value every minute, so that expression can't be indexed. But two tasks with the same boost
+rate never overtake each other; `rank` is the part that orders them permanently:
 
     rank      = priority − deadline_boost − critical_path_boost + boost · ready_at   (in minutes)
     effective = rank − boost · now
 
-Tasks that are interchangeable for eligibility and age at the same rate form a lane. A claim compares the
-heads of its lanes by effective priority and takes them in order of rank; that is 004's order exactly. Only
-the deadline boost moves on its own: such a task is re-keyed whenever its boost has grown by `REKEY_STEP`.
+Tasks with the same requirements and the same boost rate form a lane. A claim compares the heads of its lanes
+by effective priority and takes each lane in order of rank, which gives exactly the order above. Only the
+deadline boost changes by its own rule: such a task is re-keyed whenever its boost has grown by `REKEY_STEP`.
 """
 
 import math
@@ -27,7 +27,7 @@ from lineshaft.errors import InvalidInputError
 MIN_PRIORITY, MAX_PRIORITY, DEFAULT_PRIORITY = 0, 100, 50
 MAX_DEADLINE_BOOST = 40.0
 MAX_CRITICAL_PATH_BOOST = 10
-#: The order by deadline is exact to this much priority; smaller steps mean more re-keying.
+#: The precision of the order by deadline, in points of priority; smaller steps mean more re-keying.
 REKEY_STEP = 0.5
 
 #: Ranks count minutes from here rather than from 1970, which keeps them small enough for exact sums.
@@ -42,7 +42,7 @@ class Tier(StrEnum):
     BACKGROUND = "background"
 
 
-#: Where each tier ends, exclusively: 59.5 is normal, 60 is low (R-161). What is past the last is background.
+#: The end of each tier, exclusive: 59.5 is normal, 60 is low. Everything above the last is background.
 TIER_ENDS = ((10.0, Tier.CRITICAL), (30.0, Tier.HIGH), (60.0, Tier.NORMAL), (80.0, Tier.LOW))
 
 
@@ -52,12 +52,12 @@ def tier(effective: float) -> Tier:
 
 
 def minutes(instant: datetime) -> float:
-    """An instant as ranks count it."""
+    """The minutes from the origin of ranks to an instant."""
     return (instant - _ORIGIN) / timedelta(minutes=1)
 
 
 def deadline_boost(deadline: datetime | None, now: datetime) -> float:
-    """40 at or after the deadline, and half of it for each hour before (R-162)."""
+    """40 at or after the deadline, halved for each hour before it."""
     if deadline is None:
         return 0.0
     hours_left = (deadline - now) / timedelta(hours=1)
@@ -65,24 +65,24 @@ def deadline_boost(deadline: datetime | None, now: datetime) -> float:
 
 
 def critical_path_boost(downstream_length: int) -> int:
-    """One for each unfinished task on the longest chain below, at most ten (R-163)."""
+    """One for each unfinished task in the longest chain below, at most ten."""
     return min(downstream_length, MAX_CRITICAL_PATH_BOOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityInputs:
-    """Everything about one task that decides when it is its turn."""
+    """The fields of a task that decide its place in the order."""
 
     priority: float
     boost_per_minute: float
-    #: When it first became READY: a task that was blocked for long doesn't jump the others (R-164).
+    #: When it first became READY: time spent blocked doesn't count as age.
     ready_at: datetime
     deadline: datetime | None = None
     downstream_length: int = 0
 
 
 def effective_priority(task: PriorityInputs, now: datetime) -> float:
-    """Document 004's formula, literally. What a claim uses is `rank`; a test shows that they agree."""
+    """The formula of this module's docstring. Claims use `rank`; a test proves that the two agree."""
     age_minutes = (now - task.ready_at) / timedelta(minutes=1)
     return (
         task.priority
@@ -93,7 +93,7 @@ def effective_priority(task: PriorityInputs, now: datetime) -> float:
 
 
 def rank(task: PriorityInputs, now: datetime) -> float:
-    """What a task is sorted by inside its lane; holds until `rekey_at`."""
+    """The sort key of a task in its lane, valid until `rekey_at`."""
     return (
         task.priority
         - deadline_boost(task.deadline, now)
@@ -110,15 +110,15 @@ def rekey_at(deadline: datetime | None, now: datetime) -> datetime | None:
     if target >= MAX_DEADLINE_BOOST:
         return deadline
     due = deadline - timedelta(hours=math.log2(MAX_DEADLINE_BOOST / target))
-    # Rounding to microseconds must not name the present again, or re-keying would never end.
+    # Rounding to microseconds must not return `now` again, or re-keying would never end.
     return max(due, now + timedelta(seconds=1))
 
 
 class Lane(NamedTuple):
-    """What tasks have in common that are interchangeable for eligibility and ageing.
+    """The requirements and the boost rate that the tasks of a lane share.
 
-    Capabilities are sorted: their order means nothing. Models keep theirs: the first that the agent has is
-    the one it uses.
+    Capabilities are sorted, because their order has no meaning. Models keep their order: an agent uses the
+    first one that it has.
     """
 
     type: str
@@ -129,7 +129,7 @@ class Lane(NamedTuple):
 
 
 def check_priority(value: float) -> int:
-    """Refuse what isn't a whole number from 0 to 100."""
+    """Reject anything but a whole number from 0 to 100."""
     if isinstance(value, bool) or value != int(value) or not MIN_PRIORITY <= value <= MAX_PRIORITY:
         raise InvalidInputError(
             errors=[

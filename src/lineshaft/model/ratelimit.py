@@ -1,18 +1,17 @@
-"""Rate limits: a provider says "not now". That is no failure of the task.
+"""Rate limits of a provider. Hitting one is not a failure of the task.
 
-A task that met a limit waits and comes back without using up an attempt, without counting for its circuit
-breaker or against the task as a poison pill. The waits have a counter of their own: after ten, the next limit
-counts as a failed attempt and the counter starts again with the new attempt. A spent quota, which no waiting
-of an hour brings back, goes to the dead letters then instead.
+A rate-limited task waits and is retried without using up an attempt, without counting for its circuit breaker
+and without counting as a poison pill. The waits have their own counter: after ten, the next limit counts as a
+failed attempt, and the counter restarts with the new attempt. An exhausted quota, which an hour of waiting
+doesn't restore, is dead-lettered at that point instead.
 
-- How long: what the provider said (Retry-After), within bounds; else 60 s, doubled with each wait, plus up to
-  10 %, and never more than an hour with everything.
-- Detection reads error texts, so it must not see "429" in a task id, an amount, or a line number, nor a rate
-  limit in "a separate limit". An agent that names another category knows better than the text; `crash` is
-  what is said when nothing is known, so there the text decides.
-- Others are told to slow down for half the wait: those who would use the same model, or everyone when no
-  model is known. The latest signal decides, even when it is the shorter one; a signal that arrives late never
-  overrides a newer one. Merging gives the same result in whatever order signals come.
+- Length of the wait: the provider's Retry-After, within bounds; otherwise 60 s, doubled with each wait, plus
+  up to 10 %, at most an hour in total.
+- Detection reads error texts, so it must not find "429" in a task id, an amount or a line number, nor a rate
+  limit in "a separate limit". If the agent names another category, that category wins over the text; `crash`
+  is the category of unknown failures, so there the text decides.
+- Other agents slow down for half the wait: those that would use the same model, or all when no model is
+  known.
 """
 
 import re
@@ -34,7 +33,7 @@ _SPENT_QUOTA = re.compile(
 _PHRASE = re.compile(
     r"(?<![a-z])rate[\s_-]?limit|(?-i:RateLimit)|too[\s_-]?many[\s_-]?requests|retry[_-]after", re.IGNORECASE
 )
-# What is no status is matched first and so is gone for the second branch: "app.py:429", "line 429".
+# The first branch consumes numbers that are not a status, as in "app.py:429" and "line 429".
 _STATUS = re.compile(
     r"(?:\.\w+:|\blines?\s+)429|(?P<status>(?<![\w#$./,-])429(?![\w/]|[.,-]\w))", re.IGNORECASE
 )
@@ -57,12 +56,12 @@ _PART = re.compile(rf"({_NUMBER})\s*({_UNIT})?", re.IGNORECASE)
 
 
 def is_spent_quota(text: str) -> bool:
-    """Whether the limit is one that lasts: money or a quota is used up."""
+    """Whether the limit is permanent: a balance or a quota is used up."""
     return _SPENT_QUOTA.search(text) is not None
 
 
 def is_rate_limit(text: str, category: str | None = None) -> bool:
-    """Whether a failure that an agent reported is a rate limit, by its category or else by its text."""
+    """Whether a failure reported by an agent is a rate limit, by its category or otherwise by its text."""
     named = category_of(category or "")
     if named == FailureCategory.RATE_LIMIT:
         return True
@@ -78,9 +77,10 @@ def is_rate_limit(text: str, category: str | None = None) -> bool:
 def parse_retry_after(
     value: str | float | None, now: datetime, *, longest_sec: float = LONGEST_WAIT_SEC
 ) -> float | None:
-    """How long a provider asks to wait; None if it doesn't say.
+    """The seconds a provider asks to wait; None if it doesn't say.
 
-    A number of seconds, a header's value (seconds or an HTTP date), or an error text that has one in it.
+    `value` is a number of seconds, a header's value (seconds or an HTTP date), or an error text with one in
+    it.
     """
     seconds = _wait_in(value, now) if isinstance(value, str) else value
     if seconds is None or isinstance(seconds, bool) or seconds != seconds:  # noqa: PLR0124 (not a number)
@@ -115,29 +115,29 @@ def _unit_sec(unit: str) -> float:
 
 
 def backoff_wait(waits_so_far: int, uniform: Uniform) -> float:
-    """Seconds to wait when the provider doesn't say, after so many waits before this one."""
+    """Seconds to wait if the provider doesn't say how long."""
     wait = min(FIRST_WAIT_SEC * 2.0 ** min(waits_so_far, MAX_WAITS), LONGEST_WAIT_SEC)
     return min(wait * (1 + _WAIT_SPREAD * uniform()), LONGEST_WAIT_SEC)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForLimit:
-    """Back after `wait_sec` without using an attempt; others shall slow down for `slowdown_sec`."""
+    """Retry after `wait_sec` without using an attempt; other agents slow down for `slowdown_sec`."""
 
     wait_sec: float
     slowdown_sec: float
     waits: int
-    """The counter's new value."""
+    """The new value of the counter."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountsAsFailure:
-    """The waits are used up: `retry.decide_failure` decides; the counter starts again at zero."""
+    """The waits are used up: `retry.decide_failure` decides, and the counter restarts at zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaSpent:
-    """The waits are used up and more would not help: to the dead letters at once."""
+    """The waits are used up and more would not help: dead-letter the task."""
 
 
 def decide_rate_limit(
@@ -149,10 +149,9 @@ def decide_rate_limit(
     refused: bool = False,
     max_waits: int = MAX_WAITS,
 ) -> WaitForLimit | CountsAsFailure | QuotaSpent:
-    """Decide what becomes of a task that met a limit; `retry_after_sec` as `parse_retry_after` gives it.
+    """Decide what happens to a rate-limited task; `retry_after_sec` is the result of `parse_retry_after`.
 
-    `refused`: the task's policy names rate limits as not to be retried (`RetryPolicy.refuses`), so there is
-    nothing to wait for.
+    `refused`: the task's policy doesn't retry rate limits (`RetryPolicy.refuses`), so it doesn't wait.
     """
     if refused:
         return CountsAsFailure()

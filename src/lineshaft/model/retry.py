@@ -1,25 +1,23 @@
-"""What follows a failed attempt: another one later, or the dead letters.
+"""The decision after a failed attempt: retry later, or dead-letter the task.
 
-One policy object serves all three sources of work; a preset only fills in what a caller left out. Attempts
-are counted, not retries: `max_attempts` 3 means that a task runs three times at most, and n, the number of
-failures so far, is what the delay grows with.
+Attempts are counted, not retries: with `max_attempts` 3 a task runs at most three times. The delay grows with
+n, the number of failures so far. A preset fills in what the caller left out.
 
-- Delays come from the policy, which never changes, and from n. Nothing computed is ever used as the next
-  base, so the series is 60, 120, 240, 480 and not 60, 120, 480, 3840.
-- The delay is capped, then spread by ±50 %, then capped again: jitter never goes beyond what was allowed.
-  A policy without a cap still ends at a year, which keeps every instant inside what a database can store.
-- A failure has a category. Some are never worth a second attempt: input that is wrong stays wrong, money
-  that is spent stays spent, and what was cancelled isn't wanted any more. `no_retry_on` adds to them and
-  wins over `retry_on`; a category in neither list is retried like a crash, unless the caller wrote
-  `retry_on` himself: then the list is meant to be complete.
-- A poison pill is a task that failed three times with at least two agents: it is the task, not the agent.
-  The flag is worked out first, so that it is right for whichever reason the task ends. Failures of nobody
-  in particular (a claim that expired without a known agent) don't make one.
-- From the second failure on the fallback models are the ones to use. They are derived each time and replace
-  nothing: a task that is revived starts with its own preferences again.
+- Each delay is computed from the policy, which never changes, and from n, never from the previous delay: the
+  series is 60, 120, 240, 480 and not 60, 120, 480, 3840.
+- The delay is capped, then spread by ±50 %, then capped again: jitter never exceeds the maximum. Without a
+  maximum the limit is a year, which keeps every timestamp within the range of the database.
+- Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, and a
+  cancelled task isn't wanted any more. `no_retry_on` adds to them and wins over `retry_on`. A category in
+  neither list is retried like a crash, unless the caller set `retry_on`: then that list is complete.
+- A poison pill is a task that failed three times with at least two agents: the cause is the task, not an
+  agent. The flag is computed first, so that it is correct for every reason a task ends. Failures without a
+  known agent (an expired claim) don't count.
+- From the second failure on, the fallback models are used. They don't replace the preferences: a revived task
+  starts with its own preferences again.
 
-Being cancelled is not decided here (whoever cancels has decided), nor is waiting for a rate limit, which is
-no failure until the waits are used up: see `ratelimit`.
+Cancellation is not decided here, nor are rate limits, which only count as failures once the waits are used
+up: see `ratelimit`.
 """
 
 import math
@@ -33,7 +31,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown, total_limit_reached
 
 Uniform = Callable[[], float]
-"""Gives numbers spread evenly over [0, 1), as `random.Random().random` does."""
+"""Returns numbers uniformly distributed over [0, 1), as `random.Random().random` does."""
 
 LONGEST_DELAY_SEC = 365 * 86_400.0
 _LARGEST_MULTIPLIER = 1_000.0
@@ -61,7 +59,7 @@ class FailureCategory(StrEnum):
 
 
 class SystemReason(StrEnum):
-    """Why Lineshaft itself, not an agent, ended an attempt."""
+    """The reason why Lineshaft, not an agent, ended an attempt."""
 
     HEARTBEAT_TIMEOUT = "heartbeat_timeout"
     CLAIM_EXPIRED = "claim_expired"
@@ -100,9 +98,9 @@ NEVER_RETRIED = frozenset(
 
 
 def category_of(reason: str) -> str:
-    """The category of a reason or of a category's name; what may follow a colon is detail.
+    """The category of a reason, or of the name of a category; text after a colon is detail.
 
-    Text that names none is an agent's own category and is kept as it is; no text at all is a crash.
+    An unknown name is an agent's own category and is returned unchanged; an empty one is a crash.
     """
     text = reason.strip()
     name = "_".join(text.partition(":")[0].replace("-", " ").lower().split())
@@ -114,14 +112,14 @@ def fault_in(value: object, rule: str, *, ok: bool) -> str | None:
 
 
 def number_fault(value: object, least: float, most: float, *, whole: bool = False) -> str | None:
-    """What is wrong with a number that must lie between two bounds, in words for a message."""
+    """What is wrong with a number that must be between two bounds, for a message; None if nothing is."""
     kind, kinds = ("whole number", int) if whole else ("number", int | float)
     ok = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
     return fault_in(value, f"must be a {kind} from {least:.15g} to {most:.15g}", ok=ok)
 
 
 def raise_faults(faults: Mapping[str, str | None]) -> None:
-    """Report every fault at once, each with the name of its field."""
+    """Raise one error with all faults, each with the name of its field."""
     found = [(name, fault) for name, fault in faults.items() if fault is not None]
     if found:
         raise InvalidInputError(errors=found)
@@ -136,8 +134,7 @@ def _categories_fault(value: object) -> str | None:
 class RetryPolicy:
     """How a task is retried. The defaults are those of the factory preset.
 
-    A list left out is None, so that it is still known whether the caller wrote it: take a preset's policy and
-    `dataclasses.replace` what was given.
+    A list that the caller left out is None, which has another meaning than a list equal to the default.
     """
 
     strategy: Strategy = Strategy.EXPONENTIAL
@@ -170,18 +167,18 @@ class RetryPolicy:
 
     @property
     def retried(self) -> tuple[str, ...]:
-        """`retry_on` as it is in force."""
+        """The effective `retry_on`."""
         return DEFAULT_RETRY_ON if self.retry_on is None else self.retry_on
 
     @property
     def not_retried(self) -> tuple[str, ...]:
-        """`no_retry_on` as it is in force: a default gives way to what the caller wants retried."""
+        """The effective `no_retry_on`: a `retry_on` of the caller overrides the default."""
         if self.no_retry_on is not None:
             return self.no_retry_on
         return tuple(category for category in DEFAULT_NO_RETRY_ON if category not in (self.retry_on or ()))
 
     def refuses(self, category: str) -> bool:
-        """Whether another attempt is out of the question, even a free one after a rate limit."""
+        """Whether the category excludes another attempt, even a free one after a rate limit."""
         return category in NEVER_RETRIED or category in self.not_retried
 
     def retries(self, category: str) -> bool:
@@ -252,7 +249,7 @@ def retry_delay(policy: RetryPolicy, failures: int, uniform: Uniform) -> float:
 def models_for_next(
     failures: int, model_preferences: Sequence[str], fallback_models: Sequence[str]
 ) -> tuple[str, ...]:
-    """The models of the next attempt after so many failed ones."""
+    """The models of the next attempt after this many failures."""
     fall_back = failures >= _FALLBACK_FROM_ATTEMPT and len(fallback_models) > 0
     return tuple(fallback_models if fall_back else model_preferences)
 
@@ -272,7 +269,7 @@ class DeadLetterReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again after `delay_sec`, with `models` as the effective ones (none: any will do)."""
+    """Retry after `delay_sec` with these models; with none, any model."""
 
     delay_sec: float
     models: tuple[str, ...] = ()
@@ -297,9 +294,9 @@ def decide_failure(
     model_preferences: Sequence[str] = (),
     fallback_models: Sequence[str] = (),
 ) -> Retry | DeadLetter:
-    """Decide what becomes of a task after a failed attempt.
+    """Decide what happens to a task after a failed attempt.
 
-    `attempts` and `failed_agents` include the attempt that has just failed, and so does `total_cost_usd`.
+    `attempts`, `failed_agents` and `total_cost_usd` include the attempt that has just failed.
     """
     category = category_of(category)
     poison_pill = is_poison_pill(attempts, failed_agents)

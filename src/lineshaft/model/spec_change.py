@@ -1,7 +1,7 @@
-"""What a person changed in a spec: each place with what stood there and what stands there now.
+"""The differences between two specs: each path with its old and its new value.
 
-Places are JSON pointers (`/constraints/max_cost_usd`). Objects are compared key by key; whatever else
-differs, a list for one, is told whole. An absent `from` or `to` means that there was, or is, nothing there.
+Paths are JSON pointers (`/constraints/max_cost_usd`). Objects are compared key by key; any other value, such
+as a list, is reported whole. A missing `from` or `to` means that the path did not, or does not, exist.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 
-class Change(Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}):
+class SpecChange(Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}):
     path: str
     before: Any | UnsetType = UNSET
     after: Any | UnsetType = UNSET
@@ -23,9 +23,9 @@ class _Pair(NamedTuple):
     after: Any
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """In the order of their places."""
-    found: list[Change] = []
+def spec_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[SpecChange]:
+    """The differences, ordered by path."""
+    found: list[SpecChange] = []
     open_pairs = [_Pair("", before, after)]
     while open_pairs:
         path, old, new = open_pairs.pop()
@@ -34,10 +34,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
                 place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
                 open_pairs.append(_Pair(place, old.get(key, UNSET), new.get(key, UNSET)))
         elif old is UNSET or new is UNSET or not _same(old, new):
-            found.append(Change(path=path, before=old, after=new))
+            found.append(SpecChange(path=path, before=old, after=new))
     return sorted(found, key=lambda change: change.path)
 
 
 def _same(old: Any, new: Any) -> bool:
-    """As JSON: 1 is not true, and the order of keys says nothing."""
+    """Compare as JSON: 1 is not true, and the order of keys has no meaning."""
     return msgspec.json.encode(old, order="sorted") == msgspec.json.encode(new, order="sorted")

@@ -1,8 +1,8 @@
 """The state machine of a task, written once.
 
-Every SQL statement that moves a task carries out one row of `TRANSITIONS`, or several of them in one
-transaction (a completion without gates is `HAND_IN` and `ACCEPT`). A test runs every state against every
-operation on a real PostgreSQL and compares the outcome with this table.
+Every SQL statement that moves a task performs one row of `TRANSITIONS`, or several in one transaction (a
+completion without gates is `SUBMIT_OUTPUT` and `ACCEPT`). A test runs every operation in every state on a
+real PostgreSQL and compares the outcome with this table.
 
             ┌────── block ──────┐   ┌──────── release ────────┐
             │                   ▼   ▼                         │
@@ -14,8 +14,8 @@ operation on a real PostgreSQL and compares the outcome with this table.
                │                                               │
                └────────── revive ────────── DEAD_LETTERED ◄───┘
 
-Anything that has not ended can also be CANCELLED. FAILED is passed through, never rested in: the same
-transaction goes on to RETRYING or DEAD_LETTERED, and history shows that it failed.
+Any task that has not ended can also be CANCELLED. FAILED is transient: the same transaction goes on to
+RETRYING or DEAD_LETTERED, and the history shows that the attempt failed.
 """
 
 from enum import StrEnum
@@ -25,27 +25,27 @@ from lineshaft.errors import InvalidInputError
 
 
 class Status(StrEnum):
-    """Where a task stands. Stored as it is spelled here."""
+    """The state of a task. Stored as it is spelled here."""
 
-    #: Accepted, membership of a DAG not resolved. Lasts within the submitting transaction only.
+    #: Accepted, not yet part of a DAG. Exists only within the submitting transaction.
     CREATED = "CREATED"
     #: Waits for dependencies, for spawned children, or for its time (`run_at`, a snooze).
     PENDING = "PENDING"
-    #: Can be claimed by any agent that is able and can afford it.
+    #: Can be claimed by any agent with the required capabilities and enough budget.
     READY = "READY"
-    #: An agent holds it and must start it before the claim's lease ends.
+    #: An agent holds it and must start it before the lease of the claim expires.
     CLAIMED = "CLAIMED"
-    #: The agent works on it and must heartbeat.
+    #: The agent works on it and must send heartbeats.
     RUNNING = "RUNNING"
-    #: The output is stored and is being checked, by the agent, elsewhere, or by a person.
+    #: The output is stored and is being checked, by the agent, by a validator, or by a person.
     VALIDATING = "VALIDATING"
-    #: Ended well: the output is recorded and dependents were unblocked.
+    #: Succeeded: the output is stored, and dependents are unblocked.
     COMPLETED = "COMPLETED"
-    #: An attempt failed. Passed through on the way to RETRYING or DEAD_LETTERED.
+    #: An attempt failed. Transient, before RETRYING or DEAD_LETTERED.
     FAILED = "FAILED"
     #: Waits for `retry_at`, after a failure or a rate limit.
     RETRYING = "RETRYING"
-    #: Out of attempts, or not worth another. Waits for a person, for ever if need be.
+    #: Out of attempts, or not retryable. Waits for a person's decision, without a time limit.
     DEAD_LETTERED = "DEAD_LETTERED"
     #: Will not be done. A person may revive it.
     CANCELLED = "CANCELLED"
@@ -56,7 +56,7 @@ class Status(StrEnum):
         try:
             return cls(text.upper())
         except ValueError:
-            fault = f"There is no task state {text!r}; it is one of {', '.join(cls)}."
+            fault = f"Unknown task state {text!r}; expected one of {', '.join(cls)}."
             raise InvalidInputError(fault, errors=[("status", fault)]) from None
 
     @property
@@ -66,16 +66,16 @@ class Status(StrEnum):
 
 #: A task here has a row in `task_end`; one anywhere else has a row in `task_live`.
 ENDED = frozenset({Status.COMPLETED, Status.CANCELLED, Status.DEAD_LETTERED})
-#: States a committed task can be seen in while it is not ended.
+#: The states of a committed task that has not ended.
 LIVE = frozenset(
     {Status.PENDING, Status.READY, Status.CLAIMED, Status.RUNNING, Status.VALIDATING, Status.RETRYING}
 )
-#: Passed through inside one transaction, visible in history only.
+#: Exist only inside a transaction; visible in the history only.
 TRANSIENT = frozenset({Status.CREATED, Status.FAILED})
 
 
 class Operation(StrEnum):
-    """What can be done to a task. Each moves a task from one state to exactly one other."""
+    """An operation on a task. Each moves it from one state to exactly one other."""
 
     JOIN_DAG = "join_dag"
     UNBLOCK = "unblock"
@@ -86,7 +86,7 @@ class Operation(StrEnum):
     SNOOZE = "snooze"
     WAIT_CHILDREN = "wait_children"
     RATE_LIMIT = "rate_limit"
-    HAND_IN = "hand_in"
+    SUBMIT_OUTPUT = "submit_output"
     ACCEPT = "accept"
     REJECT = "reject"
     FAIL = "fail"
@@ -104,20 +104,19 @@ class Transition(NamedTuple):
     source: Status
     operation: Operation
     target: Status
-    #: The event written with it; None where another row of the same transaction tells it all.
-    event: str | None
+    event: str
 
 
 TRANSITIONS: tuple[Transition, ...] = (
-    # Becoming claimable. A new task joins its DAG and, with nothing to wait for, is unblocked at once.
+    # A new task joins its DAG and, with nothing to wait for, is unblocked immediately.
     Transition(Status.CREATED, Operation.JOIN_DAG, Status.PENDING, "task.created"),
     Transition(Status.PENDING, Operation.UNBLOCK, Status.READY, "task.ready"),
-    # A dependency added later holds back what nobody has claimed yet.
+    # A dependency added later blocks a task that has not been claimed yet.
     Transition(Status.READY, Operation.BLOCK, Status.PENDING, "task.waiting"),
-    # In an agent's hands.
+    # Held by an agent.
     Transition(Status.READY, Operation.CLAIM, Status.CLAIMED, "task.claimed"),
     Transition(Status.CLAIMED, Operation.START, Status.RUNNING, "task.started"),
-    # Handed back without using an attempt: at once, after a while, or when spawned children have ended.
+    # Released without using an attempt: immediately, after a delay, or when spawned children have ended.
     Transition(Status.CLAIMED, Operation.RELEASE, Status.READY, "task.released"),
     Transition(Status.RUNNING, Operation.RELEASE, Status.READY, "task.released"),
     Transition(Status.CLAIMED, Operation.SNOOZE, Status.PENDING, "task.released"),
@@ -127,10 +126,10 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Status.RUNNING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     Transition(Status.VALIDATING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     # Output.
-    Transition(Status.RUNNING, Operation.HAND_IN, Status.VALIDATING, "task.validating"),
+    Transition(Status.RUNNING, Operation.SUBMIT_OUTPUT, Status.VALIDATING, "task.validating"),
     Transition(Status.VALIDATING, Operation.ACCEPT, Status.COMPLETED, "task.completed"),
     Transition(Status.VALIDATING, Operation.REJECT, Status.FAILED, "task.failed"),
-    # A failed attempt: the agent says so, or its lease or time limit has run out.
+    # A failed attempt: the agent reported it, or its lease or time limit expired.
     Transition(Status.CLAIMED, Operation.FAIL, Status.FAILED, "task.failed"),
     Transition(Status.RUNNING, Operation.FAIL, Status.FAILED, "task.failed"),
     Transition(Status.VALIDATING, Operation.FAIL, Status.FAILED, "task.failed"),
@@ -143,7 +142,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     # A batch parent has no work of its own: it ends with its children.
     Transition(Status.PENDING, Operation.FINISH_BATCH, Status.COMPLETED, "task.completed"),
     Transition(Status.PENDING, Operation.FAIL_BATCH, Status.DEAD_LETTERED, "task.dead_lettered"),
-    # People decide. A revived task waits again for whatever it still depends on.
+    # Decisions of people. A revived task waits again for its unfinished dependencies.
     Transition(Status.DEAD_LETTERED, Operation.REVIVE, Status.PENDING, "task.resolved"),
     Transition(Status.CANCELLED, Operation.REVIVE, Status.PENDING, "task.resolved"),
     Transition(Status.DEAD_LETTERED, Operation.CANCEL, Status.CANCELLED, "task.cancelled"),

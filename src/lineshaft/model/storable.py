@@ -1,4 +1,4 @@
-"""What can't be stored: the character U+0000, half of a surrogate pair, and numbers that are none.
+"""Values that PostgreSQL can't store: the character U+0000, lone surrogates, NaN and the infinities.
 
 Text for people (reasons, errors) is repaired, so that one bad character doesn't lose a whole message.
 Data (outputs, steps, checkpoints) is rejected: a reader gets exactly what was submitted, or nothing.
@@ -15,8 +15,8 @@ from lineshaft.errors import InvalidInputError
 
 NO_NUMBER = "must not contain NaN or an infinity, which JSON can't hold"
 
-#: Each escape of a JSON text as a whole, so that a backslash and the text u0000 are not taken for one. What
-#: the group finds can't be stored.
+#: Matches each escape of a JSON text as a whole, so that an escaped backslash followed by u0000 is not taken
+#: for one. The group matches escapes that can't be stored.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -32,30 +32,32 @@ def is_storable(text: str) -> bool:
 
 
 def replace_unstorable(text: str) -> str:
-    """The same text with a mark in place of each character that can't be stored."""
+    """The text with U+FFFD or ? in place of each character that can't be stored."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def json_fault(encoded: bytes) -> str | None:
-    """What is wrong with a JSON text. Nearly every one passes the first test, which costs nothing."""
+    """What is wrong with a JSON text, or None. Nearly every text passes the first test, which is cheap."""
     if b"\\u" not in encoded:
         return None
     if not (found := next((match[1] for match in _ESCAPE.finditer(encoded) if match[1]), None)):
         return None
     if found == b"u0000":
         return "must not contain the character U+0000, which PostgreSQL can't store; remove it or encode it"
-    return f"must not contain half of a surrogate pair (\\{found.decode()}), which is no character; remove it"
+    return (
+        f"must not contain half of a surrogate pair (\\{found.decode()}), which is not a character; remove it"
+    )
 
 
 def check_json(**named: bytes | None) -> None:
-    """Refuse JSON that can't be stored, by the name of the field that it is in."""
+    """Reject JSON that can't be stored; the error names the field."""
     for name, encoded in named.items():
         if encoded is not None and (fault := json_fault(encoded)):
             raise InvalidInputError(errors=[(name, fault)])
 
 
 def contains_nan(value: Any, encoded: bytes, enc_hook: Callable[[Any], Any] | None = None) -> bool:
-    """Whether a float somewhere in a value is NaN or infinite: msgspec encodes it as null, without a word."""
+    """Whether any float in a value is NaN or infinite: msgspec silently encodes it as null."""
     if b"null" not in encoded:
         return False
     waiting = [msgspec.to_builtins(value, enc_hook=enc_hook)]
@@ -71,7 +73,7 @@ def contains_nan(value: Any, encoded: bytes, enc_hook: Callable[[Any], Any] | No
 
 
 def readable_json(name: str, encoded: bytes) -> bytes:
-    """The same, or a refusal by this name: a number such as 1e999 could be stored, but never read again."""
+    """Return `encoded` or raise InvalidInputError: 1e999 could be stored but never decoded again."""
     try:
         msgspec.json.decode(encoded)
     except msgspec.MsgspecError as error:

@@ -151,7 +151,7 @@ async def test_ceilings_that_make_no_sense(world: World) -> None:
         with pytest.raises(NotFoundError):
             await world.engine.budgets.set_dag_budget(name, 1)
     for sum_ in (-1, float("nan"), 1e9):
-        with pytest.raises(InvalidInputError, match="must be a sum in US dollars"):
+        with pytest.raises(InvalidInputError, match="must be an amount in US dollars"):
             await world.engine.budgets.add_dag_budget(dag_id, sum_)
     assert world.rows("SELECT FROM lineshaft.dag") == []
 

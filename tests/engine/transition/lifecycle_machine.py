@@ -30,7 +30,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 from lineshaft.model import breaker
-from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, Verdict
+from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import Decision
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from tests.conftest import TEMPLATE, clone
@@ -154,13 +154,13 @@ class Lifecycle(RuleBasedStateMachine):
         locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
         ready = [t for t in self.tasks.values() if t.status == "READY"]
         free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
-        verdict = breaker.verdict(self.breaker, CONFIG, self.clock.now())
-        if self.clock.now() < self.slowed_until or verdict is Verdict.BLOCK:
+        verdict = breaker.admission(self.breaker, CONFIG, self.clock.now())
+        if self.clock.now() < self.slowed_until or verdict is Admission.BLOCK:
             free = 0
-        elif verdict is Verdict.PROBE:
+        elif verdict is Admission.PROBE:
             free = min(free, 1)
         assert len(claimed) == min(limit, 2 - held, free)
-        if claimed and verdict is Verdict.PROBE:
+        if claimed and verdict is Admission.PROBE:
             self.breaker = breaker.hand_out_probe(
                 self.breaker, CONFIG, task_id=claimed[0].id, now=self.clock.now()
             ).breaker

@@ -149,7 +149,7 @@ Act = Callable[[Subject], Awaitable[Status]]
 #: What each call of the engine carries out: the rows of the table that it goes through, one of the ways.
 CALLS: dict[Act, tuple[tuple[Operation, ...], ...]] = {
     start: ((Operation.START,),),
-    complete: ((Operation.HAND_IN, Operation.ACCEPT),),
+    complete: ((Operation.SUBMIT_OUTPUT, Operation.ACCEPT),),
     fail: ((Operation.FAIL, Operation.SCHEDULE_RETRY),),
     fail_for_good: ((Operation.FAIL, Operation.DEAD_LETTER),),
     rate_limit: ((Operation.RATE_LIMIT,),),

@@ -18,11 +18,11 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.notices import (
-    Happened,
+    DueNotice,
     Message,
     Notice,
+    NoticeEvent,
     NoticeKind,
-    Waiting,
     events_of,
     message,
     notices,
@@ -82,7 +82,7 @@ class Outbox:
                 # What is left of the feed; some of it may be told again.
                 after, missed = None, True
                 continue
-            found = notices([_happened(event) for event in page.items], kinds)
+            found = notices([_notice_event(event) for event in page.items], kinds)
             if not await self._note(name, known, page.next_cursor, found):
                 break  # another node does it
             noted += len(found)
@@ -142,14 +142,14 @@ class Outbox:
             cursor = await connection.execute(
                 self._sql["waiting"], {**own, "kinds": list(NoticeKind), "most": _AT_ONCE}
             )
-            waiting = [Waiting(*row) for row in await cursor.fetchall()]
-            if not waiting:
+            due = [DueNotice(*row) for row in await cursor.fetchall()]
+            if not due:
                 return []
             cursor = await connection.execute(
                 self._sql["sent_lately"], {**own, "window": throttle.window_sec}
             )
             sent = dict(await cursor.fetchall())
-            chosen = plan(waiting, sent, most=throttle.most, room=most)
+            chosen = plan(due, sent, most=throttle.most, room=most)
             cursor = await connection.execute(
                 self._sql["take"],
                 {
@@ -196,10 +196,10 @@ def _parcels(rows: Sequence[tuple[int, int, int, bytes]]) -> list[Parcel]:
 _NOTICE = msgspec.json.Decoder(Notice)
 
 
-def _happened(event: Event) -> Happened:
+def _notice_event(event: Event) -> NoticeEvent:
     try:
         data = None if event.data is None else msgspec.json.decode(event.data, type=dict[str, Any])
     except msgspec.DecodeError:
         # Numbers that only PostgreSQL can hold, or no object: what happened is told without.
         data = None
-    return Happened(event.kind, event.at, event.task_id, event.dag_id, event.agent_id, data)
+    return NoticeEvent(event.kind, event.at, event.task_id, event.dag_id, event.agent_id, data)

@@ -23,7 +23,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import InvalidInputError
 from lineshaft.model import breaker as model
-from lineshaft.model.breaker import Breaker, BreakerConfig, BreakerPolicy, BreakerState, Change
+from lineshaft.model.breaker import Breaker, BreakerChange, BreakerConfig, BreakerPolicy, BreakerState
 from lineshaft.model.storable import is_storable
 
 MODEL = "model:"
@@ -73,7 +73,7 @@ class _Row:
         return replace(config, half_open_after_sec=(self.probe_at - self.opened_at).total_seconds())
 
 
-Decide = Callable[[_Row], list[Change]]
+Decide = Callable[[_Row], list[BreakerChange]]
 
 
 class Breakers:
@@ -94,7 +94,7 @@ class Breakers:
             return
         await connection.execute(self._sql["make_breakers"], {"keys": list(by_key)})
 
-        def decide(row: _Row) -> list[Change]:
+        def decide(row: _Row) -> list[BreakerChange]:
             changes = []
             breaker = row.breaker
             for attempt in by_key[row.key]:
@@ -128,7 +128,7 @@ class Breakers:
         if not ids_by_key:
             return
 
-        def decide(row: _Row) -> list[Change]:
+        def decide(row: _Row) -> list[BreakerChange]:
             changes = []
             breaker = row.breaker
             for task_id in ids_by_key[row.key]:
@@ -142,9 +142,9 @@ class Breakers:
         """Make a task that was just claimed the probe of these breakers; False: one of them has another."""
         refused = []
 
-        def decide(row: _Row) -> list[Change]:
+        def decide(row: _Row) -> list[BreakerChange]:
             config = row.config(self._policy)
-            if model.verdict(row.breaker, config, row.now) is not model.Verdict.PROBE:
+            if model.admission(row.breaker, config, row.now) is not model.Admission.PROBE:
                 refused.append(row.key)
                 return []
             return [model.hand_out_probe(row.breaker, config, task_id=task_id, now=row.now)]
@@ -195,7 +195,7 @@ class Breakers:
         arrays = dict(zip(_COLUMNS, map(list, zip(*written, strict=True)), strict=True))
         await connection.execute(self._sql["write_breakers"], {**self._database.now, **arrays})
 
-    def _columns(self, row: _Row, changes: Sequence[Change]) -> tuple[object, ...]:
+    def _columns(self, row: _Row, changes: Sequence[BreakerChange]) -> tuple[object, ...]:
         breaker = changes[-1].breaker
         kinds = [str(change.event) for change in changes if change.event is not None]
         told: dict[str, object] = {"key": row.key, "failures": breaker.failures}

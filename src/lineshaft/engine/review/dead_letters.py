@@ -36,7 +36,7 @@ from lineshaft.errors import (
     UnavailableError,
 )
 from lineshaft.model.reviews import Decision, Resolution
-from lineshaft.model.spec_change import changes
+from lineshaft.model.spec_change import spec_changes
 from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, resolve
 
 #: Dead letters that one call decides about.
@@ -204,7 +204,7 @@ class DeadLetters:
             self._sql["change_spec"],
             {"id": letter.id, "spec": row.spec.decode(), **_limits(letter, row, before, after)},
         )
-        found = tuple(changes(before, after))
+        found = tuple(spec_changes(before, after))
         return replace(review, spec_before=letter.spec, spec_change=msgspec.json.encode(found), changed=found)
 
     async def _refusal(self, connection: Connection, task_id: str, resolution: Resolution) -> LineshaftError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.model.reviews import Resolution
-from lineshaft.model.spec_change import Change
+from lineshaft.model.spec_change import SpecChange
 
 #: So many changed places are named in an event; the whole change is in the table review.
 _NAMED = 20
@@ -21,7 +21,7 @@ class Review:
     not_before: datetime | None = None
     spec_before: bytes | None = None
     spec_change: bytes | None = None
-    changed: tuple[Change, ...] = ()
+    changed: tuple[SpecChange, ...] = ()
 
     def parameters(self) -> dict[str, Any]:
         return {

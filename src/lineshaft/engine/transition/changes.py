@@ -19,7 +19,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.model.breaker import counts_against
 from lineshaft.model.budget import money
-from lineshaft.model.likeness import pattern
+from lineshaft.model.error_pattern import error_pattern
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
@@ -220,7 +220,7 @@ class Changes:
                     poison_pill,
                     category,
                     reason,
-                    pattern(reason or ""),
+                    error_pattern(reason or ""),
                 )
             )
         if status is not Status.COMPLETED and task.idempotency_key is not None:

@@ -21,7 +21,7 @@ from lineshaft.integrations.notify.command import Command
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile
 from lineshaft.integrations.notify.webhook import Webhook, key_of
-from lineshaft.model.notices import USUAL, NoticeKind
+from lineshaft.model.notices import DEFAULT_KINDS, NoticeKind
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -118,7 +118,7 @@ def _destination(path: Path, config: _Config) -> Destination:
         sender = Command(config.command)
     else:
         raise _unusable(path, f"{config.name}: command must be a program and its arguments")
-    kinds = frozenset(config.events) or USUAL
+    kinds = frozenset(config.events) or DEFAULT_KINDS
     return Destination(config.name, sender, kinds, Throttle(throttle.most, throttle.seconds))
 
 

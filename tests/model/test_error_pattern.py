@@ -1,4 +1,4 @@
-"""Like errors have one pattern; others don't."""
+"""Errors of one cause have one pattern; others don't."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineshaft.model.likeness import MAX_PATTERN, pattern
+from lineshaft.model.error_pattern import MAX_PATTERN, error_pattern
 
 #: Fixed: the processes of a parallel run must find the same tests.
 TASKS = ("task_01M7HE1D4NX2CHSJE5GA6KX2PV", "task_01M7HE1DNKMY344DV9ZV715ZXX")
@@ -36,9 +36,9 @@ TASKS = ("task_01M7HE1D4NX2CHSJE5GA6KX2PV", "task_01M7HE1DNKMY344DV9ZV715ZXX")
         ),
     ],
 )
-def test_what_differs_only_in_particulars_is_alike(one: str, other: str, common: str) -> None:
+def test_errors_that_differ_in_details_have_one_pattern(one: str, other: str, common: str) -> None:
     """R-137."""
-    assert pattern(one) == pattern(other) == common
+    assert error_pattern(one) == error_pattern(other) == common
 
 
 @pytest.mark.parametrize(
@@ -50,26 +50,26 @@ def test_what_differs_only_in_particulars_is_alike(one: str, other: str, common:
         ("a decade of facade", "a facade of decade"),
     ],
 )
-def test_what_differs_in_words_is_not(one: str, other: str) -> None:
+def test_errors_that_differ_in_words_have_different_patterns(one: str, other: str) -> None:
     """R-137: letters alone are words, however much they look like hexadecimal digits."""
-    assert pattern(one) != pattern(other)
+    assert error_pattern(one) != error_pattern(other)
 
 
 @given(st.text(max_size=3_000))
-def test_it_is_bounded_never_empty_and_stays_as_it_is(error: str) -> None:
-    found = pattern(error)
+def test_a_pattern_is_bounded_not_empty_and_stable(error: str) -> None:
+    found = error_pattern(error)
 
     assert 0 < len(found) <= MAX_PATTERN
     assert re.search(r"[0-9]", found) is None
-    assert pattern(found) == found
+    assert error_pattern(found) == found
 
 
 @given(st.text(alphabet="ab 7/.:-_<>'\"\n", max_size=200), st.integers(0, 10**6))
-def test_a_number_more_or_less_changes_nothing(error: str, number: int) -> None:
-    assert pattern(f"{error} x {number} y") == pattern(f"{error} x {number + 1} y")
+def test_numbers_do_not_change_the_pattern(error: str, number: int) -> None:
+    assert error_pattern(f"{error} x {number} y") == error_pattern(f"{error} x {number + 1} y")
 
 
-def test_a_huge_error_takes_no_time() -> None:
-    """No expression of it backtracks: a megabyte of anything is looked at in milliseconds."""
+def test_a_huge_error_is_fast() -> None:
+    """No expression backtracks: a megabyte takes milliseconds."""
     for part in ("a1-", "/a", "0x", "task_", "2026-02-08T", "a://", "1.", "\n ", "é"):
-        assert pattern(part * 400_000)
+        assert error_pattern(part * 400_000)
