@@ -40,7 +40,7 @@ def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> NoticeEv
             "poison_pill",
             "Task t fails with every agent: no",
         ),
-        (event("breaker.opened", {"key": "code"}), "breaker_opened", "The circuit breaker code is open"),
+        (event("breaker.opened", {"key": "code"}), "breaker_opened", "Circuit breaker code is open"),
         (event("breaker.opened", {"message": "code: 5 failures"}), "breaker_opened", "code: 5 failures"),
         (event("budget.blocked", None, dag_id="d"), "budget_blocked", "DAG d is out of budget"),
         (event("budget.blocked", None, agent_id="a"), "budget_blocked", "Agent a is out of budget"),
