@@ -13,7 +13,7 @@ def test_an_id_is_a_prefix_and_a_ulid() -> None:
     assert make("task") == "task_01ARYZ6S41ZZZZZZZZZZZZZZZZ"
 
 
-def test_ids_only_ever_grow_within_a_process() -> None:
+def test_ids_always_grow_within_a_process() -> None:
     """R-002: also within a millisecond, and when the clock steps back."""
     times = iter([5, 5, 5, 3, 3, 6, 2])
     make = IdFactory(milliseconds=lambda: next(times))
@@ -38,7 +38,7 @@ def test_ids_of_many_threads_are_distinct() -> None:
     assert len({i for mine in made for i in mine}) == 8000
 
 
-def test_a_forked_child_makes_other_ids_than_its_parent() -> None:
+def test_a_forked_child_makes_different_ids() -> None:
     new_id("task")
     read, write = os.pipe()
     child = os.fork()

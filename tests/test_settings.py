@@ -1,4 +1,4 @@
-"""Settings: from the environment and a file, refused loudly, secrets kept."""
+"""Settings from the environment and a file."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -9,7 +9,7 @@ from lineshaft.errors import SettingsError
 from lineshaft.settings import Settings
 
 
-def test_defaults_need_nothing(tmp_path: Path) -> None:
+def test_defaults(tmp_path: Path) -> None:
     settings = Settings.load({}, directory=tmp_path)
 
     assert settings == Settings()
@@ -58,11 +58,11 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("LINESHAFT_DAILY_BUDGET_USD", "ten", "must be an amount of dollars"),
         ("LINESHAFT_AUTH", "maybe", "must be one of auto, required, got 'maybe'"),
         ("LINESHAFT_URL", "ftp://x", "must be a URL"),
-        ("LINESHAFT_PROT", "80", "LINESHAFT_PROT is no setting; did you mean LINESHAFT_PORT?"),
+        ("LINESHAFT_PROT", "80", "Unknown setting LINESHAFT_PROT; did you mean LINESHAFT_PORT?"),
         ("LINESHAFT_CONFIG", "nowhere.toml", "LINESHAFT_CONFIG names 'nowhere.toml', which doesn't exist"),
     ],
 )
-def test_a_bad_value_is_refused_with_name_rule_and_value(
+def test_an_invalid_value_is_reported_with_name_rule_and_value(
     tmp_path: Path, variable: str, value: str, message: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -71,7 +71,7 @@ def test_a_bad_value_is_refused_with_name_rule_and_value(
     assert message in str(caught.value)
 
 
-def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "lineshaft.toml").write_text('prot = 1\nport = "x"\nauth = true\nhome = ["a"]\n')
 
     with pytest.raises(SettingsError) as caught:
@@ -86,14 +86,14 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe"])
-def test_a_file_that_cant_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lineshaft.toml").write_bytes(content)
 
     with pytest.raises(SettingsError, match=r"lineshaft\.toml can't be read"):
         Settings.load({}, directory=tmp_path)
 
 
-def test_secrets_are_in_no_message_and_no_repr(tmp_path: Path) -> None:
+def test_no_message_and_no_repr_contains_a_secret(tmp_path: Path) -> None:
     secret = "hunter2"
     settings = Settings.load(
         {
@@ -112,8 +112,8 @@ def test_secrets_are_in_no_message_and_no_repr(tmp_path: Path) -> None:
     assert secret not in str(caught.value)
 
 
-def test_variables_that_describe_a_task_are_no_settings(tmp_path: Path) -> None:
-    """An agent's command may itself call Lineshaft."""
+def test_variables_that_describe_a_task_are_not_settings(tmp_path: Path) -> None:
+    """An agent's command may call Lineshaft."""
     assert (
         Settings.load({"LINESHAFT_TASK_ID": "task_1", "LINESHAFT_FD": "3"}, directory=tmp_path) == Settings()
     )

@@ -1,7 +1,7 @@
-"""Where statements get their `now` from.
+"""The clock of SQL statements.
 
-In production the database's clock is the only one: every statement is given NULL and takes `now()`. A test
-gives a `MovableClock` instead and moves time by hand, so that nothing ever has to sleep.
+In production only the database's clock counts: every statement gets NULL and uses `now()`. Tests pass a
+`MovableClock` and advance it, so that no test has to sleep.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime | None:
-        """The instant that statements shall work with; None: the database's own."""
+        """The time for statements to use; None: the database's own."""
         ...
 
 
@@ -20,7 +20,7 @@ class DatabaseClock:
 
 
 class MovableClock:
-    """Stands still until it is moved."""
+    """A clock that only moves when it is advanced."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
@@ -29,7 +29,7 @@ class MovableClock:
         return self._now
 
     def advance(self, seconds: float) -> datetime:
-        """Move ahead and tell the new time; a clock for leases never goes back."""
+        """Move forward and return the new time; a clock for leases never goes back."""
         if seconds < 0:
             raise ValueError(f"A clock can't go back: asked to advance by {seconds} s.")
         self._now += timedelta(seconds=seconds)

@@ -1,7 +1,7 @@
 """Every error Lineshaft raises on purpose.
 
-A message says what was asked, what was found and what to do. `code` is the stable name that the HTTP API
-answers with; `retryable` tells a program whether the same call may succeed later without a change.
+A message says what was asked, what was found and what to do. `code` is the stable name in responses of the
+HTTP API. `retryable` means that the same call may succeed later without a change.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ class LineshaftError(Exception):
 
     def __init__(self, message: str | None = None) -> None:
         text = message or (self.__doc__ or "").strip()
-        # It may quote what it was given. Half of a surrogate pair could neither be printed nor sent on.
+        # The message may quote input with a lone surrogate, which could neither be printed nor sent.
         super().__init__(text.encode(errors="backslashreplace").decode())
 
 
 class InvalidInputError(LineshaftError):
-    """The input breaks a rule; nothing was changed."""
+    """The input is not valid; nothing was changed."""
 
     code = "invalid_input"
 
     def __init__(self, message: str | None = None, *, errors: Sequence[tuple[str, str]] = ()) -> None:
-        """`errors` are (place, what is wrong there) pairs, one for each fault found."""
+        """`errors` are (field, fault) pairs."""
         self.errors = tuple(errors)
         super().__init__(message or "; ".join(f"{place}: {fault}" for place, fault in self.errors) or None)
 
@@ -37,7 +37,7 @@ class CycleError(LineshaftError):
     code = "cycle_detected"
 
     def __init__(self, cycle: Sequence[str]) -> None:
-        """`cycle` starts and ends with the same task; each one depends on the next."""
+        """`cycle` starts and ends with the same task; each task depends on the next."""
         self.cycle = tuple(cycle)
         super().__init__(
             f"The dependencies form a cycle: {' → '.join(self.cycle)} (each depends on the next). "
@@ -46,7 +46,7 @@ class CycleError(LineshaftError):
 
 
 class NotFoundError(LineshaftError):
-    """There is no such thing."""
+    """Not found."""
 
     code = "not_found"
 
@@ -58,7 +58,7 @@ class DependencyNotFoundError(LineshaftError):
 
 
 class AlreadyExistsError(LineshaftError):
-    """There is one with this id or key already; nothing was changed."""
+    """The id or key is already in use; nothing was changed."""
 
     code = "already_exists"
 
@@ -76,13 +76,13 @@ class NotClaimableError(LineshaftError):
     retryable = True
 
     def __init__(self, message: str, *, reasons: Sequence[tuple[str, str]] = ()) -> None:
-        """`reasons` are (code, detail) pairs as `why` gives them."""
+        """`reasons` are (code, detail) pairs, as in `why`."""
         self.reasons = tuple(reasons)
         super().__init__(message)
 
 
 class SupersededError(LineshaftError):
-    """The agent was registered again elsewhere; this incarnation must stop."""
+    """The agent was registered again elsewhere; this process must stop using it."""
 
     code = "superseded"
 
@@ -100,7 +100,7 @@ class CapabilityMismatchError(LineshaftError):
 
 
 class UnavailableError(LineshaftError):
-    """The database is away."""
+    """The database is not available."""
 
     code = "unavailable"
     retryable = True
@@ -113,23 +113,23 @@ class InvalidTransitionError(LineshaftError):
 
 
 class AlreadyReviewedError(InvalidTransitionError):
-    """Somebody has decided about this dead letter already; nothing was changed."""
+    """This dead letter has already been resolved; nothing was changed."""
 
     def __init__(self, message: str, *, resolution: str | None = None, reviewer: str | None = None) -> None:
-        """`resolution` and `reviewer` are the decision that stands; no reviewer: a retry by hand."""
+        """`resolution` and `reviewer` are those of the existing decision; no reviewer: a manual retry."""
         self.resolution = resolution
         self.reviewer = reviewer
         super().__init__(message)
 
 
 class BudgetExceededError(LineshaftError):
-    """There is not enough money left for this."""
+    """The remaining budget is too small."""
 
     code = "budget_exceeded"
 
 
 class UnauthorizedError(LineshaftError):
-    """A token is needed."""
+    """A token is required."""
 
     code = "unauthorized"
 
@@ -147,20 +147,20 @@ class PayloadTooLargeError(LineshaftError):
 
 
 class RateLimitedError(LineshaftError):
-    """There are too many of these at once."""
+    """Too many requests at the same time."""
 
     code = "rate_limited"
     retryable = True
 
 
 class SettingsError(LineshaftError):
-    """The configuration breaks a rule."""
+    """The configuration is not valid."""
 
     code = "settings"
 
 
 class DatabaseError(LineshaftError):
-    """The database can't be used as it is."""
+    """The database can't be used."""
 
     code = "database"
 
@@ -178,6 +178,6 @@ class MigrationError(DatabaseError):
 
 
 class CursorExpiredError(LineshaftError):
-    """Retention has dropped events that this cursor had not reached; start again from the beginning."""
+    """Retention has deleted events after this cursor; start again from the beginning."""
 
     code = "cursor_expired"

@@ -1,10 +1,11 @@
-"""Ends programs whose starter was killed. Run as a script, beside the starter, knowing nothing but this file.
+"""A process that kills the programs of a parent that was killed. This file also runs as a script.
 
-An agent or a validator that gets SIGKILL can't stop what it has started, and somebody else is given its work.
-The guardian reads from a pipe which process groups there are (`+PID`) and which have ended (`-PID`). However
-the starter ends, the kernel closes the pipe; what is left then is killed.
+An agent or a validator that gets SIGKILL can't stop the programs it has started, while another process takes
+over its work. The guardian reads process groups from a pipe: started (`+PID`) and ended (`-PID`). When the
+parent ends, the kernel closes the pipe, and the guardian kills the groups that are left.
 
-A program must not begin before its guardian knows of it: what was killed in between would leave it running.
+A program must not start working before its guardian knows about it: a parent killed in between would leave it
+running.
 """
 
 import contextlib
@@ -15,29 +16,29 @@ import sys
 
 
 class Guardian:
-    """The starter's end of it."""
+    """The parent's side: starts the guardian process and reports process groups to it."""
 
     def __init__(self) -> None:
-        # In a session of its own: what is meant for the starter (Ctrl-C, a stop of its group) is not for it.
-        self._process = subprocess.Popen(  # noqa: S603 - this very file
+        # In its own session, so that signals to the parent's group (Ctrl-C) don't reach it.
+        self._process = subprocess.Popen(  # noqa: S603 - runs this file
             [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def guard(self, group: int) -> None:
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """To be called while the number is still taken: later it may be somebody else's."""
-        self._tell(f"-{group}\n")
+        """Call this before the group's number can be reused by another process."""
+        self._send(f"-{group}\n")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 - for mypy
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guardian; work goes on without it
+        with contextlib.suppress(BrokenPipeError):  # the guardian was killed; work continues without it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.poll() is None
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Prefixed ULIDs: readable in psql, sortable by creation time, safe as a file name.
 
 A ULID is 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32. Within a
-process they only ever grow: in the same millisecond (or when the clock steps back) the last value is raised
-by a random amount. Written here because the libraries cost 10 µs an id, a tenth of a bulk submission, or
-keep their random state across a fork.
+process ids always grow: in the same millisecond, or when the clock steps back, the last value is increased by
+a random amount. The libraries cost 10 µs per id, a tenth of a bulk submission, or keep their random state
+across a fork.
 """
 
 import os
@@ -45,7 +45,7 @@ class IdFactory:
         return f"{prefix}_{_spell(value)}"
 
     def _step(self) -> int:
-        """Random, and from a stock: asking the system for four bytes costs more than the rest of an id."""
+        """A random increment from a stock: a system call for four bytes costs more than the rest of an id."""
         if not self._steps:
             stock = self._random_bytes(_STEP_BYTES * 256)
             self._steps = [
@@ -55,8 +55,8 @@ class IdFactory:
 
 
 def _spell(value: int) -> str:
-    # 13 pairs are 130 bits, of which the first two are always 0. Halves: small integers shift quicker,
-    # and the upper one is the same for all ids of a millisecond.
+    # 13 pairs are 130 bits, of which the first two are always 0. Two halves: small integers shift faster,
+    # and the upper half is the same for all ids of a millisecond.
     low = value & _LOW
     return (
         _spell_high(value >> 60)
@@ -81,8 +81,8 @@ new_id = IdFactory()
 
 
 def _forget_after_fork() -> None:
-    # Two processes that go on from one value would raise it in the same millisecond, and might meet; the
-    # lock may have been held by a thread that doesn't exist in the child.
+    # Two processes that continue from the same value could create the same id. The lock may have been held by
+    # a thread that doesn't exist in the child.
     new_id._lock = threading.Lock()  # noqa: SLF001 - the module's own instance
     new_id._last = 0  # noqa: SLF001
     new_id._steps.clear()  # noqa: SLF001

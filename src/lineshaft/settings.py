@@ -1,8 +1,8 @@
 """All configuration, in one frozen object.
 
-A setting comes from the environment (`LINESHAFT_PORT`), else from `lineshaft.toml` in the working directory
-(`port = 8001`), else from its default. A name nobody knows and a value that breaks its rule are refused, so
-that a misspelt setting is never ignored in silence. Secrets are in no message and no repr.
+A setting comes from the environment (`LINESHAFT_PORT`), otherwise from `lineshaft.toml` in the working
+directory (`port = 8001`), otherwise from its default. Unknown names and invalid values are errors, so that a
+misspelt setting is never silently ignored. No message and no repr contains a secret.
 """
 
 import difflib
@@ -18,20 +18,20 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from lineshaft.errors import SettingsError
 
 PREFIX = "LINESHAFT_"
-#: An agent's command finds its task in variables of this name, and where to talk to the agent in the other
-#: one; they are no settings.
+#: Variables that an agent's command receives: those with the prefix describe its task, the other one names
+#: the descriptor for messages to the agent. They are not settings.
 TASK_PREFIX = "LINESHAFT_TASK_"
 FD_VARIABLE = "LINESHAFT_FD"
 CONFIG_VARIABLE = "LINESHAFT_CONFIG"
 CONFIG_FILE = "lineshaft.toml"
-_NO_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE})
+_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE})
 MIN_DURATION_SEC = 0.05
 
 T = TypeVar("T")
 
 
 class Rule(NamedTuple, Generic[T]):
-    """How a value is read from text, and the rule in words."""
+    """A parser for a value, and its rule in words."""
 
     words: str
     parse: Callable[[str], T]
@@ -143,10 +143,12 @@ class Settings:
     pooler: str = _setting(
         _one_of("none", "transaction"),
         "none",
-        "What database_url leads to: transaction = a pooler in transaction mode, such as PgBouncer.",
+        "What database_url points to: transaction = a pooler in transaction mode, such as PgBouncer.",
     )
     home: Path = _setting(
-        _PATH, lambda: Path(".lineshaft").absolute(), "Where the embedded database and local files live."
+        _PATH,
+        lambda: Path(".lineshaft").absolute(),
+        "The directory of the embedded database and of local files.",
     )
     host: str = _setting(_ANY_TEXT, "127.0.0.1", "The address the server listens on.")
     port: int = _setting(_whole(1, 65535), 8001, "The port the server listens on.")
@@ -154,7 +156,7 @@ class Settings:
         _one_of("auto", "required"), "auto", "Whether tokens are needed: auto = only beyond loopback."
     )
     allowed_hosts: tuple[str, ...] = _setting(
-        _NAMES, (), "Names that the server may be called by, besides localhost and its addresses."
+        _NAMES, (), "Host names that requests may use, besides localhost and the server's addresses."
     )
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."
@@ -165,52 +167,54 @@ class Settings:
         "What maxRetries of /api/tasks counts: extra = attempts after the first, all = every attempt.",
     )
     log_format: str = _setting(
-        _one_of("auto", "pretty", "json"), "auto", "How logs look: auto = pretty on a terminal, else JSON."
+        _one_of("auto", "pretty", "json"),
+        "auto",
+        "Format of the logs: auto = pretty on a terminal, otherwise JSON.",
     )
-    url: str | None = _setting(_HTTP_URL, None, "For clients: the server to talk to instead of a database.")
+    url: str | None = _setting(_HTTP_URL, None, "For clients: the server to use instead of a database.")
     token: str | None = _setting(TOKEN, None, "For clients: the bearer token.", secret=True)
-    reaper_interval_sec: float = _setting(_DURATION, 5.0, "How often expired leases are looked for.")
+    reaper_interval_sec: float = _setting(_DURATION, 5.0, "How often to check for expired leases.")
     promoter_interval_sec: float = _setting(
-        _DURATION, 5.0, "How often due retries and schedules are looked for."
+        _DURATION, 5.0, "How often to check for due retries and start times."
     )
     keep_tasks_days: float | None = _setting(
-        _DAYS, None, "How long finished tasks are kept; dead letters stay for ever. None: all stay."
+        _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
     )
-    keep_events_days: float | None = _setting(_DAYS, None, "How long events are kept. None: all stay.")
+    keep_events_days: float | None = _setting(_DAYS, None, "How long to keep events. None: forever.")
     daily_budget_usd: Decimal | None = _setting(
-        _DOLLARS, None, "What all tasks together may cost in a UTC day. None: no limit."
+        _DOLLARS, None, "The most that all tasks together may cost in a UTC day. None: no limit."
     )
     cost_velocity_usd: Decimal | None = _setting(
         _DOLLARS,
         None,
-        "Spending more than this within cost_velocity_minutes pauses everything. None: no limit.",
+        "Spending more than this within cost_velocity_minutes pauses all claims. None: no limit.",
     )
-    cost_velocity_minutes: float = _setting(_MINUTES, 10.0, "The window of cost_velocity_usd.")
+    cost_velocity_minutes: float = _setting(_MINUTES, 10.0, "The time window of cost_velocity_usd.")
     circuit_breakers: Path | None = _setting(
         _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
     )
     notifications: Path | None = _setting(
-        _PATH, None, "A YAML file with the destinations of notifications. None: nobody is told."
+        _PATH, None, "A YAML file with the destinations of notifications. None: notifications are off."
     )
     validation_commands: Path | None = _setting(
         _PATH,
         None,
-        "A YAML file with the commands that test-pass gates may run. None: no command may be run.",
+        "A YAML file with the commands that test-pass gates may run. None: no commands are allowed.",
     )
     judge_url: str | None = _setting(
         _HTTP_URL, None, "Base URL of the OpenAI-compatible API of llm-judge gates."
     )
-    judge_model: str | None = _setting(_ANY_TEXT, None, "The model that judges.")
-    judge_api_key: str | None = _setting(_ANY_TEXT, None, "The key for the judge's API.", secret=True)
+    judge_model: str | None = _setting(_ANY_TEXT, None, "The model of llm-judge gates.")
+    judge_api_key: str | None = _setting(_ANY_TEXT, None, "The API key of llm-judge gates.", secret=True)
 
     @property
     def sessions(self) -> bool:
-        """Whether a connection is the same session of the database from one transaction to the next."""
+        """Whether a connection keeps its database session from one transaction to the next."""
         return self.pooler == "none"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, directory: Path | None = None) -> "Settings":
-        """Read the environment and `lineshaft.toml`; raise SettingsError with every fault found."""
+        """Read the environment and `lineshaft.toml`; raises SettingsError with all faults."""
         environ = os.environ if environ is None else environ
         given, faults = _from_file(environ, directory or Path.cwd())
         _add_environment(given, faults, environ)
@@ -219,11 +223,11 @@ class Settings:
             try:
                 values[name] = _FIELDS[name].parse(text)
             except ValueError:
-                shown = "a value that is not shown here" if _FIELDS[name].secret else repr(text)
+                shown = "a value that is not shown" if _FIELDS[name].secret else repr(text)
                 faults.append(f"{source} must be {_FIELDS[name].words}, got {shown}")
         if faults:
             raise SettingsError(
-                "The configuration can't be used:\n" + "\n".join(f"  {fault}" for fault in faults)
+                "The configuration is not valid:\n" + "\n".join(f"  {fault}" for fault in faults)
             )
         return cls(**values)
 
@@ -243,7 +247,7 @@ SECRET_VARIABLES = frozenset(PREFIX + name.upper() for name, known in _FIELDS.it
 
 
 def _from_file(environ: Mapping[str, str], directory: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """What the file says, as name → (text, where it stands), and what is wrong with it."""
+    """The settings of the file, as name → (text, source), and its faults."""
     named = environ.get(CONFIG_VARIABLE)
     path = Path(named) if named else directory / CONFIG_FILE
     try:
@@ -268,11 +272,11 @@ def _add_environment(
 ) -> None:
     known = {PREFIX + name.upper(): name for name in _FIELDS}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable in _NO_SETTINGS:
+        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable in _NOT_SETTINGS:
             continue
         if variable not in known:
-            faults.append(f"{variable} is no setting{_suggestion(variable, known)}")
-        elif text:  # set to nothing is not set
+            faults.append(f"Unknown setting {variable}{_suggestion(variable, known)}")
+        elif text:  # an empty variable counts as unset
             given[known[variable]] = (text, variable)
 
 

@@ -10,7 +10,7 @@ HEAD = """# Configuration
 
 Settings come from the environment, or from `lineshaft.toml` in the working directory (or the file that
 `LINESHAFT_CONFIG` names), where they have the same names in lower case without the prefix. The environment
-wins. A misspelt setting or a wrong value is refused, with every fault named at once. Durations may be
+takes precedence. Unknown settings and invalid values are errors; all of them are reported at once. Durations may be
 fractions of a second.
 
 | variable | what it is for | value | default |
@@ -28,7 +28,7 @@ def page() -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
-def test_the_page_tells_every_setting_as_it_is() -> None:
+def test_the_page_describes_every_setting() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 

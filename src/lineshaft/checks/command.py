@@ -203,7 +203,7 @@ class _Guardians:
 
     def get(self) -> Guardian:
         with self._lock:
-            if self._one is None or not self._one.lives:
+            if self._one is None or not self._one.is_running:
                 self._one = Guardian()
                 atexit.register(self._one.close)
             return self._one
