@@ -10,8 +10,8 @@ HEAD = """# Configuration
 
 Settings come from the environment, or from `lineshaft.toml` in the working directory (or the file that
 `LINESHAFT_CONFIG` names), where they have the same names in lower case without the prefix. The environment
-takes precedence. Unknown settings and invalid values are errors; all of them are reported at once. Durations may be
-fractions of a second.
+takes precedence. Unknown settings and invalid values are errors; all of them are reported at once.
+Durations may be fractions of a second.
 
 | variable | what it is for | value | default |
 |---|---|---|---|
