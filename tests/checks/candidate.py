@@ -1,4 +1,4 @@
-"""Outputs for checks to look at."""
+"""Outputs for checks."""
 
 import json
 from typing import Any

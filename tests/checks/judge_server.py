@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's protocol and gives the answers that a test tells it to."""
+"""A server with OpenAI's protocol that gives the responses a test sets."""
 
 import json
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from typing import Any
 class JudgeServer:
     url: str = ""
     status: int = 200
-    #: What the model says; a text is sent as it is, all else as JSON.
+    #: The content of the model's message; a string is sent as it is, anything else as JSON.
     content: Any = field(default_factory=lambda: {"score": 0.9, "reasons": ["clear"]})
     usage: Any = field(default_factory=lambda: {"prompt_tokens": 1_000, "completion_tokens": 100})
     model: str = "gpt-4o-mini"
-    #: The whole body, instead of all that.
+    #: Replaces the whole body.
     body: bytes | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)

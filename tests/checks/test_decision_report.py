@@ -1,4 +1,4 @@
-"""Decision reports: why, what and tradeoffs, each with something in it."""
+"""Decision reports: why, what and tradeoffs are required."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WHOLE = {"why": "It was asked for.", "what": ["a page", "a test"], "tradeoffs": 
 @pytest.mark.parametrize(
     "report", [WHOLE, WHOLE | {"alternatives": [], "confidence": 0.8}, WHOLE | {"why": 1}]
 )
-def test_reports_that_say_something(report: Any) -> None:
+def test_complete_reports(report: Any) -> None:
     """R-093."""
     assert decision_report.check(None, candidate("x", report=report)).passed
 
@@ -21,9 +21,9 @@ def test_reports_that_say_something(report: Any) -> None:
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        (None, "there is no decision_report"),
-        ({}, "there is no decision_report"),
-        ("", "there is no decision_report"),
+        (None, "decision_report is missing"),
+        ({}, "decision_report is missing"),
+        ("", "decision_report is missing"),
         ("it was asked for", "must be an object, got str"),
         ([WHOLE], "must be an object, got list"),
         ({"why": "so", "what": "this"}, "tradeoffs missing or empty"),
@@ -33,7 +33,7 @@ def test_reports_that_say_something(report: Any) -> None:
         (WHOLE | {"tradeoffs": False}, "tradeoffs missing or empty"),
     ],
 )
-def test_reports_that_say_nothing(report: Any, said: str) -> None:
+def test_incomplete_reports(report: Any, said: str) -> None:
     """R-093: the reason starts with `incomplete_decision_report`."""
     verdict = decision_report.check(None, candidate("x", report=report))
 

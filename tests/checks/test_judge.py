@@ -19,7 +19,7 @@ CRITERIA = {"criteria": "Is it short?"}
 
 @dataclass
 class Fixed:
-    """A judge of one's own: any object with a method `judge`."""
+    """A custom judge: any object with a method `judge`."""
 
     score: Any
 
@@ -42,7 +42,7 @@ async def test_the_threshold_decides(threshold: float | None, score: float, pass
     assert verdict.passed is passes
     assert (verdict.score, verdict.cost_usd, verdict.model) == (score, Decimal("0.01"), "mine")
     assert verdict.reasons[-1] == "Is it short? yes"
-    assert ("less than" in verdict.reasons[0]) is not passes
+    assert ("below" in verdict.reasons[0]) is not passes
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ async def test_the_threshold_decides(threshold: float | None, score: float, pass
         ({"criteria": "x", "threshold": True}, "from 0 to 1"),
     ],
 )
-def test_what_a_task_may_ask_of_a_judge(schema: Any, said: str) -> None:
+def test_the_schema_of_a_judge_gate(schema: Any, said: str) -> None:
     """R-095."""
     assert said in (JudgeCheck(Fixed(1)).fault(schema) or "")
 
 
-def test_without_a_judge_nobody_is_asked() -> None:
-    """R-097: refused at creation, with what to do."""
+def test_without_a_judge_the_gate_is_rejected() -> None:
+    """R-097: rejected at submission, with what to do."""
     assert "LINESHAFT_JUDGE_URL" in (JudgeCheck(None).fault(CRITERIA) or "")
 
 
 @pytest.mark.parametrize("score", [math.nan, -0.1, 1.5, True, "0.5"])
-async def test_scores_that_are_none(score: Any) -> None:
+async def test_invalid_scores(score: Any) -> None:
     with pytest.raises(NoVerdict, match="from 0 to 1") as caught:
         await JudgeCheck(Fixed(score)).check(CRITERIA, candidate("x"))
     assert caught.value.cost_usd == Decimal("0.01")
@@ -86,7 +86,7 @@ def server() -> Iterator[JudgeServer]:
         yield running
 
 
-async def test_it_is_asked_as_openai_is(server: JudgeServer) -> None:
+async def test_the_request_follows_the_openai_api(server: JudgeServer) -> None:
     judge = OpenAIJudge(server.url, "gpt-4o-mini", "sk-secret")
 
     found = await judge.judge("Is it short?", candidate({"answer": 42}, spec={"goal": "an answer"}))
@@ -110,12 +110,12 @@ async def test_without_a_key_none_is_sent(server: JudgeServer) -> None:
     assert "Authorization" not in server.headers[0]
 
 
-async def test_a_long_output_is_cut_and_said_to_be(server: JudgeServer) -> None:
+async def test_a_long_output_is_truncated_with_a_note(server: JudgeServer) -> None:
     await OpenAIJudge(server.url, "m").judge("?", candidate("x" * (2 * MAX_OUTPUT)))
 
     question = server.requests[0]["messages"][1]["content"]
     assert len(question) < MAX_OUTPUT + 1_000
-    assert question.endswith("… (cut off here)")
+    assert question.endswith("… (truncated)")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ async def test_a_long_output_is_cut_and_said_to_be(server: JudgeServer) -> None:
         ("lots", "gpt-4o-mini", None),
     ],
 )
-async def test_what_it_costs(server: JudgeServer, usage: Any, model: str, cost: Decimal | None) -> None:
-    """As the server says, else by the price list; unknown is not the same as nothing."""
+async def test_the_cost_of_a_call(server: JudgeServer, usage: Any, model: str, cost: Decimal | None) -> None:
+    """From the response, otherwise from the price list; unknown is not the same as zero."""
     server.usage, server.model = usage, model
 
     assert (await OpenAIJudge(server.url, model).judge("?", candidate("x"))).cost_usd == cost
@@ -141,7 +141,7 @@ async def test_what_it_costs(server: JudgeServer, usage: Any, model: str, cost: 
     "content",
     ['```json\n{"score": 0.5}\n```', 'Here you are: {"score": 0.5}', '{"score": 0.5, "more": {"a": 1}}'],
 )
-async def test_models_that_say_more_than_they_were_asked(server: JudgeServer, content: str) -> None:
+async def test_text_around_the_json_is_ignored(server: JudgeServer, content: str) -> None:
     server.content = content
 
     assert (await OpenAIJudge(server.url, "m").judge("?", candidate("x"))).score == 0.5
@@ -150,10 +150,10 @@ async def test_models_that_say_more_than_they_were_asked(server: JudgeServer, co
 @pytest.mark.parametrize(
     "content", ["I like it", '{"reasons": []}', '{"score": "high"}', '{"score": 1, "reasons": 7}', "{"]
 )
-async def test_an_answer_that_is_none_still_costs(server: JudgeServer, content: str) -> None:
+async def test_an_unreadable_response_still_costs(server: JudgeServer, content: str) -> None:
     server.content, server.usage = content, {"cost": 0.5}
 
-    with pytest.raises(NoVerdict, match="can't be read") as caught:
+    with pytest.raises(NoVerdict, match="can't read the judge's response") as caught:
         await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
 
     assert caught.value.cost_usd == Decimal("0.5")
@@ -162,15 +162,15 @@ async def test_an_answer_that_is_none_still_costs(server: JudgeServer, content: 
 @pytest.mark.parametrize(
     "body", [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
 )
-async def test_servers_that_speak_another_language(server: JudgeServer, body: bytes) -> None:
+async def test_responses_that_are_not_from_an_openai_api(server: JudgeServer, body: bytes) -> None:
     server.body = body
 
-    with pytest.raises(NoVerdict, match="the judge's answer"):
+    with pytest.raises(NoVerdict, match="the judge's response"):
         await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
 
 
-async def test_a_judge_that_is_away_gives_no_verdict(server: JudgeServer) -> None:
-    """Tried again later; the key is in no message."""
+async def test_an_unreachable_judge_gives_no_verdict(server: JudgeServer) -> None:
+    """It is repeated later; no message contains the key."""
     server.status, server.body = 429, b'{"error": "slow down"}'
     with pytest.raises(NoVerdict, match=r"HTTP 429.*slow down"):
         await OpenAIJudge(server.url, "m", "sk-secret").judge("?", candidate("x"))

@@ -1,4 +1,4 @@
-"""All checks together: what a task may name, the user's own, and what the settings tell."""
+"""The registry: methods that a task may name, the user's own checks, and the settings."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft.checks.command import Command
 from lineshaft.checks.registry import Checks
-from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.tasks import Gate
 from lineshaft.settings import Settings
@@ -18,15 +18,15 @@ from tests.checks.candidate import candidate
 
 
 def is_long(schema: Any, candidate: CandidateOutput) -> Verdict:
-    return Verdict(passed=True) if len(candidate.text) >= schema else refused("too short")
+    return Verdict(passed=True) if len(candidate.text) >= schema else rejected("too short")
 
 
-async def asks_around(schema: Any, candidate: CandidateOutput) -> bool:
+async def asks_elsewhere(schema: Any, candidate: CandidateOutput) -> bool:
     return bool(candidate.data == schema)
 
 
-def test_faults_are_told_by_their_place() -> None:
-    """R-095: the one gate by the names of the fields, several by their number."""
+def test_faults_name_their_place() -> None:
+    """R-095: a single gate by field name, several gates by their number."""
     checks = Checks(commands={"tests": Command(("true",))})
 
     assert checks.faults([Gate("json-schema", {"type": "object"}), Gate("human"), Gate("regex", "a")]) == []
@@ -37,25 +37,25 @@ def test_faults_are_told_by_their_place() -> None:
     assert places == ["validation[1].schema", "validation[2].method"]
 
 
-def test_an_unknown_method_is_told_what_there_is() -> None:
+def test_an_unknown_method_is_reported_with_the_known_ones() -> None:
     ((_, fault),) = Checks().faults([Gate("json_schema")])
 
     assert fault == "must be one of human, json-schema, llm-judge, none, regex, test-pass, got 'json_schema'"
     assert Checks().faults([Gate("decision-report")]), "that one is asked for by require_decision_report"
 
 
-def test_more_gates_than_anybody_needs() -> None:
+def test_too_many_gates() -> None:
     assert Checks().faults([Gate("human")] * 20) == []
     assert Checks().faults([Gate("human")] * 21) != []
 
 
-async def test_checks_of_ones_own() -> None:
-    """A plain function answers at once; an asynchronous one runs where there is time."""
+async def test_custom_checks() -> None:
+    """A plain function runs immediately, an asynchronous one in the validator."""
     checks = Checks()
     checks.register(
         "long", is_long, fault=lambda schema: None if isinstance(schema, int) else "must be a number"
     )
-    checks.register("asked", asks_around)
+    checks.register("asked", asks_elsewhere)
 
     assert checks.faults([Gate("long", 3), Gate("asked")]) == []
     assert checks.faults([Gate("long", "3")]) == [("validation_schema", "must be a number")]
@@ -71,13 +71,13 @@ async def test_checks_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["regex", "none", "human", "decision-report"])
-def test_names_that_are_taken(name: str) -> None:
+def test_names_that_are_already_used(name: str) -> None:
     with pytest.raises(InvalidInputError, match="already"):
         Checks().register(name, is_long)
 
 
 async def test_a_check_that_breaks_gives_no_verdict() -> None:
-    """The output may be good: no attempt fails for it."""
+    """The output may be good: the attempt doesn't fail."""
 
     async def breaks(_: Any, __: CandidateOutput) -> bool:
         raise KeyError("oops")
@@ -92,8 +92,8 @@ async def test_a_check_that_breaks_gives_no_verdict() -> None:
         await checks.check("breaks", None, candidate("abc"))
 
 
-def test_an_output_that_no_check_can_read() -> None:
-    """Hostile input: nested as deeply as a database may hold it."""
+def test_an_output_nested_too_deeply() -> None:
+    """Hostile input: as deep as the database can store."""
     output = b'{"data": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
 
     verdict = Checks().check_now("regex", "x", CandidateOutput("t", 1, "code", "x", b"{}", output))
@@ -101,9 +101,9 @@ def test_an_output_that_no_check_can_read() -> None:
     assert verdict.reasons == ("the output is nested too deeply to be checked",)
 
 
-def test_reasons_are_kept_short_and_storable() -> None:
-    """Hostile input: NUL and halves of characters, and a novel."""
-    verdict = refused(*["a\0b\ud800" + "x" * 9_000] * 50)
+def test_reasons_are_shortened_and_storable() -> None:
+    """Hostile input: NUL, lone surrogates, and long text."""
+    verdict = rejected(*["a\0b\ud800" + "x" * 9_000] * 50)
 
     assert len(verdict.reasons) == MAX_REASONS
     assert len(verdict.reasons[0]) == MAX_REASON
@@ -113,7 +113,7 @@ def test_reasons_are_kept_short_and_storable() -> None:
 # Settings.
 
 
-def test_what_the_settings_tell(tmp_path: Path) -> None:
+def test_checks_from_settings(tmp_path: Path) -> None:
     path = tmp_path / "commands.yaml"
     path.write_text("tests: {argv: [make, test]}\n")
     checks = Checks.from_settings(
@@ -131,23 +131,23 @@ def test_what_the_settings_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [{"judge_url": "http://localhost/v1"}, {"judge_model": "m"}])
-def test_half_a_judge(half: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match="needs both"):
+def test_a_judge_without_a_model(half: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="needs a URL and a model"):
         Checks.from_settings(Settings(**half))
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda: None, "must answer with True, False or a Verdict, got None"),
-        (lambda: "yes", "must answer with True, False or a Verdict, got 'yes'"),
+        (lambda: None, "must return True, False or a Verdict, got None"),
+        (lambda: "yes", "must return True, False or a Verdict, got 'yes'"),
         (lambda: Verdict(passed=True, cost_usd=Decimal("NaN")), "cost_usd: must be an amount in US dollars"),
         (lambda: Verdict(passed=True, cost_usd=Decimal(-1)), "cost_usd: must be an amount in US dollars"),
         (lambda: Verdict(passed=True, score=math.nan), "score: must be a number"),
     ],
 )
-async def test_an_answer_that_is_none_refuses_nobodys_work(answer: Callable[[], Any], said: str) -> None:
-    """Hostile input, or a check that forgot to return something: it is run again, and somebody is told."""
+async def test_an_invalid_result_gives_no_verdict(answer: Callable[[], Any], said: str) -> None:
+    """Hostile input, or a check that returns nothing: it is repeated, and the fault is logged."""
     checks = Checks()
     checks.register("at once", lambda _, __: answer())
 

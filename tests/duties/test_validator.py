@@ -77,7 +77,7 @@ async def test_a_command_decides(
         task = await engine.insights.task(refused.id)
         assert task.failure_category == "invalid_output"
         assert task.failure_reason == (
-            "test-pass: the command bad ended with exit code 1; it said last: two tests failed"
+            "test-pass: the command bad ended with exit code 1; last output: two tests failed"
         )
         assert await validator(engine).run_once() == {"people told": 0}
 
@@ -97,7 +97,7 @@ async def test_a_judge_decides_and_is_paid(
             (attempt,) = await engine.gates.verdicts(task.id)
             (verdict,) = attempt.verdicts
             assert (verdict.score, verdict.model, verdict.cost_usd) == (0.4, "gpt-4o-mini", 0.05)
-            assert verdict.reasons == ["the judge gave 0.4, less than 0.7", "too dry"]
+            assert verdict.reasons == ["the judge's score is 0.4, below 0.7", "too dry"]
             assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.05")
             assert connection.execute("SELECT spent_usd FROM lineshaft.agent").fetchone() == (
                 Decimal("0.05"),

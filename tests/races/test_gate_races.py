@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from lineshaft.checks.verdict import CandidateOutput, Verdict, refused
+from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.clock import MovableClock
 from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.claim.claims import ClaimedTask
@@ -121,7 +121,7 @@ async def test_a_person_answers_what_an_agent_claims(
         assert status(connection, submitted.id) == ("RUNNING" if claim.tasks else "COMPLETED")
 
 
-@pytest.mark.parametrize("second", [PASSED, refused("ugly")])
+@pytest.mark.parametrize("second", [PASSED, rejected("ugly")])
 async def test_two_verdicts_on_one_output(
     engines: tuple[Engine, Engine],
     dsn: str,

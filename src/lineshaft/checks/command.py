@@ -1,9 +1,9 @@
-"""Whether a command of the operator's accepts an output: `test-pass`.
+"""The `test-pass` check: a command of the operator's accepts or rejects an output.
 
-A task names a command; what that is, only the operator's file says (LINESHAFT_VALIDATION_COMMANDS). It runs
-in the task's working directory without a shell, is given the task and its output as JSON on standard input,
-and must end with exit code 0 within its time limit. At the limit its whole process group is killed; so it is
-when the validator that started it dies.
+A task names a command, and the operator's file (LINESHAFT_VALIDATION_COMMANDS) defines it. The command runs
+in the task's working directory without a shell, gets the task and its output as JSON on standard input, and
+must exit with code 0 within its time limit. Its whole process group is killed at the limit, and when the
+validator that started it dies.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from typing import Any, cast
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
-from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import SettingsError
 from lineshaft.guardian import Guardian
 from lineshaft.settings import PREFIX
 
 DEFAULT_LIMIT_SEC = 300.0
 LONGEST_LIMIT_SEC = 86_400.0
-#: How much of the end of what it printed is kept.
+#: The last bytes of its output that are kept.
 _TAIL_BYTES = 3_000
-#: Whoever is killed has gone by then; its pipes may be held open by what it left behind.
+#: The time to wait for the output of a killed command: its descendants may hold the pipe open.
 _PATIENCE_SEC = 5.0
-#: A command begins when the first line comes, once the guardian knows of it; a validator that was killed
-#: before never writes one. The shell reads no further than that line: the rest is the command's.
+#: A command starts when it gets the first line of input, after the guardian knows about it; a validator that
+#: is killed before never writes that line. The shell reads only that line: the rest is for the command.
 _WAIT_FOR_GO = ("/bin/sh", "-c", 'read -r go || exit; exec "$@"', "lineshaft")
 _GO = b"go\n"
 
@@ -42,16 +42,16 @@ _GO = b"go\n"
 class Command:
     argv: tuple[str, ...]
     time_limit_sec: float = DEFAULT_LIMIT_SEC
-    #: Working directories of tasks lie in here, or are this one.
+    #: Contains the working directories of tasks, or is the working directory itself.
     directory: Path | None = None
 
 
 def read_commands(path: Path) -> dict[str, Command]:
-    """The operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}."""
+    """Read the operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"The validation commands in {path} can't be read: {error}") from None
+        raise SettingsError(f"Can't read the validation commands in {path}: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -63,11 +63,11 @@ def _command(path: Path, name: str, entry: Any) -> Command:
     place = f"{path}: {name}"
     if not isinstance(entry, dict) or not entry.keys() <= {"argv", "time_limit_sec", "directory"}:
         raise SettingsError(
-            f"{place} must have argv, and may have time_limit_sec and directory; got {entry!r}."
+            f"{place} must have argv, and optionally time_limit_sec and directory; got {entry!r}."
         )
     argv, limit, directory = entry.get("argv"), entry.get("time_limit_sec"), entry.get("directory")
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) and word for word in argv):
-        raise SettingsError(f"{place}.argv must be a list of texts, the program first; got {argv!r}.")
+        raise SettingsError(f"{place}.argv must be a list of strings, the program first; got {argv!r}.")
     if limit is None:
         limit = DEFAULT_LIMIT_SEC
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= LONGEST_LIMIT_SEC:
@@ -85,42 +85,41 @@ class CommandCheck:
 
     def fault(self, schema: Any) -> str | None:
         if not isinstance(schema, dict) or not schema.keys() <= {"command", "working_directory"}:
-            return 'must be {"command": NAME}, and may have a working_directory'
+            return 'must be {"command": NAME}, optionally with a working_directory'
         name, directory = schema.get("command"), schema.get("working_directory")
         if not isinstance(name, str):
-            return f'must be {{"command": NAME}}, with a text as the name; got {type(name).__name__}'
+            return f'must be {{"command": NAME}}, where NAME is a string; got {type(name).__name__}'
         if name not in self.commands:
             allowed = ", ".join(sorted(self.commands)) or "none"
             return (
-                f"names the command {name[:100]!r}, which the operator doesn't allow "
-                f"(LINESHAFT_VALIDATION_COMMANDS); allowed: {allowed}"
+                f"command {name[:100]!r} is not allowed; allowed in LINESHAFT_VALIDATION_COMMANDS: {allowed}"
             )
         if directory is not None and not isinstance(directory, str):
             return f"working_directory must be a path, got {type(directory).__name__}"
         return None
 
-    async def check(self, schema: Any, handed_in: CandidateOutput) -> Verdict:
+    async def check(self, schema: Any, candidate: CandidateOutput) -> Verdict:
         name = schema["command"]
         command = self.commands.get(name)
         if command is None:
             raise NoVerdict(f"the command {name!r} is not allowed on this node")
-        wanted = schema.get("working_directory") or handed_in.spec_data.get("working_directory")
+        wanted = schema.get("working_directory") or candidate.spec_data.get("working_directory")
         directory = _directory(command, wanted)
-        code, tail = await _run(command, directory, handed_in)
+        code, tail = await _run(command, directory, candidate)
         if code == 0:
             return PASSED
         how = (
-            f"did not end within {command.time_limit_sec:g} s and was killed"
+            f"did not finish within {command.time_limit_sec:g} s and was killed"
             if code is None
             else f"ended with exit code {code}"
             if code > 0
-            else f"was ended by signal {-code}"
+            else f"was killed by signal {-code}"
         )
-        return refused(f"the command {name} {how}; it said last: {tail.strip() or 'nothing'}")
+        return rejected(f"the command {name} {how}; last output: {tail.strip() or 'none'}")
 
 
 def _directory(command: Command, wanted: Any) -> Path:
-    """Where to run: what the task names, if that lies within what the operator allows."""
+    """The working directory that the task names, if it is within the one that the operator allows."""
     root = (command.directory or Path.cwd()).resolve()
     if wanted is None:
         found = root
@@ -131,18 +130,18 @@ def _directory(command: Command, wanted: Any) -> Path:
             raise NoVerdict(f"the working directory {wanted!r} can't be used: {error}") from None
     if not found.is_relative_to(root):
         raise NoVerdict(
-            f"the working directory {wanted!r} is not within {str(root)!r}, where the command may run"
+            f"the working directory {wanted!r} is outside {str(root)!r}, where the command may run"
         )
     if not found.is_dir():
         raise NoVerdict(f"the working directory {str(found)!r} doesn't exist on this node")
     return found
 
 
-async def _run(command: Command, directory: Path, handed_in: CandidateOutput) -> tuple[int | None, str]:
-    """The exit code (None: it was killed at the limit) and the end of what it printed."""
-    # Our own settings have passwords in them, and are none of its business.
+async def _run(command: Command, directory: Path, candidate: CandidateOutput) -> tuple[int | None, str]:
+    """The exit code (None: killed at the limit) and the end of its output."""
+    # Lineshaft's own settings contain passwords.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    environment |= {"LINESHAFT_TASK_ID": handed_in.task_id, "LINESHAFT_TASK_TYPE": handed_in.type}
+    environment |= {"LINESHAFT_TASK_ID": candidate.task_id, "LINESHAFT_TASK_TYPE": candidate.type}
     program = _program(command.argv[0], directory, environment.get("PATH"))
     guardian = await asyncio.to_thread(_GUARDIANS.get)
     watch = _Watch()
@@ -163,16 +162,16 @@ async def _run(command: Command, directory: Path, handed_in: CandidateOutput) ->
     code: int | None = None
     try:
         guardian.guard(group)
-        # What it doesn't read is dropped when it ends.
+        # Input that it doesn't read is dropped when it ends.
         stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
-        stdin.write(_GO + _question(handed_in))
+        stdin.write(_GO + _input(candidate))
         stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(command.time_limit_sec):
                 await watch.exited.wait()
                 code = transport.get_returncode()
     finally:
-        # What it started and left behind goes too.
+        # Kill the descendants it left behind, too.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         guardian.forget(group)
@@ -185,17 +184,17 @@ async def _run(command: Command, directory: Path, handed_in: CandidateOutput) ->
 
 
 def _program(name: str, directory: Path, path: str | None) -> str:
-    """Where the program is: the shell that waits for us would only say that it ended badly."""
+    """The path of the program. The waiting shell would only report an exit code for a missing one."""
     found = shutil.which(str(directory / name) if os.sep in name else name, path=path)
     if found is None:
         raise NoVerdict(
-            f"the command {name!r} can't be started: there is no such program, or it can't be run"
+            f"the command {name!r} can't be started: the program doesn't exist or isn't executable"
         )
     return str(Path(found).absolute())
 
 
 class _Guardians:
-    """One for all commands of this process, from the first one on; a new one if somebody ended it."""
+    """The guardian of this process, started for the first command and replaced if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,18 +211,18 @@ class _Guardians:
 _GUARDIANS = _Guardians()
 
 
-def _question(handed_in: CandidateOutput) -> bytes:
+def _input(candidate: CandidateOutput) -> bytes:
     task = {
-        "id": handed_in.task_id,
-        "type": handed_in.type,
-        "title": handed_in.title,
-        "spec": msgspec.Raw(handed_in.spec),
+        "id": candidate.task_id,
+        "type": candidate.type,
+        "title": candidate.title,
+        "spec": msgspec.Raw(candidate.spec),
     }
-    return msgspec.json.encode({"task": task, "output": msgspec.Raw(handed_in.output)})
+    return msgspec.json.encode({"task": task, "output": msgspec.Raw(candidate.output)})
 
 
 class _Watch(asyncio.SubprocessProtocol):
-    """Keeps the end of what a process prints, and knows when it has ended, whoever still holds its pipes."""
+    """Keeps the end of a process's output, and sees it exit even while others hold its pipes."""
 
     def __init__(self) -> None:
         self.tail = b""

@@ -1,11 +1,11 @@
-"""Whether an output fits a JSON Schema.
+"""The `json-schema` check: an output conforms to a JSON Schema.
 
-Schemas come from whoever submits tasks, so they are kept within bounds. They refer to nothing but themselves:
-no address is fetched and no file read. Patterns are matched in linear time. A schema whose references,
-written out, come to more than a hundred thousand parts is refused: each part costs time for each value.
+Schemas come from submitters of tasks, so their cost is limited. A schema can only refer to itself: no URL is
+fetched and no file is read. Patterns are matched in linear time. A schema that has more than a hundred
+thousand parts with its references expanded is rejected: each part costs time for each value.
 
-The library keeps the interpreter to itself while it looks at an output, and a server with it. What may take
-more than a moment is looked at by a process of its own, for a limited time.
+The library holds the interpreter lock while it validates. A check that may take longer runs in a separate
+process, with a time limit.
 """
 
 import subprocess
@@ -19,26 +19,26 @@ from urllib.parse import unquote
 import jsonschema_rs
 import msgspec
 
-from lineshaft.checks.verdict import MAX_REASONS, PASSED, CandidateOutput, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import MAX_REASONS, PASSED, CandidateOutput, NoVerdict, Verdict, rejected
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
 MAX_PARTS = 100_000
 _PATTERN_BYTES = 1 << 20
-#: Parts of the schema times values of the output: what is looked at in this process, in about half a second.
-MOST_HERE = 2_000_000
+#: Parts of the schema times values of the output that are validated in this process, in about half a second.
+MAX_HERE = 2_000_000
 LONGEST_SEC = 30.0
-#: Keywords whose members are named by the schema's author, so that a member called `enum` is a schema.
+#: Keywords whose members have names chosen by the author, so that a member named `enum` is a schema.
 _NAMED_PARTS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
-#: Keywords that hold data, in which nothing is a reference.
+#: Keywords that contain data, never references.
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def fault(schema: Any) -> str | None:
-    """What is wrong with a schema; None: it can be used."""
+    """What is wrong with a schema, or None."""
     if not isinstance(schema, dict | bool):
         return f"must be a JSON Schema (an object, or true or false), got {type(schema).__name__}"
     try:
@@ -48,12 +48,12 @@ def fault(schema: Any) -> str | None:
     return _fault_in(encoded)
 
 
-def check(schema: Any, handed_in: CandidateOutput) -> Verdict:
+def check(schema: Any, candidate: CandidateOutput) -> Verdict:
     encoded = msgspec.json.encode(schema)
     _, _, parts = _validator(encoded)
-    if _holds_more_than(MOST_HERE // parts, handed_in.data):
-        return _check_apart(encoded, handed_in.data)
-    return check_here(encoded, handed_in.data)
+    if _holds_more_than(MAX_HERE // parts, candidate.data):
+        return _check_in_process(encoded, candidate.data)
+    return check_here(encoded, candidate.data)
 
 
 def check_here(schema: bytes, data: Any) -> Verdict:
@@ -61,36 +61,36 @@ def check_here(schema: bytes, data: Any) -> Verdict:
     try:
         if validator.is_valid(data):
             return PASSED
-        # With references, looking for every error can take exponential time; for the first one it doesn't.
+        # With references, finding all errors can take exponential time; finding the first one doesn't.
         if refers:
-            return refused(_told(_first_error(validator, data)))
+            return rejected(_reason(_first_error(validator, data)))
         errors = islice(validator.iter_errors(data), MAX_REASONS)
-        return refused(*(_told(error) for error in errors))
+        return rejected(*(_reason(error) for error in errors))
     except ValueError as error:
         if isinstance(error, jsonschema_rs.ValidationError):
             raise
-        return refused(f"output.data can't be checked: {error}")
+        return rejected(f"output.data can't be checked: {error}")
 
 
-def _check_apart(schema: bytes, data: Any) -> Verdict:
-    question = msgspec.json.encode([msgspec.Raw(schema), data])
+def _check_in_process(schema: bytes, data: Any) -> Verdict:
+    request = msgspec.json.encode([msgspec.Raw(schema), data])
     try:
-        answer = subprocess.run(
+        finished = subprocess.run(
             [sys.executable, "-m", "lineshaft.checks.json_schema_process"],
-            input=question,
+            input=request,
             stdout=subprocess.PIPE,
             timeout=LONGEST_SEC,
             check=True,
         )
     except subprocess.TimeoutExpired:
-        return refused(
-            f"output.data can't be checked against the schema within {LONGEST_SEC:g} s: hand in less, or let "
-            "fewer parts of the schema apply to each value"
+        return rejected(
+            f"output.data can't be checked against the schema within {LONGEST_SEC:g} s: submit less data, or "
+            "let fewer parts of the schema apply to each value"
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise NoVerdict(f"the process that checks large outputs failed: {error}") from error
-    reasons = msgspec.json.decode(answer.stdout, type=list[str] | None)
-    return PASSED if reasons is None else refused(*reasons)
+    reasons = msgspec.json.decode(finished.stdout, type=list[str] | None)
+    return PASSED if reasons is None else rejected(*reasons)
 
 
 def _holds_more_than(most: int, data: Any) -> bool:
@@ -110,10 +110,10 @@ def _first_error(validator: jsonschema_rs.Validator, data: Any) -> jsonschema_rs
         validator.validate(data)
     except jsonschema_rs.ValidationError as error:
         return error
-    raise AssertionError("it was not valid a moment ago")
+    raise AssertionError("the same data was invalid before")
 
 
-def _told(error: jsonschema_rs.ValidationError) -> str:
+def _reason(error: jsonschema_rs.ValidationError) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
     return f"output.data{place}: {error.message}"
 
@@ -130,12 +130,12 @@ def _fault_in(encoded: bytes) -> str | None:
     )
     if remote is not None:
         return (
-            f"refers to {remote!r}, but nothing is fetched or read: "
+            f"refers to {remote!r}, but remote references are not allowed: "
             "a $ref must point into the schema itself, as in #/$defs/NAME"
         )
     if _too_many_parts(schema):
         return (
-            f"comes to more than {MAX_PARTS} parts when its references are written out; "
+            f"has more than {MAX_PARTS} parts with its references expanded; "
             "let fewer definitions refer to each other"
         )
     try:
@@ -143,13 +143,13 @@ def _fault_in(encoded: bytes) -> str | None:
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = error.message if isinstance(error, jsonschema_rs.ValidationError) else str(error)
         place = "".join(f"/{part}" for part in getattr(error, "instance_path", ()))
-        return f"is no valid JSON Schema: {message}" + (f" (at {place})" if place else "")
+        return f"is not a valid JSON Schema: {message}" + (f" (at {place})" if place else "")
     return None
 
 
 @lru_cache(maxsize=1_000)
 def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool, int]:
-    """The compiled schema, whether it has references, and how many parts."""
+    """The compiled schema, whether it has references, and its number of parts."""
     schema = msgspec.json.decode(encoded)
     validator = jsonschema_rs.validator_for(
         schema,
@@ -157,7 +157,7 @@ def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool, int]:
         validate_formats=True,
         pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
     )
-    return validator, any(True for part in _all_parts(schema) for _ in _refs(part)), _written_out(schema)
+    return validator, any(True for part in _all_parts(schema) for _ in _refs(part)), _expanded_parts(schema)
 
 
 def _depth(value: Any) -> int:
@@ -200,14 +200,14 @@ def _all_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 def _too_many_parts(schema: Any) -> bool:
     try:
-        return _written_out(schema) > MAX_PARTS
+        return _expanded_parts(schema) > MAX_PARTS
     except RecursionError:
-        # References that follow each other hundreds deep.
+        # A chain of hundreds of references.
         return True
 
 
-def _written_out(schema: Any) -> int:
-    """How many parts it has with each reference replaced by what it points to; a circle is followed once."""
+def _expanded_parts(schema: Any) -> int:
+    """The number of parts with all references expanded; a cycle is followed once."""
     anchors = {
         part[name]: part
         for part in _all_parts(schema)
@@ -229,7 +229,7 @@ def _written_out(schema: Any) -> int:
 
 
 def _target(schema: Any, anchors: Mapping[str, Any], ref: str) -> Any:
-    """What a reference points to; one that points nowhere is reported when the schema is compiled."""
+    """The target of a reference. A dangling one is reported when the schema is compiled."""
     pointer = unquote(ref[1:])
     if pointer and not pointer.startswith("/"):
         return anchors.get(pointer)

@@ -1,4 +1,4 @@
-"""Looks at one output in a process of its own: a schema and data come in, why it is refused goes out."""
+"""The separate process of a JSON Schema check: reads a schema and data, writes the reasons for a rejection."""
 
 import sys
 

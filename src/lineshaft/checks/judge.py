@@ -1,7 +1,7 @@
-"""Whether a judge finds an output good enough: `llm-judge`.
+"""The `llm-judge` check: a judge scores an output.
 
-A judge gives a score from 0 to 1 and its reasons; the task names the criteria and the score that is enough.
-Any object with a method `judge` will do; `openai_judge` has one for models behind an OpenAI-compatible API.
+A judge returns a score from 0 to 1 and its reasons; the task names the criteria and the minimum score. A
+judge is any object with a method `judge`; `openai_judge` has one for models behind an OpenAI-compatible API.
 """
 
 import math
@@ -21,14 +21,14 @@ class Judgement:
     #: From 0 to 1.
     score: float
     reasons: tuple[str, ...] = ()
-    #: None: nobody knows.
+    #: None: unknown.
     cost_usd: Decimal | None = None
     model: str | None = None
 
 
 class Judge(Protocol):
-    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
-        """Raise `NoVerdict` if it can't be told now."""
+    async def judge(self, criteria: str, candidate: CandidateOutput) -> Judgement:
+        """Score an output, or raise `NoVerdict` if that isn't possible now."""
         ...
 
 
@@ -39,36 +39,36 @@ class JudgeCheck:
     def fault(self, schema: Any) -> str | None:
         if self.judge is None:
             return (
-                "no judge is configured here: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL "
+                "no judge is configured: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL "
                 "(and LINESHAFT_JUDGE_API_KEY, if it needs one)"
             )
         if not isinstance(schema, dict) or not schema.keys() <= {"criteria", "threshold"}:
-            return 'must be {"criteria": TEXT}, and may have a threshold'
+            return 'must be {"criteria": TEXT}, optionally with a threshold'
         criteria, threshold = schema.get("criteria"), schema.get("threshold")
         if not isinstance(criteria, str) or not criteria.strip() or len(criteria) > MAX_CRITERIA:
             return f"criteria must be a text of 1 to {MAX_CRITERIA} characters"
-        if threshold is not None and not _is_share(threshold):
+        if threshold is not None and not _is_score(threshold):
             return f"threshold must be a number from 0 to 1, got {str(threshold)[:100]}"
         return None
 
-    async def check(self, schema: Mapping[str, Any], handed_in: CandidateOutput) -> Verdict:
+    async def check(self, schema: Mapping[str, Any], candidate: CandidateOutput) -> Verdict:
         if self.judge is None:
             raise NoVerdict("no judge is configured on this node")
         given = schema.get("threshold")
         threshold = DEFAULT_THRESHOLD if given is None else given
-        found = await self.judge.judge(schema["criteria"], handed_in)
-        if not _is_share(found.score):
+        found = await self.judge.judge(schema["criteria"], candidate)
+        if not _is_score(found.score):
             raise NoVerdict(
                 f"the judge's score must be from 0 to 1, got {found.score!r}", cost_usd=found.cost_usd
             )
         passed = found.score >= threshold
         reasons = found.reasons
         if not passed:
-            reasons = (f"the judge gave {found.score:g}, less than {threshold:g}", *reasons)
+            reasons = (f"the judge's score is {found.score:g}, below {threshold:g}", *reasons)
         return Verdict(passed, reasons, found.score, found.cost_usd, found.model)
 
 
-def _is_share(value: object) -> bool:
+def _is_score(value: object) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible API: one chat completion, answered in JSON.
+"""A judge behind an OpenAI-compatible API: one chat completion with a JSON response.
 
 Needs the extra `judge` (genai-prices, for the cost of a call), imported when the first output is judged.
 """
@@ -15,7 +15,7 @@ from lineshaft.checks.verdict import CandidateOutput, NoVerdict
 from lineshaft.http_client import NoResponseError
 
 TIMEOUT_SEC = 120.0
-#: Longer outputs are judged by their beginning, and the judge is told so.
+#: Longer outputs are truncated, with a note for the judge.
 MAX_OUTPUT = 200_000
 _MAX_RESPONSE_BYTES = 10 << 20
 _SUCCESS = range(200, 300)
@@ -29,24 +29,24 @@ _INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class OpenAIJudge:
-    #: Base of the API, as in https://api.example.com/v1.
+    #: The base URL of the API, as in https://api.example.com/v1.
     url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
     timeout_sec: float = TIMEOUT_SEC
 
-    async def judge(self, criteria: str, handed_in: CandidateOutput) -> Judgement:
-        answer = await self._ask(criteria, handed_in)
-        model = str(answer.get("model") or self.model)
-        cost = _cost(answer.get("usage"), model, self.model)
+    async def judge(self, criteria: str, candidate: CandidateOutput) -> Judgement:
+        response = await self._complete(criteria, candidate)
+        model = str(response.get("model") or self.model)
+        cost = _cost(response.get("usage"), model, self.model)
         try:
-            content = answer["choices"][0]["message"]["content"]
-            verdict = msgspec.json.decode(_object_in(content).encode(), type=_Verdict)
+            content = response["choices"][0]["message"]["content"]
+            found = msgspec.json.decode(_object_in(content).encode(), type=_Score)
         except (KeyError, IndexError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-            raise NoVerdict(f"the judge's answer can't be read: {error}", cost_usd=cost) from None
-        return Judgement(verdict.score, tuple(verdict.reasons), cost, model)
+            raise NoVerdict(f"can't read the judge's response: {error}", cost_usd=cost) from None
+        return Judgement(found.score, tuple(found.reasons), cost, model)
 
-    async def _ask(self, criteria: str, handed_in: CandidateOutput) -> dict[str, Any]:
+    async def _complete(self, criteria: str, candidate: CandidateOutput) -> dict[str, Any]:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         body = {
             "model": self.model,
@@ -54,7 +54,7 @@ class OpenAIJudge:
             "response_format": {"type": "json_object"},
             "messages": [
                 {"role": "system", "content": _INSTRUCTION},
-                {"role": "user", "content": _question(criteria, handed_in)},
+                {"role": "user", "content": _prompt(criteria, candidate)},
             ],
         }
         try:
@@ -69,33 +69,33 @@ class OpenAIJudge:
             raise NoVerdict(f"the judge can't be reached: {error}") from None
         if response.status not in _SUCCESS:
             text = response.body.decode(errors="replace")[:300]
-            raise NoVerdict(f"the judge answered with HTTP {response.status}: {text}")
+            raise NoVerdict(f"the judge responded with HTTP {response.status}: {text}")
         try:
             found = msgspec.json.decode(response.body)
         except msgspec.DecodeError as error:
-            raise NoVerdict(f"the judge's answer is no JSON: {error}") from None
+            raise NoVerdict(f"the judge's response is not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise NoVerdict(f"the judge's answer is a {type(found).__name__}, not an object")
+            raise NoVerdict(f"the judge's response is a {type(found).__name__}, not an object")
         return found
 
 
-class _Verdict(msgspec.Struct):
+class _Score(msgspec.Struct):
     score: float
     reasons: list[str] = []
 
 
-def _question(criteria: str, handed_in: CandidateOutput) -> str:
-    text = handed_in.output.decode()
+def _prompt(criteria: str, candidate: CandidateOutput) -> str:
+    text = candidate.output.decode()
     if len(text) > MAX_OUTPUT:
-        text = text[:MAX_OUTPUT] + "… (cut off here)"
+        text = text[:MAX_OUTPUT] + "… (truncated)"
     return (
-        f"# Criteria\n{criteria}\n\n# Task\n{handed_in.title}\n{handed_in.spec.decode()[:MAX_OUTPUT]}\n\n"
+        f"# Criteria\n{criteria}\n\n# Task\n{candidate.title}\n{candidate.spec.decode()[:MAX_OUTPUT]}\n\n"
         f"# Output (JSON)\n{text}"
     )
 
 
 def _object_in(content: str) -> str:
-    """The JSON object; some models put it in a code block, or a word before it."""
+    """The JSON object; some models put it in a code block, or text before it."""
     return (
         content[content.index("{") : content.rindex("}") + 1]
         if "{" in content and "}" in content
@@ -104,13 +104,13 @@ def _object_in(content: str) -> str:
 
 
 def _cost(usage: Any, *models: str) -> Decimal | None:
-    """What the call cost: as the server says, else by the price list; None if neither knows."""
+    """The cost of the call: from the response, otherwise from the price list; None if unknown."""
     if not isinstance(usage, dict):
         return None
     try:
-        said = usage.get("cost")
-        if said is not None and Decimal(str(said)).is_finite() and Decimal(str(said)) >= 0:
-            return Decimal(str(said))
+        reported = usage.get("cost")
+        if reported is not None and Decimal(str(reported)).is_finite() and Decimal(str(reported)) >= 0:
+            return Decimal(str(reported))
     except InvalidOperation:
         pass
     from genai_prices import Usage, calc_price  # noqa: PLC0415 - part of the extra

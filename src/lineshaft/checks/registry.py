@@ -1,4 +1,4 @@
-"""All ways to check an output, with those of the user's own, and what each needs to be told."""
+"""The registry of all checks, including the user's own."""
 
 import asyncio
 import inspect
@@ -11,7 +11,7 @@ from lineshaft.checks import decision_report, json_schema, regex
 from lineshaft.checks.command import Command, CommandCheck, read_commands
 from lineshaft.checks.judge import Judge, JudgeCheck
 from lineshaft.checks.openai_judge import OpenAIJudge
-from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, refused
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.budget import shown
 from lineshaft.model.tasks import Gate
@@ -20,9 +20,9 @@ from lineshaft.settings import Settings
 HUMAN = "human"
 MAX_GATES = 20
 
-Answer = Verdict | bool
-#: Gets the gate's schema and what was handed in.
-Check = Callable[[Any, CandidateOutput], Answer | Awaitable[Answer]]
+Result = Verdict | bool
+#: Receives the gate's schema and the output.
+Check = Callable[[Any, CandidateOutput], Result | Awaitable[Result]]
 Fault = Callable[[Any], str | None]
 
 
@@ -30,7 +30,7 @@ Fault = Callable[[Any], str | None]
 class _Method:
     check: Check
     fault: Fault
-    #: Done at once, without waiting for anything.
+    #: Finishes without waiting for anything.
     is_instant: bool
 
 
@@ -51,7 +51,9 @@ class Checks:
         commands = {} if path is None else read_commands(path)
         if settings.judge_url is None or settings.judge_model is None:
             if settings.judge_url is not None or settings.judge_model is not None:
-                raise SettingsError("A judge needs both: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL.")
+                raise SettingsError(
+                    "A judge needs a URL and a model: set both LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL."
+                )
             return cls(commands=commands)
         if find_spec("genai_prices") is None:
             raise SettingsError("LINESHAFT_JUDGE_URL needs an extra: pip install 'lineshaft[judge]'.")
@@ -61,19 +63,19 @@ class Checks:
         )
 
     def register(self, name: str, check: Check, *, fault: Fault | None = None) -> None:
-        """Add a check of your own, as a method that tasks can name.
+        """Add a check of your own as a method that tasks can name.
 
-        A plain function must answer at once: it runs while the task is being completed. An `async` one runs
-        in the validator and may take its time. `fault` says, at submission, what is wrong with a schema.
+        A plain function must return quickly: it runs while the task is being completed. An `async` function
+        runs in the validator and may take long. `fault` returns what is wrong with a schema, at submission.
         """
         if name in self._methods or name in {"none", HUMAN}:
-            raise InvalidInputError(errors=[("name", f"there is a gate {name!r} already; take another name")])
+            raise InvalidInputError(errors=[("name", f"gate {name!r} already exists; choose another name")])
         self._methods[name] = _Method(
             check, fault or _anything, is_instant=not inspect.iscoroutinefunction(check)
         )
 
     def faults(self, gates: Sequence[Gate]) -> list[tuple[str, str]]:
-        """What is wrong with the gates of a new task: (place, fault) pairs."""
+        """What is wrong with the gates of a new task: (field, fault) pairs."""
         if len(gates) > MAX_GATES:
             return [("validation", f"must be at most {MAX_GATES} gates, got {len(gates)}")]
         found = []
@@ -92,49 +94,49 @@ class Checks:
 
     @property
     def names(self) -> list[str]:
-        """What a task may name."""
+        """The methods that a task may name."""
         return sorted({*self._methods, "none", HUMAN} - {decision_report.METHOD})
 
     @property
     def runnable(self) -> list[str]:
-        """What a validator with these checks can run."""
+        """The methods that a validator with these checks can run."""
         return list(self._methods)
 
     def is_instant(self, name: str) -> bool:
         method = self._methods.get(name)
         return method is not None and method.is_instant
 
-    def check_now(self, name: str, schema: Any, handed_in: CandidateOutput) -> Verdict:
+    def check_now(self, name: str, schema: Any, candidate: CandidateOutput) -> Verdict:
         try:
-            answer = self._methods[name].check(schema, handed_in)
+            result = self._methods[name].check(schema, candidate)
         except NoVerdict:
             raise
         except RecursionError:
-            return refused("the output is nested too deeply to be checked")
+            return rejected("the output is nested too deeply to be checked")
         except Exception as error:
             raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
-        if inspect.isawaitable(answer):
-            raise NoVerdict(f"the check {name} doesn't answer at once")
-        return _verdict(name, answer)
+        if inspect.isawaitable(result):
+            raise NoVerdict(f"the check {name} returned an awaitable, but is not async")
+        return _verdict(name, result)
 
-    async def check(self, name: str, schema: Any, handed_in: CandidateOutput) -> Verdict:
+    async def check(self, name: str, schema: Any, candidate: CandidateOutput) -> Verdict:
         if self.is_instant(name):
-            return await asyncio.to_thread(self.check_now, name, schema, handed_in)
+            return await asyncio.to_thread(self.check_now, name, schema, candidate)
         try:
-            answer = self._methods[name].check(schema, handed_in)
-            return _verdict(name, await answer if inspect.isawaitable(answer) else answer)
+            result = self._methods[name].check(schema, candidate)
+            return _verdict(name, await result if inspect.isawaitable(result) else result)
         except NoVerdict:
             raise
         except Exception as error:
             raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _verdict(name: str, answer: Answer) -> Verdict:
-    if isinstance(answer, Verdict):
-        return answer
-    if not isinstance(answer, bool):  # it forgot to return something: nobody has refused the output
-        raise NoVerdict(f"the check {name} must answer with True, False or a Verdict, got {shown(answer)}")
-    return Verdict(passed=answer)
+def _verdict(name: str, result: Result) -> Verdict:
+    if isinstance(result, Verdict):
+        return result
+    if not isinstance(result, bool):  # a check that returns nothing hasn't rejected the output
+        raise NoVerdict(f"the check {name} must return True, False or a Verdict, got {shown(result)}")
+    return Verdict(passed=result)
 
 
 def _anything(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a check is given, and what it says."""
+"""The input and the result of a check."""
 
 import math
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ MAX_REASON = 4_000
 NOTHING = Decimal(0)
 
 
-class NoVerdict(Exception):  # noqa: N818 - nothing is wrong with the output; there is just no answer yet
-    """The check could not be made. It is tried again later."""
+class NoVerdict(Exception):  # noqa: N818 - not an error of the output: there is no result yet
+    """The check could not be made. It is repeated later."""
 
     def __init__(self, message: str, *, cost_usd: Decimal | None = NOTHING) -> None:
-        """`cost_usd`: what was spent all the same."""
+        """`cost_usd`: what was spent nevertheless."""
         self.cost_usd = None if cost_usd is None else money(cost_usd, "cost_usd")
         super().__init__(message)
 
@@ -30,19 +30,19 @@ class NoVerdict(Exception):  # noqa: N818 - nothing is wrong with the output; th
 @dataclass(frozen=True, slots=True)
 class Verdict:
     passed: bool
-    #: Why not; each stands for itself, because the next attempt is told them.
+    #: Why the output was rejected; each is a complete sentence, because the next attempt receives them.
     reasons: tuple[str, ...] = ()
     score: float | None = None
-    #: What the check itself cost. None: it cost something, but nobody knows how much.
+    #: The cost of the check itself. None: an unknown amount.
     cost_usd: Decimal | None = NOTHING
-    #: Which model judged.
+    #: The model that judged.
     model: str | None = None
 
     def __post_init__(self) -> None:
         short = tuple(replace_unstorable(_shortened(reason)) for reason in self.reasons[:MAX_REASONS])
         object.__setattr__(self, "reasons", short)
         if self.cost_usd is not None:
-            money(self.cost_usd, "cost_usd")  # refuses what is none; recorded as it was said
+            money(self.cost_usd, "cost_usd")  # only validates: the exact amount is recorded
         if self.score is not None and not math.isfinite(self.score):
             raise InvalidInputError(errors=[("score", f"must be a number, got {self.score}")])
 
@@ -50,13 +50,13 @@ class Verdict:
 PASSED = Verdict(passed=True)
 
 
-def refused(*reasons: str) -> Verdict:
-    return Verdict(passed=False, reasons=reasons or ("no reason was given",))
+def rejected(*reasons: str) -> Verdict:
+    return Verdict(passed=False, reasons=reasons or ("no reason given",))
 
 
 @dataclass(frozen=True)
 class CandidateOutput:
-    """An output as its agent handed it in, and the task that it is for."""
+    """An output as its agent submitted it, and its task."""
 
     task_id: str
     epoch: int
@@ -91,7 +91,7 @@ class CandidateOutput:
 
     @cached_property
     def text(self) -> str:
-        """The data as text: itself if it is one, else its JSON."""
+        """The data itself if it is a string, otherwise its JSON."""
         return self.data if isinstance(self.data, str) else msgspec.json.encode(self.data).decode()
 
 

@@ -77,7 +77,7 @@ class Validator:
         gate = output.all_gates[output.gate_no]
         try:
             async with asyncio.timeout(_LONGEST_RUN_SEC):
-                verdict = await self.gates.checks.check(gate.method, gate.schema, output.handed_in)
+                verdict = await self.gates.checks.check(gate.method, gate.schema, output.candidate)
         except (NoVerdict, TimeoutError) as error:
             cost = error.cost_usd if isinstance(error, NoVerdict) else NOTHING
             await self._postpone(output, str(error) or "it took too long", cost_usd=cost)

@@ -59,7 +59,7 @@ async def test_an_output_that_is_refused_fails_its_attempt(world: World) -> None
     assert status is Status.RETRYING
     (attempt,) = world.attempts(task_id)
     assert (attempt["outcome"], attempt["category"]) == ("failed", "invalid_output")
-    assert attempt["error"] == r"regex: output.data has nothing that matches https?://\S+"
+    assert attempt["error"] == r"regex: output.data doesn't match https?://\S+"
     assert (attempt["cost_usd"], attempt["tokens_input"], attempt["tokens_output"]) == (Decimal("0.25"), 7, 3)
     assert attempt["output"]["data"] == "nothing", "people can see what was refused"
     assert [v["passed"] for v in attempt["verdicts"]] == [False]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lineshaft.checks.verdict import CandidateOutput, Verdict, refused
+from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, RetrySpec
 from tests.engine.review.gate_helpers import ZERO, gates, hand_in, slow, taken
@@ -89,7 +89,7 @@ async def test_a_refusal_elsewhere_is_a_failed_attempt_too(world: World) -> None
     moved = None
     for agent in (one, one, two):
         await hand_in(world, await world.take(agent), "x", cost_usd=Decimal("0.1"), tokens_input=2)
-        moved = await world.engine.gates.settle(await taken(world), refused("ugly", "slow"))
+        moved = await world.engine.gates.settle(await taken(world), rejected("ugly", "slow"))
         await world.engine.upkeep.promote_due(10)
 
     assert moved is not None
@@ -194,7 +194,7 @@ async def test_what_one_validator_has_no_other_gets_until_its_lease_is_over(worl
     assert world.live(task_id)["attempts"] == 0
     # It is the same output, so whoever comes first counts.
     assert (await gate_keeping.settle(first, Verdict(passed=True))).status is Status.COMPLETED
-    assert (await gate_keeping.settle(second, refused("no"))).status is Status.COMPLETED
+    assert (await gate_keeping.settle(second, rejected("no"))).status is Status.COMPLETED
     assert world.kinds(task_id).count("task.completed") == 1
 
 
@@ -208,7 +208,7 @@ async def test_a_verdict_for_a_gate_that_is_behind_changes_nothing(world: World)
     await world.engine.gates.settle(output, Verdict(passed=True))
     before = world.everything()
 
-    assert (await world.engine.gates.settle(output, refused("no"))).status is Status.VALIDATING
+    assert (await world.engine.gates.settle(output, rejected("no"))).status is Status.VALIDATING
 
     assert world.everything() == before
 

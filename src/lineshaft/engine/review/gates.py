@@ -72,7 +72,7 @@ class GatedOutput:
         return bytes(_PARTS.decode(self.output)["data"])
 
     @property
-    def handed_in(self) -> CandidateOutput:
+    def candidate(self) -> CandidateOutput:
         return CandidateOutput(self.id, self.epoch, self.type, self.title, self.spec, self.output)
 
 
@@ -161,10 +161,10 @@ class Gates:
 
     def go_on(self, output: GatedOutput, said: Said | None = None) -> Step:
         """From the gate where it stands, or from what that one said, as far as checks answer at once."""
-        gates, handed_in = output.all_gates, output.handed_in
+        gates, candidate = output.all_gates, output.candidate
         spoken = [] if said is None else [said]
         if said is None and output.gate is None and output.gate_no == 0 and output.require_decision_report:
-            spoken.append(Said(0, decision_report.METHOD, decision_report.check(None, handed_in)))
+            spoken.append(Said(0, decision_report.METHOD, decision_report.check(None, candidate)))
         number = output.gate_no if said is None else said.gate_no + 1
         waits_for = None
         while number < len(gates) and all(one.verdict.passed for one in spoken):
@@ -173,7 +173,7 @@ class Gates:
                 waits_for = gate.method
                 break
             try:
-                verdict = self.checks.check_now(gate.method, gate.schema, handed_in)
+                verdict = self.checks.check_now(gate.method, gate.schema, candidate)
             except NoVerdict:
                 # A check of the user's own that broke: a validator tries again, and tells why.
                 waits_for = gate.method
