@@ -1,4 +1,4 @@
-"""The separate process of a JSON Schema check: reads a schema and data, writes the reasons for a rejection."""
+"""Separate process of a JSON Schema check: reads a schema and data, writes the reasons of a rejection."""
 
 import sys
 
