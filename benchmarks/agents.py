@@ -21,8 +21,8 @@ from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.common import Report, alternate, fresh_database, progress, server
 from benchmarks.engine import drain, tasks
 from lineshaft import Agent, Lineshaft, NewTask
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
+from lineshaft.types import NewAgent
 
 BARE_SUBMIT = """
 WITH submitted AS (

@@ -23,11 +23,10 @@ import psycopg
 
 from benchmarks.bare import BARE_CLAIM, BARE_TABLE
 from benchmarks.common import Report, alternate, fresh_database, progress, seconds_async, server
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion
 
 #: About what a prompt's description takes; the floor's rows are as wide.
 PAYLOAD = "x" * 260

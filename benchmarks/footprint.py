@@ -15,8 +15,8 @@ import psycopg
 
 from benchmarks.common import Report, fresh_database, progress, server
 from benchmarks.engine import completions, tasks
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
+from lineshaft.types import NewAgent
 
 BATCH = 100
 #: What is measured, and not what waits beside it.

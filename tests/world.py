@@ -13,18 +13,14 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import AgentInfo, NewAgent
-from lineshaft.engine.claim.claims import Claim, ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.read.reading import Page
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.submit.submission import SubmittedDag
-from lineshaft.engine.transition.changes import Spent
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
 from lineshaft.model.retry import Uniform
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import AgentInfo, NewAgent, Page, SubmittedDag
+from lineshaft.types.work import Claim, ClaimedTask, ClaimRef, Completion, Failure, Moved, Spent
 
 
 def cost(amount: str) -> Spent:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from lineshaft.checks.registry import Checks
     from lineshaft.checks.verdict import CandidateOutput, Verdict
     from lineshaft.client import Dag, Event, Lineshaft, SyncLineshaft, Task
-    from lineshaft.engine.transition.spawn import Child
     from lineshaft.errors import LineshaftError
     from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+    from lineshaft.types.work import Child
 
 __all__ = [
     "Agent",

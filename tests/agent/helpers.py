@@ -7,8 +7,8 @@ from typing import Any
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.read.views import AttemptView
 from lineshaft.model.states import Status
+from lineshaft.types import Attempt
 from tests.client import helpers as client_helpers
 
 #: Everything a test waits for comes within this, however busy the machine is.
@@ -65,7 +65,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def attempts(shaft: Lineshaft, task_id: str) -> list[AttemptView]:
+async def attempts(shaft: Lineshaft, task_id: str) -> list[Attempt]:
     return await engine_of(shaft).insights.attempts(task_id)
 
 

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
-from lineshaft.engine.submit.submission import SubmittedDag
 from lineshaft.model.states import Status
 from lineshaft.settings import Settings
+from lineshaft.types import SubmittedDag
 from tests.agent.helpers import PATIENCE, at_work, engine_of
 from tests.client.helpers import engine_beside
 from tests.invariants import check_invariants
@@ -172,7 +172,7 @@ async def test_every_task_ends_as_planned_and_money_adds_up(
     _check_sums(connection, theatre)
     agents = await engine_of(shaft).fleet.read_all()
     assert sum(agent.spent_usd for agent in agents) == _total(connection)
-    assert {(agent.held, agent.reserved_usd) for agent in agents} == {(0, Decimal(0))}
+    assert {(agent.current_tasks, agent.reserved_usd) for agent in agents} == {(0, Decimal(0))}
 
 
 async def _submit(shaft: Lineshaft, names: list[str], rng: random.Random) -> list[SubmittedDag]:

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from lineshaft import Agent, Cancel, Lineshaft, NewTask, RetrySpec, Snooze, SyncTaskContext, TaskContext
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
+from lineshaft.types import NewAgent
 from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
 
 

@@ -9,15 +9,15 @@ import pytest
 from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, TaskContext
 from lineshaft.agent.money import Account
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
-from lineshaft.engine.transition.working import Purses
 from lineshaft.model.states import Status
+from lineshaft.types.work import RemainingBudgets
 from tests.agent.helpers import AT_ONCE, at_work, drain, engine_of, one
 
 ZERO = Decimal(0)
 
 
 def account(
-    spent: str, *, max_cost: str | None = None, purses: Purses | None = None, at: str = "0"
+    spent: str, *, max_cost: str | None = None, purses: RemainingBudgets | None = None, at: str = "0"
 ) -> Account:
     made = Account(None if max_cost is None else Decimal(max_cost), Decimal(max_cost or 0))
     if purses is not None:
@@ -33,10 +33,10 @@ def account(
         account("5"),
         account("0.99", max_cost="1"),
         account("0", max_cost="0"),
-        account("0", purses=Purses(agent=ZERO, dag=ZERO)),
+        account("0", purses=RemainingBudgets(agent=ZERO, dag=ZERO)),
         # What is reserved is there, whatever is left besides.
-        account("0.5", max_cost="1", purses=Purses(agent=ZERO, dag=ZERO)),
-        account("0.5", purses=Purses(task=Decimal("0.51"))),
+        account("0.5", max_cost="1", purses=RemainingBudgets(agent=ZERO, dag=ZERO)),
+        account("0.5", purses=RemainingBudgets(task=Decimal("0.51"))),
     ],
 )
 def test_there_is_something_left(fine: Account) -> None:
@@ -48,11 +48,11 @@ def test_there_is_something_left(fine: Account) -> None:
     [
         (account("1", max_cost="1"), "The task may cost 1 USD and has cost 1"),
         (account("0.01", max_cost="0"), "The task may cost 0 USD"),
-        (account("1", purses=Purses(agent=Decimal(1))), "The agent's money is used up"),
-        (account("1", purses=Purses(dag=Decimal(1))), "The DAG's money is used up"),
-        (account("0", purses=Purses(agent=Decimal(-1))), "The agent's money is used up: -1"),
-        (account("0.5", purses=Purses(task=Decimal("0.5"))), "max_total_cost_usd"),
-        (account("0.5", purses=Purses(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
+        (account("1", purses=RemainingBudgets(agent=Decimal(1))), "The agent's money is used up"),
+        (account("1", purses=RemainingBudgets(dag=Decimal(1))), "The DAG's money is used up"),
+        (account("0", purses=RemainingBudgets(agent=Decimal(-1))), "The agent's money is used up: -1"),
+        (account("0.5", purses=RemainingBudgets(task=Decimal("0.5"))), "max_total_cost_usd"),
+        (account("0.5", purses=RemainingBudgets(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
     ],
 )
 def test_nothing_is_left(broke: Account, whose: str) -> None:

@@ -12,10 +12,10 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
-from lineshaft.engine.heartbeats import Heartbeats, Presence
-from lineshaft.engine.transition.outcomes import ClaimRef
+from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
+from lineshaft.types.work import ClaimRef, Presence
 from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
 

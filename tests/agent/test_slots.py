@@ -41,7 +41,7 @@ async def test_three_slots_by_default(shaft: Lineshaft) -> None:
     submitted = await shaft.submit_many([NewTask("t") for _ in range(7)])
     async with at_work(agent, shaft=shaft):
         await soon(full)
-        held = (await engine_of(shaft).fleet.read("a")).held
+        held = (await engine_of(shaft).fleet.read("a")).current_tasks
         go.set()
         for task in submitted:
             await shaft.wait(task, PATIENCE)
@@ -90,7 +90,7 @@ async def test_claims_ahead_fill_all_slots_and_not_one_more(shaft: Lineshaft) ->
     submitted = await shaft.submit_many([NewTask("t") for _ in range(150)])
     async with at_work(agent, shaft=shaft):
         await soon(full)
-        held = (await engine_of(shaft).fleet.read("a")).held
+        held = (await engine_of(shaft).fleet.read("a")).current_tasks
         go.set()
         for task in submitted:
             assert (await shaft.wait(task, PATIENCE)).status is Status.COMPLETED
@@ -191,7 +191,7 @@ async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) 
 
     statuses = Counter([(await shaft.get(task)).status for task in submitted])
     assert set(statuses) == {Status.COMPLETED, Status.READY}
-    assert (await engine_of(shaft).fleet.read("a")).held == 0
+    assert (await engine_of(shaft).fleet.read("a")).current_tasks == 0
 
 
 async def test_more_slots_while_it_works(shaft: Lineshaft) -> None:

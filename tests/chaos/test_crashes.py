@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import migrate
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
 from tests.chaos.cluster import Cluster
 
 

@@ -18,15 +18,22 @@ from typing import Any, cast
 import msgspec
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskContext
-from lineshaft.client.backend import Assignment, Backend
+from lineshaft.client.backend import Backend
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.engine.transition.spawn import HandBack, Spawned
-from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import LineshaftError, SupersededError
 from lineshaft.settings import Settings
+from lineshaft.types.work import (
+    Assignment,
+    ClaimRef,
+    Completion,
+    Failure,
+    Moved,
+    Release,
+    RemainingBudgets,
+    Spawned,
+    Spent,
+)
 from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
@@ -69,7 +76,7 @@ class RecordingBackend:
         told = [_told(item.claim, item.spent) | {"error": item.error} for item in failures]
         return await self._moving("fail", told, lambda: self._inner.fail(failures))
 
-    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
         told = [_told(item.claim, item.spent) for item in items]
         return await self._moving("hand_back", told, lambda: self._inner.hand_back(items))
 
@@ -87,7 +94,7 @@ class RecordingBackend:
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, Purses]:
+    ) -> tuple[bytes, RemainingBudgets]:
         call = self._asked(
             "step", task=claim.id, epoch=claim.epoch, name=name, data=_json(data), cost=str(cost_usd)
         )

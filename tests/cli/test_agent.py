@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Lineshaft, NewTask
-from lineshaft.engine.agents import AgentInfo
+from lineshaft.types import AgentInfo
 from tests.agent.helpers import PATIENCE, engine_of
 from tests.client.helpers import engine_beside
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lineshaft.cli.main import COMMANDS, parser
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.cli.conftest import Cli
 
 DAG = """

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from lineshaft import Lineshaft
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimRef, Completion, Failure
 
 _engines: "WeakKeyDictionary[Lineshaft, Engine]" = WeakKeyDictionary()
 

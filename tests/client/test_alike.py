@@ -1,4 +1,4 @@
-"""Over a database and over HTTP: equal answers, and the same refusals in the same words."""
+"""EndedClaim a database and over HTTP: equal answers, and the same refusals in the same words."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from lineshaft import Gate, Lineshaft, NewTask, OutputContract, RetrySpec
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.errors import LineshaftError
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimRef, Completion
 from tests.client.helpers import engine_beside, engine_of, finish_all, kill_one
 from tests.http_server import ServerThread
 

@@ -19,13 +19,8 @@ from lineshaft.client import protocol
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.http_work import HttpHeartbeats
 from lineshaft.client.problems import exception_of
-from lineshaft.engine.claim.claims import Claim, ClaimedTask, Resumed
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.heartbeats import Presence
 from lineshaft.engine.tokens import Scope, Tokens
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import (
     ForbiddenError,
     InvalidInputError,
@@ -36,6 +31,17 @@ from lineshaft.errors import (
 )
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.states import Status
+from lineshaft.types.work import (
+    Claim,
+    ClaimedTask,
+    ClaimRef,
+    Completion,
+    Failure,
+    Presence,
+    Release,
+    Resumed,
+    Spent,
+)
 from tests.agent.helpers import one
 from tests.http_server import ServerThread
 from tests.proxy import proxied_url
@@ -377,7 +383,7 @@ def test_nothing_of_an_outcome_is_left_out() -> None:
     claim, spent = ClaimRef("task_1", 7), Spent(Decimal("0.100000"), 1, 2)
     completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "page")
     failure = Failure(claim, "it broke", "timeout", 1.5, spent)
-    hand_back = HandBack(claim, 2.5, spent)
+    hand_back = Release(claim, 2.5, spent)
 
     assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
     for given in (failure, hand_back):

@@ -30,11 +30,6 @@ async def test_submit_and_read(shaft: Lineshaft) -> None:
     assert (await shaft.why(submitted)).reasons[0].code == "no_capable_agent"
 
 
-async def test_a_misspelt_filter_is_refused(shaft: Lineshaft) -> None:
-    with pytest.raises(InvalidInputError, match="stauts: is no filter; there are status, type"):
-        await shaft.list(stauts="READY")
-
-
 async def test_many_at_once_all_or_none(shaft: Lineshaft) -> None:
     submitted = await shaft.submit_many([NewTask("mail", spec={"n": n}) for n in range(200)])
 

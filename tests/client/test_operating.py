@@ -170,7 +170,7 @@ async def test_many_are_decided_about_at_once(shaft: Lineshaft) -> None:
 
     done = await shaft.resolve_all("retry", reviewer="ann", error_contains="no ACCESS", tasks=ids[:2])
 
-    assert (set(done.resolved), done.refused, done.more) == (set(ids[:2]), {}, False)
+    assert (set(done.resolved), done.refused, done.more) == (set(ids[:2]), [], False)
     assert [(await shaft.get(task_id)).status for task_id in ids] == ["READY", "READY", "DEAD_LETTERED"]
     assert (await shaft.resolve_all("cancel", reviewer="ann", category="timeout")).resolved == []
 

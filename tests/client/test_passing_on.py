@@ -8,9 +8,9 @@ import pytest
 from lineshaft import NewTask
 from lineshaft.client.backend import Idler
 from lineshaft.client.database_backend import DatabaseBackend
-from lineshaft.engine.agents import AgentInfo, NewAgent
-from lineshaft.engine.transition.outcomes import ClaimRef, Failure
 from lineshaft.settings import Settings
+from lineshaft.types import AgentInfo, NewAgent
+from lineshaft.types.work import ClaimRef, Failure
 
 TYPES = ["code"]
 

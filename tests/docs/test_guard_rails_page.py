@@ -10,8 +10,8 @@ import pytest
 
 from lineshaft.cli.main import main
 from lineshaft.engine.guards.rules import read_breakers
-from lineshaft.engine.read.why import ReasonCode
 from lineshaft.model.breaker import BreakerConfig
+from lineshaft.types import ReasonCode
 from tests.docs.test_examples import ROOT, blocks, run_python
 
 PAGE = "docs/guard-rails.md"

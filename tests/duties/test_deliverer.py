@@ -23,7 +23,7 @@ from lineshaft.integrations.notify import DeliveryError, Destination, Sender
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
 from lineshaft.model.notices import DEFAULT_KINDS, Message, NoticeKind
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from tests.integrations.receiver import receiving
@@ -402,7 +402,7 @@ async def test_decisions_reach_the_log_of_reviews(
             await submit(engine, resolution)
             task_id = await kill(engine, agent)
             await engine.dead_letters.resolve(
-                task_id, Decision(resolution=resolution, reviewer="ann", note=note)
+                task_id, ResolutionRequest(resolution=resolution, reviewer="ann", note=note)
             )
             if resolution == "retry":
                 await engine.operations.cancel(task_id, "enough")

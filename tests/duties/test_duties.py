@@ -15,16 +15,15 @@ from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.supervisor import all_duties, supervise
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed import partitions as partitions_module
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.metrics import Tally
-from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
+from lineshaft.types import NewAgent
+from lineshaft.types.work import Beat, ClaimedTask, Completion, Failure
 from tests.world import ref
 
 

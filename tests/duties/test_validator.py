@@ -18,12 +18,11 @@ from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.duties.loop import run
 from lineshaft.duties.validator import Validator
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.review.gates import GatedOutput
-from lineshaft.engine.transition.outcomes import Completion, Moved
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimedTask, Completion, Moved
 from tests.checks.judge_server import judge_server
 from tests.invariants import check_invariants
 from tests.processes import gone

@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
+from lineshaft.types import NewAgent
 from tests.invariants import check_invariants
 
 

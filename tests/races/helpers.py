@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
+from lineshaft.types.work import ClaimedTask
 
 DONE = b"true"
 

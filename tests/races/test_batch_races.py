@@ -6,13 +6,11 @@ from decimal import Decimal
 import psycopg
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimedTask, Completion, Failure, Spent
 from tests.races.helpers import DAG_ROW, DONE, held, running, status, waiting
 from tests.world import ref
 

@@ -7,13 +7,12 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running, status, waiting
 

@@ -6,11 +6,10 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from lineshaft.engine.claim.claims import Claim
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Claim, Completion
 from tests.races.helpers import DONE, held, running, waiting
 from tests.world import ref, register
 

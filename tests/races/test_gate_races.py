@@ -9,18 +9,17 @@ import pytest
 
 from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.review.approvals import Decision
-from lineshaft.engine.transition.outcomes import Completion, Failure, Moved
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimedTask, Completion, Failure, Moved
 from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
 from tests.world import ref
 
-YES = Decision(approve=True, reviewer="ann")
-NO = Decision(approve=False, reviewer="bob", note="no")
+YES = ApprovalDecision(approve=True, reviewer="ann")
+NO = ApprovalDecision(approve=False, reviewer="bob", note="no")
 PASSED = Verdict(passed=True)
 
 
@@ -88,7 +87,9 @@ async def test_two_people_answer_one_task(
 ) -> None:
     one, two = engines
     (submitted,) = await one.submission.submit([NewTask("errand", required_capabilities=["human"])])
-    answers = [Decision(approve=True, reviewer=name, data=b'"%s"' % name.encode()) for name in ("ann", "bob")]
+    answers = [
+        ApprovalDecision(approve=True, reviewer=name, data=b'"%s"' % name.encode()) for name in ("ann", "bob")
+    ]
 
     found = await against(
         dsn,
@@ -112,7 +113,7 @@ async def test_a_person_answers_what_an_agent_claims(
 
         claim, answer = await asyncio.gather(
             two.claims.claim("person", 1, start=True),
-            one.approvals.decide(submitted.id, Decision(approve=True, reviewer="ann", data=b"1")),
+            one.approvals.decide(submitted.id, ApprovalDecision(approve=True, reviewer="ann", data=b"1")),
             return_exceptions=True,
         )
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Completion
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import LineshaftError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Completion, Release
 from tests.races.helpers import DONE
 from tests.world import ref
 
@@ -48,7 +47,7 @@ class Crowd:
                 if wish == "work":
                     await engine.lifecycle.complete([Completion(claim, DONE) for claim in claims])
                 else:
-                    await engine.parting.hand_back([HandBack(claim, None) for claim in claims])
+                    await engine.parting.hand_back([Release(claim, None) for claim in claims])
             case "submit":
                 made = await engine.submission.submit([task(draw) for _ in range(4)])
                 self.tasks += [one.id for one in made]

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running
 

@@ -5,9 +5,9 @@ import asyncio
 import psycopg
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Completion
 from tests.races.helpers import DONE, running, status, waiting
 from tests.world import ref
 

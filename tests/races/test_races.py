@@ -8,12 +8,12 @@ from itertools import pairwise
 import psycopg
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.errors import CycleError, LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent
+from lineshaft.types.work import Beat, Completion, Failure
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
 from tests.world import ref
 
@@ -321,7 +321,7 @@ async def test_registering_again_while_the_old_incarnation_claims(engines: tuple
     view = await one.fleet.read("a1")
 
     assert view.incarnation == 2
-    assert view.held == 0
+    assert view.current_tasks == 0
 
 
 async def test_sixteen_clients_doing_everything_at_once(engines: tuple[Engine, Engine]) -> None:

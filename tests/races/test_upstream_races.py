@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 import psycopg
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Completion, Failure
 from lineshaft.errors import CycleError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Completion, Failure
 from tests.races.helpers import (
     AGENT_ROW,
     DAG_ROW,

@@ -11,14 +11,11 @@ import psycopg
 import pytest
 
 from lineshaft.checks.verdict import CandidateOutput
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.heartbeats import HeldTask, Presence
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, Completion, Moved
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.types.work import Beat, ClaimedTask, Completion, HeldTask, Moved, Presence, Spent
 from tests.races.helpers import DONE, running, status
 from tests.world import ref
 

@@ -3,10 +3,9 @@
 import psycopg
 import pytest
 
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import ClaimedTask, Failure
 from tests.races.helpers import held, race, running
 from tests.world import ref
 

@@ -4,7 +4,6 @@ import asyncio
 
 import psycopg
 
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import LaneDirectory
 from lineshaft.engine.feed.wakeups import Wakeups
@@ -12,6 +11,7 @@ from lineshaft.engine.signals import Signals
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.long_poll import DEPARTURE
 from lineshaft.server.waiting_room import WaitingRoom
+from lineshaft.types import NewAgent
 from tests.server.conftest import Served, until
 
 TYPES = ["code"]

@@ -12,9 +12,9 @@ from lineshaft.agent.loop import Worker
 from lineshaft.agent.process_group import crew_of
 from lineshaft.agent.stopping import signals
 from lineshaft.client.lineshaft import Lineshaft
-from lineshaft.engine.agents import NewAgent
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.ids import new_id
+from lineshaft.types import NewAgent
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,14 +14,11 @@ import msgspec
 from lineshaft.agent import steps
 from lineshaft.agent.money import Account
 from lineshaft.agent.outcome import ClaimOver, TaskCancelled, encoded
-from lineshaft.client.backend import Assignment, Backend
-from lineshaft.engine.transition.changes import Spent
+from lineshaft.client.backend import Backend
 from lineshaft.engine.transition.operations import SPAWN_STEP
-from lineshaft.engine.transition.outcomes import ClaimRef, check_progress_size
-from lineshaft.engine.transition.spawn import Child
-from lineshaft.engine.transition.working import PastAttempt
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Assignment, Child, ClaimRef, PastAttempt, Spent, check_progress_size
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from decimal import Decimal
 from typing import Protocol
 
 from lineshaft.client.backend import HeartbeatTransport
-from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
 from lineshaft.errors import UnavailableError
+from lineshaft.types.work import HeartbeatAnswers, HeldTask, Presence
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -215,7 +215,9 @@ class LeaseKeeper:
             raise
         self._spread(members, owners, answers)
 
-    def _spread(self, members: list[Member], owners: dict[tuple[str, int], Member], answers: Answers) -> None:
+    def _spread(
+        self, members: list[Member], owners: dict[tuple[str, int], Member], answers: HeartbeatAnswers
+    ) -> None:
         for claim in answers.over:
             owners[claim.id, claim.epoch].told(claim.id, claim.epoch, claim.answer)
         for member in members:

@@ -17,13 +17,12 @@ from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
-from lineshaft.client.backend import Assignment, Backend, Idler
-from lineshaft.engine.agents import AgentInfo
-from lineshaft.engine.heartbeats import Presence
-from lineshaft.engine.transition.outcomes import Moved
+from lineshaft.client.backend import Backend, Idler
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
+from lineshaft.types import AgentInfo
+from lineshaft.types.work import Assignment, Moved, Presence
 
 T = TypeVar("T")
 

@@ -4,10 +4,9 @@ import threading
 from decimal import Decimal
 
 from lineshaft.agent.outcome import BudgetExceeded
-from lineshaft.engine.transition.changes import UNREPORTED, Spent
-from lineshaft.engine.transition.working import Purses
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
+from lineshaft.types.work import UNREPORTED, RemainingBudgets, Spent
 
 _ZERO = Decimal(0)
 
@@ -33,11 +32,11 @@ class Account:
         self.cost = _ZERO
         self.tokens_input = 0
         self.tokens_output = 0
-        self._purses = Purses()
+        self._purses = RemainingBudgets()
         #: What this attempt may cost of what all attempts together may.
         self._allowance: Decimal | None = None
 
-    def learn(self, purses: Purses, cost: Decimal) -> None:
+    def learn(self, purses: RemainingBudgets, cost: Decimal) -> None:
         """What was left when the attempt had cost so much."""
         self._purses = purses
         self._allowance = None if purses.task is None else purses.task + cost

@@ -8,9 +8,7 @@ from typing import Any
 from lineshaft.agent.context import Surroundings, SyncTaskContext, TaskContext
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.outcome import NOTHING, Outcome, TaskCancelled, Verdict, of_exception, of_value
-from lineshaft.client.backend import Assignment
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef
+from lineshaft.types.work import Assignment, ClaimRef, Spent
 
 
 class Run:

@@ -8,11 +8,9 @@ from typing import Any, Protocol
 
 from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
 from lineshaft.client.backend import Backend
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
+from lineshaft.types.work import ClaimRef, Completion, Failure, Moved, Release, Spent
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -176,7 +174,7 @@ class Writer:
     async def _hand_back(self, items: Sequence[_Item]) -> list[Moved]:
         await self._save_states(items)
         return await self._backend.hand_back(
-            [HandBack(run.claim, outcome.delay_sec or None, run.spent) for run, outcome in items]
+            [Release(run.claim, outcome.delay_sec or None, run.spent) for run, outcome in items]
         )
 
     async def _cancel(self, items: Sequence[_Item]) -> list[Moved]:

@@ -5,6 +5,6 @@
 
 from lineshaft.client.blocking import SyncLineshaft
 from lineshaft.client.lineshaft import NOW, Lineshaft
-from lineshaft.client.views import Dag, Event, Output, Task
+from lineshaft.types import Dag, Event, Task
 
-__all__ = ["NOW", "Dag", "Event", "Lineshaft", "Output", "SyncLineshaft", "Task"]
+__all__ = ["NOW", "Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"]

@@ -4,10 +4,7 @@ from typing import Any
 
 import msgspec
 
-from lineshaft.client.backend import NO_HISTORY, Assignment, History
-from lineshaft.engine.claim.claims import Claim, Resumed
-from lineshaft.engine.transition.spawn import Child
-from lineshaft.engine.transition.working import PastAttempt
+from lineshaft.types.work import NO_HISTORY, Assignment, Child, Claim, History, PastAttempt, Resumed
 
 
 def assignments(claim: Claim, past: dict[str, list[PastAttempt]]) -> list[Assignment]:

@@ -2,57 +2,44 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
-from lineshaft.engine.agents import AgentInfo, NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
-from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
-from lineshaft.engine.read.listing import TaskFilter
-from lineshaft.engine.read.reading import Page
-from lineshaft.engine.read.why import Why
-from lineshaft.engine.review.approvals import Decision
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
-from lineshaft.engine.review.dead_letters import BulkReview
-from lineshaft.engine.submit.submission import Submitted, SubmittedDag
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.engine.transition.spawn import Child, HandBack, Spawned
-from lineshaft.engine.transition.working import PastAttempt, Purses
-from lineshaft.model.reviews import Decision as Resolving
+from lineshaft.engine.review.approvals import ApprovalDecision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What earlier attempts at a task left behind. JSON as it was stored."""
-
-    checkpoint: bytes | None = None
-    steps: dict[str, bytes] | None = None
-    children: dict[str, Child] | None = None
-    attempts: Sequence[PastAttempt] = ()
-
-
-NO_HISTORY = History()
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A claimed task with all that its handler is given."""
-
-    task: ClaimedTask
-    history: History
-    #: By reference, as `spec.context_refs` has them.
-    inputs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    items: list[Event]
-    next_cursor: str
-    caught_up: bool
+from lineshaft.types import (
+    AgentInfo,
+    Approval,
+    BulkResolution,
+    Dag,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    EventPage,
+    NewAgent,
+    Page,
+    Report,
+    Submitted,
+    SubmittedDag,
+    Task,
+    TaskFilter,
+    Why,
+)
+from lineshaft.types.work import (
+    Assignment,
+    ClaimRef,
+    Completion,
+    Failure,
+    HeartbeatAnswers,
+    HeldTask,
+    Moved,
+    Presence,
+    Release,
+    RemainingBudgets,
+    Spawned,
+    Spent,
+)
 
 
 class Idler(Protocol):
@@ -79,7 +66,7 @@ class HeartbeatTransport(Protocol):
 
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
-    ) -> Answers: ...
+    ) -> HeartbeatAnswers: ...
 
     async def close(self) -> None: ...
 
@@ -146,7 +133,7 @@ class Backend(Protocol):
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]: ...
 
-    async def decide(self, task_id: str, decision: Decision) -> None: ...
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> None: ...
 
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
@@ -162,9 +149,9 @@ class Backend(Protocol):
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
     ) -> list[DeadLetterGroup]: ...
 
-    async def resolve(self, task_id: str, decision: Resolving) -> None: ...
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None: ...
 
-    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview: ...
+    async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution: ...
 
     # Working.
 
@@ -184,13 +171,13 @@ class Backend(Protocol):
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]: ...
 
-    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]: ...
+    async def hand_back(self, items: Sequence[Release]) -> list[Moved]: ...
 
     async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None: ...
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, Purses]: ...
+    ) -> tuple[bytes, RemainingBudgets]: ...
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None: ...
 

@@ -8,23 +8,9 @@ from typing import Any
 
 from lineshaft.checks.registry import Checks
 from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import Assignment, EventPage, HeartbeatTransport, Idler
-from lineshaft.client.views import (
-    Approval,
-    Dag,
-    DeadLetter,
-    Report,
-    Task,
-    approval_of,
-    dag_of,
-    dead_letter_of,
-    event_of,
-    report_of,
-    task_of,
-)
+from lineshaft.client.backend import HeartbeatTransport, Idler
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
-from lineshaft.engine.agents import AgentInfo, NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
@@ -34,21 +20,40 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database
-from lineshaft.engine.read.listing import TaskFilter
-from lineshaft.engine.read.reading import Page
-from lineshaft.engine.read.why import Why
-from lineshaft.engine.review.approvals import Decision
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
-from lineshaft.engine.review.dead_letters import BulkReview
-from lineshaft.engine.submit.submission import Submitted, SubmittedDag
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.engine.transition.spawn import HandBack, Spawned
-from lineshaft.engine.transition.working import Purses
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import DatabaseError
-from lineshaft.model.reviews import Decision as Resolving
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
+from lineshaft.types import (
+    AgentInfo,
+    Approval,
+    BulkResolution,
+    Dag,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    EventPage,
+    NewAgent,
+    Page,
+    Report,
+    Submitted,
+    SubmittedDag,
+    Task,
+    TaskFilter,
+    Why,
+)
+from lineshaft.types.work import (
+    Assignment,
+    ClaimRef,
+    Completion,
+    Failure,
+    Moved,
+    Release,
+    RemainingBudgets,
+    Spawned,
+    Spent,
+)
 
 _NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
 
@@ -143,14 +148,13 @@ class DatabaseBackend:
     # Reading and operating.
 
     async def task(self, task_id: str) -> Task:
-        return task_of(await self.engine.insights.task(task_id))
+        return await self.engine.insights.task(task_id)
 
     async def tasks(self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None) -> Page[Task]:
-        page = await self.engine.insights.tasks(filters, order=order, limit=limit, cursor=cursor)
-        return Page([task_of(view) for view in page.items], page.next_cursor)
+        return await self.engine.insights.tasks(filters, order=order, limit=limit, cursor=cursor)
 
     async def dag(self, dag_id: str) -> Dag:
-        return dag_of(await self.engine.insights.dag(dag_id))
+        return await self.engine.insights.dag(dag_id)
 
     async def why(self, task_id: str) -> Why:
         return await self.engine.insights.why(task_id)
@@ -165,8 +169,7 @@ class DatabaseBackend:
         kinds: Collection[str] | None,
     ) -> EventPage:
         reading = Reading(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
-        page = await reading.page(after, self.engine.insights)
-        return EventPage([event_of(event) for event in page.items], page.next_cursor, page.caught_up)
+        return await reading.page(after, self.engine.insights)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         return await self.engine.working.finished(ids)
@@ -193,36 +196,33 @@ class DatabaseBackend:
         await self.engine.operations.resume(type_)
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
-        page = await self.engine.approvals.waiting(limit=limit, cursor=cursor)
-        return Page([approval_of(found) for found in page.items], page.next_cursor)
+        return await self.engine.approvals.waiting(limit=limit, cursor=cursor)
 
-    async def decide(self, task_id: str, decision: Decision) -> None:
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> None:
         await self.engine.approvals.decide(task_id, decision)
 
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
     ) -> Page[Report]:
-        page = await self.engine.reports.search(query, type_=type_, dag_id=dag_id, limit=limit, cursor=cursor)
-        return Page([report_of(found) for found in page.items], page.next_cursor)
+        return await self.engine.reports.search(query, type_=type_, dag_id=dag_id, limit=limit, cursor=cursor)
 
     async def dead_letters(
         self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
     ) -> Page[DeadLetter]:
-        page = await self.engine.dead_letters.letters(filters, limit=limit, cursor=cursor)
-        return Page([dead_letter_of(found) for found in page.items], page.next_cursor)
+        return await self.engine.dead_letters.letters(filters, limit=limit, cursor=cursor)
 
     async def dead_letter(self, task_id: str) -> DeadLetter:
-        return dead_letter_of(await self.engine.dead_letters.letter(task_id))
+        return await self.engine.dead_letters.letter(task_id)
 
     async def dead_letter_groups(
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
     ) -> list[DeadLetterGroup]:
         return await self.engine.dead_letters.groups(types=types, categories=categories, limit=limit)
 
-    async def resolve(self, task_id: str, decision: Resolving) -> None:
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None:
         await self.engine.dead_letters.resolve(task_id, decision)
 
-    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview:
+    async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         return await self.engine.dead_letters.resolve_all(filters, decision)
 
     # Working.
@@ -255,7 +255,7 @@ class DatabaseBackend:
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
         return await self.engine.lifecycle.fail(failures)
 
-    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
         return await self.engine.parting.hand_back(items)
 
     async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
@@ -263,7 +263,7 @@ class DatabaseBackend:
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, Purses]:
+    ) -> tuple[bytes, RemainingBudgets]:
         return await self.engine.working.record_step(
             claim, name, data, cost_usd=cost_usd, cost_so_far_usd=cost_so_far_usd
         )

@@ -18,29 +18,47 @@ from msgspec import Raw
 
 from lineshaft.client import protocol, requests, responses
 from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import Assignment, EventPage, HeartbeatTransport, Idler
+from lineshaft.client.backend import HeartbeatTransport, Idler
 from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
 from lineshaft.client.problems import strange
-from lineshaft.client.views import Approval, Dag, DeadLetter, Report, Task
-from lineshaft.engine.agents import AgentInfo, NewAgent
-from lineshaft.engine.read.listing import TaskFilter
-from lineshaft.engine.read.reading import Page, check_limit
-from lineshaft.engine.read.why import Why
-from lineshaft.engine.review.approvals import Decision
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
-from lineshaft.engine.review.dead_letters import BulkReview
-from lineshaft.engine.submit.submission import Submitted, SubmittedDag
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
-from lineshaft.engine.transition.spawn import HandBack, Spawned
-from lineshaft.engine.transition.working import Purses
+from lineshaft.engine.read.reading import check_limit
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.fields import check_fields
-from lineshaft.model.reviews import Decision as Resolving
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import TOKEN
+from lineshaft.types import (
+    AgentInfo,
+    Approval,
+    BulkResolution,
+    Dag,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    EventPage,
+    NewAgent,
+    Page,
+    Report,
+    Submitted,
+    SubmittedDag,
+    Task,
+    TaskFilter,
+    Why,
+)
+from lineshaft.types.work import (
+    Assignment,
+    ClaimRef,
+    Completion,
+    Failure,
+    Moved,
+    Release,
+    RemainingBudgets,
+    Spawned,
+    Spent,
+)
 
 T = TypeVar("T")
 
@@ -141,14 +159,14 @@ class HttpBackend:
             order=str(order),
             limit=limit,
             cursor=cursor,
-            **requests.task_filter(filters),
+            **requests.given_fields(filters),
         )
 
     async def dag(self, dag_id: str) -> Dag:
         return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
 
     async def why(self, task_id: str) -> Why:
-        return (await self._get(f"/v1/tasks/{_part(task_id)}/why", responses.Explanation)).value(task_id)
+        return await self._get(f"/v1/tasks/{_part(task_id)}/why", Why)
 
     async def events(
         self,
@@ -159,16 +177,15 @@ class HttpBackend:
         dag_id: str | None,
         kinds: Collection[str] | None,
     ) -> EventPage:
-        found = await self._get(
+        return await self._get(
             "/v1/events",
-            responses.Events,
+            EventPage,
             after=after,
             limit=limit,
             task_id=task_id,
             dag_id=dag_id,
             kind=sorted(kinds or ()),
         )
-        return EventPage(found.items, found.next_cursor, found.caught_up)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -209,7 +226,7 @@ class HttpBackend:
         check_limit(limit)
         return await self._get("/v1/approvals", Page[Approval], limit=limit, cursor=cursor)
 
-    async def decide(self, task_id: str, decision: Decision) -> None:
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> None:
         body = {
             "approve": decision.approve,
             "reviewer": decision.reviewer,
@@ -242,7 +259,7 @@ class HttpBackend:
             Page[DeadLetter],
             limit=limit,
             cursor=cursor,
-            **requests.letter_filter(filters),
+            **requests.given_fields(filters),
         )
 
     async def dead_letter(self, task_id: str) -> DeadLetter:
@@ -261,19 +278,19 @@ class HttpBackend:
         )
         return found.items
 
-    async def resolve(self, task_id: str, decision: Resolving) -> None:
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None:
         decision.check()
         await self._post(f"/v1/dead-letters/{_part(task_id)}/resolve", object, decision, again=False)
 
-    async def resolve_all(self, filters: DeadLetterFilter, decision: Resolving) -> BulkReview:
+    async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         decision.check()
-        body = {**msgspec.structs.asdict(decision), "filter": requests.letter_filter(filters)}
-        return (await self._post("/v1/dead-letters/resolve", responses.Resolved, body, again=False)).value
+        body = {**msgspec.structs.asdict(decision), "filter": requests.given_fields(filters)}
+        return await self._post("/v1/dead-letters/resolve", BulkResolution, body, again=False)
 
     # Working.
 
     async def register(self, agent: NewAgent) -> AgentInfo:
-        return (await self._post("/v1/agents", responses.Agent, requests.agent(agent), again=False)).value
+        return await self._post("/v1/agents", AgentInfo, requests.given_fields(agent), again=False)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
         await self._post(
@@ -300,7 +317,7 @@ class HttpBackend:
         items = [protocol.Failed.of(failure) for failure in failures]
         return await self._moved("/v1/crew/fail", protocol.Failures(items=items))
 
-    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
         handed = [protocol.HandedBack.of(item) for item in items]
         return await self._moved("/v1/crew/release", protocol.HandBacks(items=handed))
 
@@ -315,7 +332,7 @@ class HttpBackend:
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, Purses]:
+    ) -> tuple[bytes, RemainingBudgets]:
         body = protocol.StepDone(
             id=claim.id,
             epoch=claim.epoch,

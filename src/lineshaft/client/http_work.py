@@ -9,10 +9,10 @@ import msgspec
 
 from lineshaft.client import protocol
 from lineshaft.client.problems import exception_of
-from lineshaft.engine.agents import AgentInfo
-from lineshaft.engine.heartbeats import Answers, HeldTask, Presence
 from lineshaft.errors import UnavailableError
 from lineshaft.http_client import Connection, Pool, Response
+from lineshaft.types import AgentInfo
+from lineshaft.types.work import HeartbeatAnswers, HeldTask, Presence
 
 #: As an idle agent with the database itself does; the server wakes it sooner.
 POLL_SEC = 30.0
@@ -40,11 +40,11 @@ class HttpHeartbeats:
         self._pool = pool
         self._on_silence = on_silence
         self._connection = pool.connection()
-        self._decode = msgspec.json.Decoder(Answers).decode
+        self._decode = msgspec.json.Decoder(HeartbeatAnswers).decode
 
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
-    ) -> Answers:
+    ) -> HeartbeatAnswers:
         body = protocol.CrewBeat(
             agents=[protocol.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
             tasks=[

@@ -13,20 +13,31 @@ from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import Backend
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
-from lineshaft.client.views import Approval, Dag, DeadLetter, Event, Report, Task
 from lineshaft.client.waiting import EndWatch
-from lineshaft.engine.read.listing import TaskFilter, TaskOrder
-from lineshaft.engine.read.reading import DEFAULT_LIMIT, Page
-from lineshaft.engine.read.why import Why
-from lineshaft.engine.review.approvals import Decision
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter, DeadLetterGroup
-from lineshaft.engine.review.dead_letters import BulkReview
-from lineshaft.engine.submit.submission import Submitted, SubmittedDag
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.fields import encoded_json
-from lineshaft.model.reviews import Decision as Resolving
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
+from lineshaft.types import (
+    Approval,
+    BulkResolution,
+    Dag,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    Event,
+    Page,
+    Report,
+    Submitted,
+    SubmittedDag,
+    Task,
+    TaskFilter,
+    TaskOrder,
+    Why,
+)
+from lineshaft.types.page import DEFAULT_LIMIT
 
 #: Read events after this: only what happens from now on.
 NOW = "now"
@@ -127,15 +138,31 @@ class Lineshaft:
 
     async def list(
         self,
-        /,
         *,
+        status: str | Sequence[str] = (),
+        type: str | Sequence[str] = (),  # noqa: A002 - the field's name
+        dag_id: str | Sequence[str] = (),
+        parent_id: str | Sequence[str] = (),
+        agent_id: str | Sequence[str] = (),
+        tag: str | Sequence[str] = (),
+        created_by: str | Sequence[str] = (),
+        q: str | Sequence[str] = (),
         order: str = TaskOrder.CREATED_AT,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-        **filters: str | Sequence[str],
     ) -> Page[Task]:
-        """One page of tasks; filters: status, type, dag_id, parent_id, agent_id, tag, created_by, q."""
-        return await self.backend.tasks(_filter(filters), order=order, limit=limit, cursor=cursor)
+        """One page of tasks. Of each filter any value matches; `q` is part of the title."""
+        wanted = TaskFilter(
+            status=_listed(status),
+            type=_listed(type),
+            dag_id=_listed(dag_id),
+            parent_id=_listed(parent_id),
+            agent_id=_listed(agent_id),
+            tag=_listed(tag),
+            created_by=_listed(created_by),
+            q=_listed(q),
+        )
+        return await self.backend.tasks(wanted, order=order, limit=limit, cursor=cursor)
 
     async def why(self, task: str | Submitted) -> Why:
         """Why a task is not running."""
@@ -218,12 +245,12 @@ class Lineshaft:
         """Let an output pass its gate; or do the task, with `data` as its output."""
         answer = None if data is None else encoded_json("data", data)
         report = None if decision_report is None else encoded_json("decision_report", decision_report)
-        await self.backend.decide(_id(task), Decision(True, reviewer, note, answer, report))  # noqa: FBT003
+        await self.backend.decide(_id(task), ApprovalDecision(True, reviewer, note, answer, report))  # noqa: FBT003
         return await self.backend.task(_id(task))
 
     async def refuse(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
         """Refuse an output, which fails its attempt; or refuse to do the task: it is a dead letter then."""
-        await self.backend.decide(_id(task), Decision(False, reviewer, note))  # noqa: FBT003
+        await self.backend.decide(_id(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
         return await self.backend.task(_id(task))
 
     async def reports(
@@ -308,7 +335,7 @@ class Lineshaft:
         error_contains: str | None = None,
         poison_pill: bool | None = None,
         tasks: Sequence[str | Submitted] = (),
-    ) -> BulkReview:
+    ) -> BulkResolution:
         """Decide about every open dead letter that these filters find, up to 1,000 at once.
 
         One that can't be resolved keeps none of the others from it; `more` says that there are more.
@@ -318,7 +345,7 @@ class Lineshaft:
             category=_listed(category),
             error_contains=error_contains,
             poison_pill=poison_pill,
-            task_ids=[_id(task) for task in tasks],
+            task_ids=tuple(_id(task) for task in tasks),
         )
         decision = _decision(resolution, reviewer, note, not_before, spec)
         return await self.backend.resolve_all(wanted, decision)
@@ -388,25 +415,15 @@ def _decision(
     note: str | None,
     not_before: datetime | None,
     spec: Mapping[str, Any] | None,
-) -> Resolving:
-    return Resolving(resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec)
+) -> ResolutionRequest:
+    return ResolutionRequest(
+        resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec
+    )
 
 
-def _listed(given: str | Sequence[str]) -> Sequence[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _listed(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _id(what: str | Submitted | SubmittedDag) -> str:
     return what if isinstance(what, str) else what.id
-
-
-def _filter(given: dict[str, str | Sequence[str]]) -> TaskFilter:
-    known = [name for name in TaskFilter.__dataclass_fields__ if name not in _NO_NAMES]
-    if unknown := sorted(set(given) - set(known)):
-        raise InvalidInputError(errors=[(unknown[0], f"is no filter; there are {', '.join(known)}")])
-    names: dict[str, Any] = {name: [v] if isinstance(v, str) else list(v) for name, v in given.items()}
-    return TaskFilter(**names)
-
-
-#: Filters that are no lists of names; only compatible surfaces use them.
-_NO_NAMES = frozenset({"priority", "batches"})

@@ -12,15 +12,25 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from lineshaft.engine.claim.claims import Claim, ClaimedTask, Resumed
-from lineshaft.engine.heartbeats import HeldTask, Presence
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import MAX_ERROR, ClaimRef, Completion, Failure
-from lineshaft.engine.transition.spawn import Child, HandBack
-from lineshaft.engine.transition.working import PastAttempt, Purses
+from lineshaft.engine.transition.outcomes import MAX_ERROR
 from lineshaft.model.budget import money
 from lineshaft.model.storable import readable_json, replace_unstorable
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import (
+    Child,
+    Claim,
+    ClaimedTask,
+    ClaimRef,
+    Completion,
+    Failure,
+    HeldTask,
+    PastAttempt,
+    Presence,
+    Release,
+    RemainingBudgets,
+    Resumed,
+    Spent,
+)
 
 MAX_ITEMS = 10_000
 
@@ -306,7 +316,7 @@ class HandedBack(Held, frozen=True, kw_only=True):
     used: Used = _NOTHING
 
     @classmethod
-    def of(cls, given: HandBack) -> Self:
+    def of(cls, given: Release) -> Self:
         return cls(
             id=given.claim.id,
             epoch=given.claim.epoch,
@@ -315,8 +325,8 @@ class HandedBack(Held, frozen=True, kw_only=True):
         )
 
     @property
-    def hand_back(self) -> HandBack:
-        return HandBack(self.claim, self.delay_sec or None, self.used.spent)
+    def hand_back(self) -> Release:
+        return Release(self.claim, self.delay_sec or None, self.used.spent)
 
 
 class HandBacks(Body, frozen=True, kw_only=True):
@@ -350,7 +360,7 @@ class StepKept(Struct, frozen=True):
     #: What counts: the first result that was recorded.
     data: Raw
     #: What is left to spend.
-    purses: Purses
+    purses: RemainingBudgets
 
 
 class CrewCheckpoint(Held, frozen=True, kw_only=True):

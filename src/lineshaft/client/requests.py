@@ -1,21 +1,13 @@
 """What is asked of a server, as JSON; refused before it is sent if the database backend would refuse it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.read.listing import TaskFilter
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
-from lineshaft.engine.submit.submission import draft_by_key, draft_dag, draft_each
+from lineshaft.engine.submit.drafts import draft_by_key, draft_dag, draft_each
 from lineshaft.model.tasks import Gate, NewTask
-
-#: Filters of tasks and of dead letters that the server knows.
-_TASK_FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q", "lock_key")
-_LETTER_FILTERS = ("reviewed", "type", "category", "error_contains", "task_ids", "poison_pill", "dag_id")
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(NewTask)} | {"spec": {}}
 
@@ -68,15 +60,10 @@ def _task(task: NewTask) -> dict[str, Any]:
     return found
 
 
-def agent(given: NewAgent) -> dict[str, Any]:
-    found = {field.name: getattr(given, field.name) for field in fields(given)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def task_filter(given: TaskFilter) -> dict[str, list[str]]:
-    return {name: [str(value) for value in getattr(given, name)] for name in _TASK_FILTERS}
-
-
-def letter_filter(given: DeadLetterFilter) -> Mapping[str, Any]:
-    found = {name: getattr(given, name) for name in _LETTER_FILTERS}
-    return {name: value for name, value in found.items() if value is not None and value != ()}
+def given_fields(value: msgspec.Struct) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        field.encode_name: found
+        for field in msgspec.structs.fields(value)
+        if (found := getattr(value, field.name)) != field.default
+    }

@@ -1,7 +1,5 @@
 """Agents: registering, reading, changing."""
 
-from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,48 +12,9 @@ from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.types import AgentInfo, NewAgent
 
 MAX_SLOTS = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewAgent:
-    id: str | None = None
-    type: str | None = None
-    capabilities: tuple[str, ...] = ()
-    #: None: any type that it is capable of.
-    types: tuple[str, ...] | None = None
-    models_available: tuple[str, ...] = ()
-    max_concurrent_tasks: int = 3
-    budget_usd: Decimal | float | None = None
-    poll_interval_sec: float = 5.0
-    claim_ttl_sec: float = 60.0
-    heartbeat_interval_sec: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentInfo:
-    id: str
-    type: str | None
-    capabilities: list[str]
-    types: list[str] | None
-    models_available: list[str]
-    max_concurrent_tasks: int
-    held: int
-    budget_usd: Decimal | None
-    spent_usd: Decimal
-    reserved_usd: Decimal
-    status: str
-    last_heartbeat: datetime
-    poll_interval_sec: float
-    claim_ttl_sec: float
-    heartbeat_interval_sec: float
-    incarnation: int
-    registered_at: datetime
-
-    @property
-    def budget_remaining_usd(self) -> Decimal | None:
-        return None if self.budget_usd is None else self.budget_usd - self.spent_usd - self.reserved_usd
 
 
 class Fleet:
@@ -75,9 +34,9 @@ class Fleet:
             **self._database.now,
             "id": agent_id,
             "type": agent.type,
-            "capabilities": list(agent.capabilities),
-            "types": None if agent.types is None else list(agent.types),
-            "models": list(agent.models_available),
+            "capabilities": list(dict.fromkeys(agent.capabilities)),
+            "types": None if agent.types is None else list(dict.fromkeys(agent.types)),
+            "models": list(dict.fromkeys(agent.models_available)),
             "max_tasks": agent.max_concurrent_tasks,
             "budget": None if agent.budget_usd is None else money(agent.budget_usd, "budget_usd"),
             "poll_interval": agent.poll_interval_sec,

@@ -33,7 +33,8 @@ SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = 
 
 -- name: read_agents
 -- `seen_within`: without those that have been offline for so many seconds. NULL: all.
-SELECT id, type, capabilities, types, models_available, max_concurrent_tasks, held, budget_usd, spent_usd, reserved_usd, status::text AS status,
+SELECT id, type, capabilities, types, models_available, max_concurrent_tasks, held AS current_tasks, budget_usd,
+    budget_usd - spent_usd - reserved_usd AS budget_remaining_usd, spent_usd, reserved_usd, status::text AS status,
     last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
 FROM lineshaft.agent
 WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))

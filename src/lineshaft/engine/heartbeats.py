@@ -6,8 +6,6 @@ blocks nor a pool without a free connection delays a heartbeat.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -20,50 +18,7 @@ from lineshaft.engine.postgres.database import PLAN_BY_INDEX, configure
 from lineshaft.engine.postgres.literals import array_literal
 from lineshaft.engine.postgres.pool import shut_down
 from lineshaft.errors import UnavailableError
-
-
-@dataclass(frozen=True, slots=True)
-class Presence:
-    """An agent that says it is there."""
-
-    agent_id: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTask:
-    """A claim whose lease is to be renewed."""
-
-    id: str
-    epoch: int
-    agent_id: str
-    interval_sec: float
-    #: JSON; None: nothing new.
-    progress: bytes | None = None
-    #: Since the claim; None: nothing new.
-    cost_usd: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """A claim that its agent no longer holds: of one task it may have had two."""
-
-    id: str
-    epoch: int
-    #: cancel or lost.
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    #: By agent: active or draining. One that is missing was registered again elsewhere.
-    agents: dict[str, str]
-    #: Claims that are over.
-    over: list[Over] = field(default_factory=list)
-    #: By agent: until when some of its models are slowed down; those that may go on are missing.
-    slowdowns: dict[str, datetime] = field(default_factory=dict)
-    #: By agent: how many tasks it may hold, which may be changed while it works.
-    slots: dict[str, int] = field(default_factory=dict)
+from lineshaft.types.work import EndedClaim, HeartbeatAnswers, HeldTask, Presence
 
 
 class Heartbeats:
@@ -75,7 +30,7 @@ class Heartbeats:
 
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
-    ) -> Answers:
+    ) -> HeartbeatAnswers:
         """One statement for all; raises UnavailableError when there is no answer in time."""
         call = asyncio.ensure_future(self._beat(agents, tasks))
         try:
@@ -89,7 +44,7 @@ class Heartbeats:
             if not call.done() or call.exception() is not None:
                 await self._give_up(call)
 
-    async def _beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> Answers:
+    async def _beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> HeartbeatAnswers:
         if self._connection is None:
             opened = await AsyncConnection.connect(
                 self._dsn, autocommit=True, application_name="lineshaft heartbeats"
@@ -99,7 +54,7 @@ class Heartbeats:
             await opened.execute(PLAN_BY_INDEX)
         return await beat_on(self._connection, {"now": self._clock.now()}, agents, tasks)
 
-    async def _give_up(self, call: "asyncio.Future[Answers]") -> None:
+    async def _give_up(self, call: "asyncio.Future[HeartbeatAnswers]") -> None:
         """Whatever is wrong with the connection, the next heartbeat gets a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -127,7 +82,7 @@ async def beat_on(
     now: dict[str, Any],
     agents: Sequence[Presence],
     tasks: Sequence[HeldTask],
-) -> Answers:
+) -> HeartbeatAnswers:
     cursor = await connection.execute(
         catalog.load("transition/working")["beat"],
         {
@@ -143,7 +98,7 @@ async def beat_on(
             "costs": [task.cost_usd for task in tasks],
         },
     )
-    answers = Answers({})
+    answers = HeartbeatAnswers({})
     for task_id, epoch, agent_id, answer, slots, slowdown_until in await cursor.fetchall():
         if task_id is None:
             answers.agents[agent_id] = answer
@@ -151,5 +106,5 @@ async def beat_on(
             if slowdown_until is not None:
                 answers.slowdowns[agent_id] = slowdown_until
         elif answer != "continue":
-            answers.over.append(Over(task_id, epoch, answer))
+            answers.over.append(EndedClaim(task_id, epoch, answer))
     return answers

@@ -31,7 +31,7 @@ class Resolution(StrEnum):
 RETRIES = frozenset({Resolution.RETRY, Resolution.MODIFY_AND_RETRY})
 
 
-class Decision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResolutionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resolution: str
     reviewer: str
     note: str | None = None

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from lineshaft.engine.claim.claims import Claim
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import Interest
 from lineshaft.engine.feed.wakeups import Waiter
 from lineshaft.engine.signals import Present
 from lineshaft.server.routes import requests
 from lineshaft.server.service import Service
+from lineshaft.types.work import Claim
 
 #: How often one looks again that has no room, and waits all the same.
 _FULL_HANDS_SEC = 5.0

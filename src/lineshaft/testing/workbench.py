@@ -12,12 +12,12 @@ from lineshaft.agent.agent import Agent
 from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
-from lineshaft.client.views import Task
 from lineshaft.clock import MovableClock
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.testing.databases import scratch_database, server_for_tests
+from lineshaft.types import Task
 
 P = ParamSpec("P")
 T = TypeVar("T")

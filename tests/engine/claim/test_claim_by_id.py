@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from lineshaft.engine.agents import AgentInfo
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -17,6 +15,8 @@ from lineshaft.errors import (
     SupersededError,
 )
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import AgentInfo
+from lineshaft.types.work import ClaimedTask
 from tests.world import World
 
 

@@ -8,14 +8,12 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.claim.fast_path import FastPath
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.invariants import check_invariants
 from tests.races.helpers import waiting
 from tests.world import ref, register

@@ -176,7 +176,7 @@ async def test_an_empty_partition_leaves_cursors_alone(database: Database) -> No
     cursor = (await events.read(NOW, limit=1)).next_cursor
 
     assert (await partitions.drop_partitions(datetime(2026, 3, 1, tzinfo=UTC))).dropped == ("event_202602",)
-    assert (await events.read(cursor, limit=1)).items == ()
+    assert (await events.read(cursor, limit=1)).items == []
 
 
 async def test_a_transaction_that_reads_for_long_postpones_and_blocks_nobody(

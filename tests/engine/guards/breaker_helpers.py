@@ -3,13 +3,11 @@
 from types import MappingProxyType
 from typing import Any
 
-from lineshaft.engine.agents import AgentInfo
-from lineshaft.engine.claim.claims import ClaimedTask
-from lineshaft.engine.read.views import BreakerView
-from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import RetrySpec
+from lineshaft.types import AgentInfo, Breaker
+from lineshaft.types.work import ClaimedTask, Failure
 from tests.world import World, ref
 
 #: Short, so that a test needs two failures to open one.
@@ -27,7 +25,7 @@ async def fail(world: World, task: ClaimedTask, **details: Any) -> Status:
     return moved.unwrap()
 
 
-async def breaker(world: World, key: str = "code") -> BreakerView | None:
+async def breaker(world: World, key: str = "code") -> Breaker | None:
     found = (await world.engine.insights.breakers(limit=100)).items
     return next((item for item in found if item.key == key), None)
 

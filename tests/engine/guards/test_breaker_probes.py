@@ -3,9 +3,9 @@
 import pytest
 
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Failure
 from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
 from tests.world import World, ref
 

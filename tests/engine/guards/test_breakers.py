@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.read.views import BreakerView
-from lineshaft.engine.transition.outcomes import ClaimRef, Failure
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import Breaker
+from lineshaft.types.work import ClaimRef, Failure
 from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
 from tests.world import World, cost, ref
 
@@ -31,7 +31,7 @@ async def test_it_opens_at_the_threshold_with_an_alert(world: World) -> None:
     await fail(world, second)
 
     found = await breaker(world)
-    assert found == BreakerView("code", "open", 2, world.clock.now(), world.clock.now(), None, None, False)
+    assert found == Breaker("code", "open", 2, world.clock.now(), world.clock.now(), None, None, False)
     assert told(world) == ["breaker.opened", "alert"]
     data = world.row("SELECT data FROM lineshaft.event WHERE 'alert' = ANY (kinds)")["data"]
     assert data == {"key": "code", "failures": 2, "message": "Circuit breaker OPEN for code"}

@@ -14,10 +14,10 @@ from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.guards.rules import CostVelocity, Rules
-from lineshaft.engine.transition.outcomes import Beat, Failure
 from lineshaft.errors import BudgetExceededError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Beat, Failure
 from tests.invariants import check_invariants
 from tests.world import World, cost, ref
 
@@ -43,7 +43,7 @@ def blocked(world: World) -> list[tuple[str, str]]:
     return [(row["task_id"], row["data"]["purse"]) for row in rows]
 
 
-# Over all attempts.
+# EndedClaim all attempts.
 
 
 async def test_attempts_together_may_cost_so_much(world: World) -> None:

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.outcomes import Beat, Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Beat, Completion
 from tests.world import World, ref, register
 
 

@@ -18,14 +18,12 @@ from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import EmbeddedServer
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Completion, Failure
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
+from lineshaft.types import NewAgent
+from lineshaft.types.work import Beat, ClaimedTask, ClaimRef, Completion, Failure, Spent
 from tests.conftest import TEMPLATE, clone
 from tests.engine.stateful import Histories
 from tests.invariants import check_invariants

@@ -7,9 +7,10 @@ import pytest
 from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.engine.guards.slowdowns import RateLimited
-from lineshaft.engine.heartbeats import Heartbeats, Presence
+from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Presence
 from tests.world import World
 
 

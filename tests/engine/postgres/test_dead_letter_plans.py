@@ -8,7 +8,8 @@ from psycopg import ClientCursor
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
+from lineshaft.engine.review.dead_letter_views import parameters
+from lineshaft.types import DeadLetterFilter
 
 FILL = """
 INSERT INTO lineshaft.task (id, dag_id, type, title)
@@ -50,7 +51,7 @@ def test_each_list_has_its_index(
     # Written out, so that it is planned for these values, as the reader's statements are.
     with ClientCursor(connection) as cursor:
         statement = catalog.load("review/dead_letters")["list_letters"]
-        rows = cursor.execute(f"EXPLAIN {statement}".encode(), wanted.parameters() | start).fetchall()
+        rows = cursor.execute(f"EXPLAIN {statement}".encode(), parameters(wanted) | start).fetchall()
     plan = "\n".join(row[0] for row in rows)
 
     assert f"{index} " in plan, plan

@@ -6,9 +6,9 @@ import pytest
 from lineshaft.engine.feed.events import Cursor, Events, Snapshot
 from lineshaft.engine.postgres import migrate
 from lineshaft.engine.read.metrics import MetricsReader
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Completion
 from tests.world import World, ref
 
 AHEAD = 1_000_000

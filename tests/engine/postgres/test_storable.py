@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lineshaft.engine.claim.claims import ClaimedTask
-from lineshaft.engine.transition.outcomes import Beat, Completion
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
+from lineshaft.types.work import Beat, ClaimedTask, Completion
 from tests.world import World, ref
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'

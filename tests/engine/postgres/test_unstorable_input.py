@@ -2,29 +2,24 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from psycopg import sql
 
 from lineshaft.checks.verdict import Verdict
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.guards.interventions import Interventions
-from lineshaft.engine.read.listing import DagFilter, TaskFilter
-from lineshaft.engine.read.reading import Page
 from lineshaft.engine.review import approvals
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
 from lineshaft.engine.tokens import Tokens
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, Completion, Failure
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.fields import MAX_SPEC_BYTES
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types import DagFilter, DeadLetterFilter, NewAgent, Page, TaskFilter
+from lineshaft.types.work import Beat, ClaimedTask, Completion, Failure, Spent
 from tests.world import World, ref
 
 UNSTORABLE = [pytest.param("a\0b", id="NUL"), pytest.param("a\ud800b", id="half a character")]
@@ -126,7 +121,7 @@ TEXTS: dict[str, Call] = {
         "dead", decided(resolution="modify_and_retry", spec={"a": text})
     ),
     "what waits for a person": lambda world, text: world.engine.approvals.decide(
-        text, approvals.Decision(approve=True, reviewer="ann")
+        text, approvals.ApprovalDecision(approve=True, reviewer="ann")
     ),
     "a token's name": lambda world, text: Tokens(world.engine.database).create(text, "read"),
     "a token's scope": lambda world, text: Tokens(world.engine.database).create("x", text),
@@ -142,8 +137,8 @@ TEXTS: dict[str, Call] = {
 }
 
 
-def decided(**fields_: Any) -> Decision:
-    return Decision(**({"resolution": "cancel", "reviewer": "ann"} | fields_))
+def decided(**fields_: Any) -> ResolutionRequest:
+    return ResolutionRequest(**({"resolution": "cancel", "reviewer": "ann"} | fields_))
 
 
 async def dead_letter(world: World) -> None:
@@ -176,7 +171,7 @@ async def test_filters_that_can_not_be_stored(world: World, text: str) -> None:
         (DeadLetterFilter, desk.letters),
     ]
     for kind, look in looks:
-        for field in fields(kind):
+        for field in msgspec.structs.fields(kind):
             if "str" not in str(field.type) or "bool" in str(field.type):
                 continue
             given: Any = text if "Sequence" not in str(field.type) else [text]

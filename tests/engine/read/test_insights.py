@@ -10,17 +10,16 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read import listing
-from lineshaft.engine.read.listing import DagFilter
-from lineshaft.engine.read.views import dead_above
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, Completion
+from lineshaft.engine.read.rows import dead_above
 from lineshaft.errors import NotFoundError
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import Strategy
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types import DagFilter, TokensUsed
+from lineshaft.types.work import Beat, Completion, Spent
 from tests.factory import Factory
-from tests.world import complete, every, fail, kill, ref, register, shown, submit, take
+from tests.world import complete, every, fail, kill, ref, register, submit, take
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
     task = await engine.insights.task(task_id)
 
     assert (task.title, task.priority, task.lock_key, task.tags) == ("Write it", 40, "doc:1", ["a", "b"])
-    assert shown(task.spec) == {"goal": "x"}
+    assert task.spec == {"goal": "x"}
     assert (task.max_cost_usd, task.max_total_cost_usd) == (Decimal("1.5"), Decimal(3))
     assert (task.required_capabilities, task.model_preferences, task.fallback_models) == (
         ["python"],
@@ -70,7 +69,7 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
     assert (task.retry.strategy, task.retry.initial_delay_sec) == (Strategy.FIXED, 7)
     assert task.retry.max_delay_sec == 300, "what was left out is the preset's"
     assert (task.output.type, task.output.validation) == ("json", "json-schema")
-    assert shown(task.output.validation_schema) == {"type": "object"}
+    assert task.output.validation_schema == {"type": "object"}
     assert (task.status, task.depends_on, task.blocked_by) == (Status.PENDING, [upstream], [upstream])
     assert (task.idempotency_key, task.created_by, task.created_at) == ("key", "me", clock.now())
     assert task.effective_priority == pytest.approx(40 - 20), "one hour before the deadline it is 20"
@@ -84,7 +83,7 @@ async def test_gates_in_order_are_shown_as_a_list(engine: Engine) -> None:
     gates = (Gate("regex", "^a"), Gate("human"))
     task = await engine.insights.task(await submit(engine, output=OutputContract(validation=gates)))
 
-    assert [(gate.method, shown(gate.schema)) for gate in task.output.validation] == [  # type: ignore[union-attr]
+    assert [(gate.method, gate.schema) for gate in task.output.validation] == [  # type: ignore[union-attr]
         ("regex", "^a"),
         ("human", None),
     ]
@@ -121,7 +120,7 @@ async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableCloc
         clock.now(),
     )
     assert view.claim.heartbeat_interval_sec == 12
-    assert (view.status, view.model, shown(view.progress)) == (Status.RUNNING, "opus", {"percent": 10})
+    assert (view.status, view.model, view.progress) == (Status.RUNNING, "opus", {"percent": 10})
     assert (view.cost_usd, view.reserved_usd) == (Decimal("0.25"), Decimal(1))
     assert view.started_at == clock.now() - timedelta(seconds=5)
 
@@ -170,7 +169,7 @@ async def test_each_end_shows_its_own_time_and_reason(engine: Engine, clock: Mov
 
     ended = await engine.insights.task(done.id)
     assert (ended.status, ended.completed_at, ended.cancelled_at) == (Status.COMPLETED, clock.now(), None)
-    assert (shown(ended.output.data), ended.cost_usd) == ({"answer": 42}, Decimal("0.1"))
+    assert (ended.output.data, ended.cost_usd) == ({"answer": 42}, Decimal("0.1"))
     assert ended.claim is not None
     assert ended.claim.agent_id == "ann", "who did it"
     assert (ended.effective_priority, ended.tier, ended.failure_reason) == (None, None, None)
@@ -189,7 +188,7 @@ async def test_what_is_being_validated_shows_the_output(engine: Engine) -> None:
 
     view = await engine.insights.task(task.id)
 
-    assert (view.status, shown(view.output.data)) == (Status.VALIDATING, {"draft": 1})
+    assert (view.status, view.output.data) == (Status.VALIDATING, {"draft": 1})
     assert (view.output.artifacts, view.completed_at) == (None, None)
 
 
@@ -258,8 +257,8 @@ async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: Mo
         "ann",
         Decimal("0.3"),
     )
-    assert (second.tokens_input, second.tokens_output, second.ended_at) == (7, 8, clock.now())
-    assert shown(second.output) == {"data": "ok", "artifacts": None, "decision_report": None}
+    assert (second.tokens_used, second.ended_at) == (TokensUsed(7, 8), clock.now())
+    assert second.output == {"data": "ok", "artifacts": None, "decision_report": None}
 
 
 async def test_attempts_of_what_was_never_claimed_are_none(engine: Engine) -> None:
@@ -274,7 +273,11 @@ async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
     clock.advance(1)
     await engine.lifecycle.save_step(ref(task), "draft", b"null")
 
-    assert await engine.insights.steps(task.id) == {"search": b'{"found": 3}', "draft": b"null"}
+    steps = await engine.insights.steps(task.id)
+    assert {name: bytes(data) for name, data in steps.items()} == {
+        "search": b'{"found": 3}',
+        "draft": b"null",
+    }
 
 
 # DAGs.

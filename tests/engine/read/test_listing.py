@@ -13,11 +13,9 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX
 from lineshaft.engine.read import listing
-from lineshaft.engine.read.listing import DagFilter, TaskFilter
-from lineshaft.engine.read.reading import Page
-from lineshaft.engine.read.views import TaskView
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
+from lineshaft.types import DagFilter, Page, Task, TaskFilter
 from tests.factory import Factory
 from tests.world import every, register, submit, take
 
@@ -83,8 +81,8 @@ FILTERS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = [
     ({"parent_id": ["task_p"]}, lambda t: t["parent_id"] == "task_p"),
     ({"tag": ["red", "blue"]}, lambda t: bool({"red", "blue"} & {*t["tags"]})),
     ({"lock_key": ["doc:a"]}, lambda t: t["lock_key"] == "doc:a"),
-    ({"priority": (10, 29)}, lambda t: t["priority"] in {20, 29}),
-    ({"priority": (60, 100), "status": ["READY"]}, lambda t: t["priority"] == 70 and t["status"] == "READY"),
+    ({"priority_from": 10, "priority_to": 29}, lambda t: t["priority"] in {20, 29}),
+    ({"priority_from": 60, "status": ["READY"]}, lambda t: t["priority"] == 70 and t["status"] == "READY"),
     ({"batches": True}, lambda t: t["is_batch"]),
     ({"batches": True, "status": ["PENDING"]}, lambda t: t["is_batch"] and t["status"] == "PENDING"),
     ({"created_by": ["me"]}, lambda t: t["created_by"] == "me"),
@@ -145,7 +143,7 @@ async def test_lists_are_stable_while_tasks_arrive(engine: Engine, clock: Movabl
     assert [t.id for t in [*first.items, *second.items]] == sorted(ids, reverse=True)
 
 
-def by_priority(tasks: list[TaskView]) -> list[str]:
+def by_priority(tasks: list[Task]) -> list[str]:
     """As 004's formula has it; equals in the order of submission."""
     return [t.id for t in sorted(tasks, key=lambda t: (round(t.effective_priority or 0, 6), t.id))]
 
@@ -180,9 +178,7 @@ async def test_order_by_priority_is_that_of_claims(
     assert codes == await claimed(engine, ["code"])
 
 
-async def _later(
-    engine: Engine, clock: MovableClock, filters: TaskFilter, cursor: str | None
-) -> Page[TaskView]:
+async def _later(engine: Engine, clock: MovableClock, filters: TaskFilter, cursor: str | None) -> Page[Task]:
     page = await engine.insights.tasks(filters, order="priority", limit=7, cursor=cursor)
     clock.advance(600)
     return page
@@ -319,7 +315,12 @@ def test_a_page_of_a_long_history_is_read_by_index(
             connection.execute(sql["plan_to_walk"], {})
         row = connection.execute(
             "EXPLAIN (ANALYZE, FORMAT JSON) " + sql[statement],
-            {**DagFilter().parameters(), **TaskFilter(**filters).parameters(), **place, "statuses": None},
+            {
+                **listing.dag_parameters(DagFilter()),
+                **listing.task_parameters(TaskFilter(**filters)),
+                **place,
+                "statuses": None,
+            },
         ).fetchone()
     assert row is not None
     nodes = list(_nodes(row[0][0]["Plan"]))

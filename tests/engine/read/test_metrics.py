@@ -5,12 +5,12 @@ import psycopg
 from lineshaft.clock import MovableClock
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.supervisor import all_duties
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read.metrics import MetricsReader, Tally
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
+from lineshaft.types import NewAgent
+from lineshaft.types.work import Completion
 from tests.duties.test_duties import claimed
 from tests.world import ref
 

@@ -9,15 +9,14 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.stats import Bounds, Stats
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Completion, Failure
+from lineshaft.engine.read.stats import Bounds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import NewAgent, Stats
+from lineshaft.types.work import Beat, ClaimRef, Completion, Failure, Spent
 from tests.factory import Factory
 
 SMALL = Bounds(most=5, pages=1, part_rows=2)
@@ -42,14 +41,14 @@ async def test_an_empty_queue(database: Database, clock: MovableClock) -> None:
 
     assert (stats.as_of, stats.depth, stats.oldest_ready_at, stats.oldest_ready_sec) == (
         clock.now(),
-        (),
+        [],
         None,
         None,
     )
-    assert (stats.last_minute.completed, stats.last_hour.completed) == (0, 0)
-    assert stats.spent_today_usd == 0
-    assert stats.last_minute.exact
-    assert stats.spent_today_exact
+    assert (stats.throughput["last_minute"].completed, stats.throughput["last_hour"].completed) == (0, 0)
+    assert stats.spend_today_usd == 0
+    assert stats.throughput["last_minute"].exact
+    assert stats.spend_today_exact
 
 
 async def test_depth_by_state_and_tier(database: Database, factory: Factory) -> None:
@@ -172,7 +171,7 @@ async def test_throughput_of_the_last_minute_and_hour(
 
     stats = await Insights(database).stats()
 
-    minute, hour = stats.last_minute, stats.last_hour
+    minute, hour = stats.throughput["last_minute"], stats.throughput["last_hour"]
     assert (minute.completed, minute.cancelled, minute.dead_lettered) == (2, 1, 0)
     assert (hour.completed, hour.cancelled, hour.dead_lettered) == (5, 1, 1)
     assert minute.exact
@@ -186,7 +185,7 @@ async def test_throughput_beyond_the_bound_goes_by_rate(
     for n in range(0, 3600, 10):
         ended_at(factory, clock.now() - timedelta(seconds=n))
 
-    hour = (await Insights(database, bounds=Bounds(part_rows=6)).stats()).last_hour
+    hour = (await Insights(database, bounds=Bounds(part_rows=6)).stats()).throughput["last_hour"]
 
     assert not hour.exact
     assert hour.completed == pytest.approx(360, rel=0.1)
@@ -200,14 +199,14 @@ async def test_all_at_the_same_instant_is_no_division_by_nothing(
 
     stats = await Insights(database, bounds=SMALL).stats()
 
-    assert stats.last_minute.completed >= 3
-    assert not stats.last_minute.exact
+    assert stats.throughput["last_minute"].completed >= 3
+    assert not stats.throughput["last_minute"].exact
 
 
 # Money.
 
 
-async def test_spent_today_counts_every_attempt_once(dsn: str, clock: MovableClock) -> None:
+async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClock) -> None:
     """On the day it ended: a task that failed yesterday and completed today costs today what today cost."""
     async with Engine(dsn, clock=clock, max_connections=2) as engine:
         ann = await engine.fleet.register(NewAgent(id="ann"))
@@ -218,8 +217,8 @@ async def test_spent_today_counts_every_attempt_once(dsn: str, clock: MovableClo
 
         async def spent() -> Decimal:
             stats = await engine.insights.stats()
-            assert stats.spent_today_exact
-            return stats.spent_today_usd
+            assert stats.spend_today_exact
+            return stats.spend_today_usd
 
         await engine.submission.submit([NewTask("code")])
         await engine.lifecycle.fail([Failure(await take(), "x", spent=Spent(Decimal(1)))])
@@ -247,7 +246,7 @@ async def test_the_day_begins_at_midnight_utc(
     ended_at(factory, midnight - timedelta(microseconds=1), cost_usd=2)
     ended_at(factory, clock.now(), cost_usd=4)
 
-    assert (await Insights(database).stats()).spent_today_usd == 5
+    assert (await Insights(database).stats()).spend_today_usd == 5
 
 
 async def test_spent_beyond_the_bound_goes_by_rate(
@@ -259,5 +258,5 @@ async def test_spent_beyond_the_bound_goes_by_rate(
 
     stats = await Insights(database, bounds=Bounds(part_rows=10)).stats()
 
-    assert not stats.spent_today_exact
-    assert float(stats.spent_today_usd) == pytest.approx(54, rel=0.1)
+    assert not stats.spend_today_exact
+    assert float(stats.spend_today_usd) == pytest.approx(54, rel=0.1)

@@ -11,14 +11,12 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
-from lineshaft.engine.agents import AgentInfo
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.read.why import ReasonCode
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import AgentInfo, ReasonCode
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion
 from tests.factory import Factory
 from tests.world import fail, register, submit
 
@@ -101,10 +99,10 @@ async def test_what_is_held_or_has_ended_needs_no_reason(engine: Engine) -> None
     (task,) = await claim(engine, ann)
 
     why = await engine.insights.why(task.id)
-    assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, ())
+    assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, [])
     await engine.operations.cancel(task.id, "x")
     why = await engine.insights.why(task.id)
-    assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, ())
+    assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, [])
 
 
 # Who could take it.

@@ -19,8 +19,8 @@ async def reason(world: World, task_id: str) -> tuple[str, str]:
     """The one there is."""
     why = await world.engine.insights.why(task_id)
     assert not why.runnable
-    ((code, detail),) = why.reasons
-    return code.value, detail
+    (found,) = why.reasons
+    return found.code.value, found.detail
 
 
 async def at_gates(world: World, *methods: str) -> str:

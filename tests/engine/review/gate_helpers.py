@@ -6,12 +6,10 @@ from typing import Any
 import msgspec
 
 from lineshaft.checks.verdict import CandidateOutput
-from lineshaft.engine.claim.claims import ClaimedTask
 from lineshaft.engine.review.gates import GatedOutput
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, OutputContract
+from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.world import World, only, ref
 
 ZERO = Decimal(0)

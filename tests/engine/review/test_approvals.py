@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from lineshaft.engine.read.reading import Page
-from lineshaft.engine.review.approvals import Approval, Decision
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from tests.world import World, decoded, ref
+from lineshaft.types import Approval, Page
+from tests.world import World, ref
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
 FORM = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}
 GATED = OutputContract(validation="human", validation_schema={"ask": "Is it nice?"})
 
 
-def yes(reviewer: str = "ann", **fields: Any) -> Decision:
-    return Decision(approve=True, reviewer=reviewer, **fields)
+def yes(reviewer: str = "ann", **fields: Any) -> ApprovalDecision:
+    return ApprovalDecision(approve=True, reviewer=reviewer, **fields)
 
 
-def no(reviewer: str = "ann", **fields: Any) -> Decision:
-    return Decision(approve=False, reviewer=reviewer, **fields)
+def no(reviewer: str = "ann", **fields: Any) -> ApprovalDecision:
+    return ApprovalDecision(approve=False, reviewer=reviewer, **fields)
 
 
 async def at_the_gate(world: World, **fields: Any) -> str:
@@ -61,9 +61,9 @@ async def test_both_kinds_are_listed_the_longest_first(world: World) -> None:
         (second, "gate"),
         (third, "task"),
     ]
-    assert [decoded(item.schema) for item in page.items] == [FORM, {"ask": "Is it nice?"}, None]
+    assert [item.schema for item in page.items] == [FORM, {"ask": "Is it nice?"}, None]
     assert page.items[0].since == since
-    assert decoded(page.items[1].task.output.data) == {"draft": 1}, "whoever decides sees what about"
+    assert page.items[1].task.output.data == {"draft": 1}, "whoever decides sees what about"
     assert page.next_cursor is None
 
 

@@ -8,16 +8,16 @@ import pytest
 from lineshaft.duties.janitor import Janitor
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.metrics import Tally
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
 from lineshaft.errors import InvalidInputError, NotFoundError
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import DeadLetterFilter
 from tests.world import World, cost
 
 
-def decision(resolution: str, **fields: object) -> Decision:
-    return Decision(**{"resolution": resolution, "reviewer": "ann", **fields})  # type: ignore[arg-type]
+def decision(resolution: str, **fields: object) -> ResolutionRequest:
+    return ResolutionRequest(**{"resolution": resolution, "reviewer": "ann", **fields})  # type: ignore[arg-type]
 
 
 async def dead(world: World, type_: str = "code", error: str = "it broke", **fields: object) -> str:
@@ -63,7 +63,7 @@ async def test_an_entry_has_the_whole_history_and_what_it_cost(world: World) -> 
         "Timeout after 300s",
         "Timeout after <n>s",
     )
-    assert letter.spec == b'{"prompt": "x"}'
+    assert letter.spec == {"prompt": "x"}
     assert world.kinds(task_id)[-2:] == ["task.failed", "task.dead_lettered"]
 
 

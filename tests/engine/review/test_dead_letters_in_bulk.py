@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
-from lineshaft.engine.transition.outcomes import Failure
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import DeadLetterFilter
+from lineshaft.types.work import Failure
 from tests.engine.review.test_dead_letters import dead, decision, ids
 from tests.world import World, ref
 
@@ -40,12 +40,12 @@ async def test_many_at_once(world: World) -> None:
     result = await desk.resolve_all(DeadLetterFilter(error_contains="TIME"), decision("retry", note="back"))
 
     assert sorted(result.resolved) == sorted(good)
-    assert {name: error.code for name, error in result.refused.items()} == {stuck: "already_exists"}
+    assert {item.task_id: item.code for item in result.refused} == {stuck: "already_exists"}
     assert not result.more
     assert await ids(world, reviewed=False) == [other, stuck]
     assert {(await desk.letter(name)).note for name in good} == {"back"}
     again = await desk.resolve_all(DeadLetterFilter(task_ids=good), decision("retry"))
-    assert (again.resolved, again.refused) == ([], {})
+    assert (again.resolved, again.refused) == ([], [])
 
 
 async def test_many_at_once_is_bounded(world: World) -> None:
@@ -71,7 +71,7 @@ async def test_many_at_once_counts_what_came_along(world: World) -> None:
 
     result = await world.engine.dead_letters.resolve_all(DeadLetterFilter(), decision("cancel"))
 
-    assert (len(result.resolved), result.refused) == (2, {})
+    assert (len(result.resolved), result.refused) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,10 @@ async def test_one_that_cant_be_resolved_is_found_among_many(world: World) -> No
 
     result = await world.engine.dead_letters.resolve_all(DeadLetterFilter(), decision("retry"))
 
-    assert (sorted(result.resolved), list(result.refused)) == (sorted(names), [stuck])
+    assert (sorted(result.resolved), [item.task_id for item in result.refused]) == (
+        sorted(names),
+        [stuck],
+    )
     assert transactions(world) == [1] * 5
 
 
@@ -121,7 +124,7 @@ async def test_two_that_had_one_key(world: World) -> None:
 
     result = await world.engine.dead_letters.resolve_all(DeadLetterFilter(), decision("retry"))
 
-    assert (result.resolved, {n: e.code for n, e in result.refused.items()}) == (
+    assert (result.resolved, {item.task_id: item.code for item in result.refused}) == (
         [new],
         {old: "already_exists"},
     )
@@ -137,8 +140,8 @@ async def test_a_new_spec_for_many(world: World) -> None:
     desk = world.engine.dead_letters
     assert sorted(result.resolved) == sorted([one, two])
     assert [(await desk.letter(name)).reviews[0].spec_before for name in (one, two)] == [
-        b'{"n": 1}',
-        b'{"m": 1, "n": 2}',
+        {"n": 1},
+        {"m": 1, "n": 2},
     ]
     assert {world.task(name)["spec"]["n"] for name in (one, two)} == {3}
 

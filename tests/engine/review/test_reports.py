@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lineshaft.engine.transition.outcomes import Completion
 from lineshaft.errors import InvalidInputError
-from tests.world import World, decoded, only, ref
+from lineshaft.types.work import Completion
+from tests.world import World, only, ref
 
 
 async def reported(world: World, type_: str, **report: Any) -> str:
@@ -21,7 +21,7 @@ async def reported(world: World, type_: str, **report: Any) -> str:
 
 
 async def found(world: World, query: str = "", **filters: Any) -> list[str]:
-    return [report.id for report in (await world.engine.reports.search(query, **filters)).items]
+    return [report.task_id for report in (await world.engine.reports.search(query, **filters)).items]
 
 
 async def test_reports_are_found_by_their_words(world: World) -> None:
@@ -53,8 +53,8 @@ async def test_what_is_shown_of_a_report(world: World) -> None:
 
     (report,) = (await world.engine.reports.search("so")).items
 
-    assert (report.id, report.type, report.agent_id is not None) == (task_id, "perf", True)
-    assert decoded(report.decision_report) == {"why": "so", "what": "this", "tradeoffs": "none"}
+    assert (report.task_id, report.type, report.agent_id is not None) == (task_id, "perf", True)
+    assert report.decision_report == {"why": "so", "what": "this", "tradeoffs": "none"}
 
 
 @pytest.mark.parametrize("query", ["", "same"])
@@ -64,7 +64,7 @@ async def test_page_by_page(world: World, query: str) -> None:
     cursor = None
     for _ in range(3):
         page = await world.engine.reports.search(query, limit=2, cursor=cursor)
-        listed += [report.id for report in page.items]
+        listed += [report.task_id for report in page.items]
         cursor = page.next_cursor
 
     assert (listed, cursor) == (ids[::-1], None)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from lineshaft.engine.submit.submission import SubmittedDag
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import SubmittedDag
 from tests.world import World
 
 TASKS = [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.submit.submission import MAX_BATCH
+from lineshaft.engine.submit.drafts import MAX_BATCH
 from lineshaft.errors import (
     AlreadyExistsError,
     CycleError,

@@ -13,9 +13,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, Verdict
-from lineshaft.engine.review.approvals import Decision
+from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.engine.review.gates import GatedOutput
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Moved
+from lineshaft.types.work import ClaimRef, Completion, Moved
 from tests.engine.transition.lifecycle_machine import Lifecycle, Task
 
 LEASE_SEC = 60.0
@@ -177,7 +177,7 @@ class Gated(Lifecycle):
         name = data.draw(st.sampled_from(self.waiting("human")))
         task = self.tasks[name]
         gate_no = task.gate_no
-        status = self.runner.run(self.engine.approvals.decide(name, Decision(approve, "ann")))
+        status = self.runner.run(self.engine.approvals.decide(name, ApprovalDecision(approve, "ann")))
         if approve:
             self.walk(name, gate_no + 1)
         else:

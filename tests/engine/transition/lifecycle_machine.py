@@ -25,14 +25,14 @@ from hypothesis.stateful import (
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import EmbeddedServer
-from lineshaft.engine.agents import NewAgent
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure
 from lineshaft.model import breaker
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types import NewAgent
+from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.conftest import TEMPLATE, clone
 from tests.invariants import check_invariants
 
@@ -45,8 +45,8 @@ LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
 AGENTS = ("a1", "a2", "a3")
 
 
-def decided(resolution: str) -> Decision:
-    return Decision(resolution=resolution, reviewer="ann")
+def decided(resolution: str) -> ResolutionRequest:
+    return ResolutionRequest(resolution=resolution, reviewer="ann")
 
 
 @dataclass

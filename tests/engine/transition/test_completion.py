@@ -4,9 +4,6 @@ from decimal import Decimal
 
 import pytest
 
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Completion, Failure
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import (
     InvalidTransitionError,
     NotFoundError,
@@ -14,6 +11,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.types.work import Beat, ClaimRef, Completion, Failure, Release, Spent
 from tests.world import World, cost, only, ref
 
 ZERO = Decimal(0)
@@ -237,7 +235,7 @@ async def test_an_old_claim_and_a_new_one_of_a_task_in_one_call(world: World, ho
         case "release":
             answers = await engine.lifecycle.release([ref(task) for task in claims])
         case _:
-            answers = await engine.parting.hand_back([HandBack(ref(task), None) for task in claims])
+            answers = await engine.parting.hand_back([Release(ref(task), None) for task in claims])
 
     stale, moved = answers[::order]
     assert isinstance(stale.error, StaleClaimError)

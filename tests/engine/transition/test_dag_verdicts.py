@@ -2,8 +2,8 @@
 
 import pytest
 
-from lineshaft.engine.agents import AgentInfo
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import AgentInfo
 from tests.world import World
 
 

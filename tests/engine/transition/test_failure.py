@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from lineshaft.engine.transition.changes import Spent
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
+from lineshaft.types.work import Spent
 from tests.world import World, cost
 
 

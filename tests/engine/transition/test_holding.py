@@ -4,8 +4,6 @@ from decimal import Decimal
 
 import pytest
 
-from lineshaft.engine.heartbeats import HeldTask, Over, Presence
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef
 from lineshaft.errors import (
     InvalidInputError,
     NotFoundError,
@@ -14,6 +12,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Beat, ClaimRef, EndedClaim, HeldTask, Presence
 from tests.world import World, cost, only, ref
 
 ZERO = Decimal(0)
@@ -167,7 +166,7 @@ async def test_registering_again_fails_what_was_held(world: World) -> None:
     assert world.statuses([running.id, validating.id, claimed.id]) == ["RETRYING"] * 3
     assert {world.attempts(task.id)[0]["error"] for task in (running, claimed)} == {"agent_restarted"}
     assert world.live(running.id)["last_category"] == "crash"
-    assert (again.held, again.reserved_usd, again.spent_usd) == (0, ZERO, Decimal("0.5"))
+    assert (again.current_tasks, again.reserved_usd, again.spent_usd) == (0, ZERO, Decimal("0.5"))
     assert again.budget_usd == 5
     assert world.kinds("a", column="agent_id").count("agent.registered") == 2
 
@@ -201,7 +200,7 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
         ],
     )
 
-    assert answers.over == [Over(lost.id, lost.epoch, "lost")]
+    assert answers.over == [EndedClaim(lost.id, lost.epoch, "lost")]
     live = world.live(held.id)
     assert (live["attempt_cost_usd"], live["progress"]) == (1, None)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Completion, Failure, Moved
 from lineshaft.errors import LineshaftError
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.types.work import Beat, ClaimRef, Completion, Failure, Moved
 from tests.world import World, only, ref
 
 VISIBLE = sorted(LIVE | ENDED)
@@ -108,13 +108,15 @@ async def retry(task: Subject) -> Status:
 
 
 async def give_up(task: Subject) -> Status:
-    await task.world.engine.dead_letters.resolve(task.id, Decision(resolution="cancel", reviewer="ann"))
+    await task.world.engine.dead_letters.resolve(
+        task.id, ResolutionRequest(resolution="cancel", reviewer="ann")
+    )
     return Status.CANCELLED
 
 
 async def resolve_retry(task: Subject) -> Status:
     found = await task.world.engine.dead_letters.resolve(
-        task.id, Decision(resolution="retry", reviewer="ann")
+        task.id, ResolutionRequest(resolution="retry", reviewer="ann")
     )
     return found.status
 

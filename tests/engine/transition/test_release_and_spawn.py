@@ -6,11 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from lineshaft.engine.transition.changes import Spent
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Failure
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import NotFoundError, StaleClaimError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Beat, ClaimRef, Failure, Release, Spent
 from tests.world import World, cost, ref
 
 KIDS = [NewTask("kid"), NewTask("kid")]
@@ -93,7 +91,7 @@ USED = Spent(Decimal("0.25"), tokens_input=300, tokens_output=20)
 
 
 async def _snooze(world: World, claim: ClaimRef) -> None:
-    await world.engine.parting.hand_back([HandBack(claim, 5.0, USED)])
+    await world.engine.parting.hand_back([Release(claim, 5.0, USED)])
 
 
 async def _pause(world: World, claim: ClaimRef) -> None:
@@ -133,7 +131,7 @@ async def test_what_heartbeats_said_was_spent_stays_spent(world: World) -> None:
     beat = Beat(ref(task), spent=cost("0.75"))
     await world.engine.lifecycle.heartbeat(agent.id, agent.incarnation, [beat])
 
-    await world.engine.parting.hand_back([HandBack(ref(task), None, cost("0.5"))])
+    await world.engine.parting.hand_back([Release(ref(task), None, cost("0.5"))])
 
     assert world.live(task.id)["cost_usd"] == Decimal("0.75")
 
@@ -144,7 +142,7 @@ async def test_hand_backs_of_different_delays(world: World) -> None:
     one, two = await world.claim(agent, 2)
 
     moved = await world.engine.parting.hand_back(
-        [HandBack(ref(one), 5.0, cost("0.25")), HandBack(ref(two), None, cost("0.5"))]
+        [Release(ref(one), 5.0, cost("0.25")), Release(ref(two), None, cost("0.5"))]
     )
 
     assert [answer.status for answer in moved] == ["PENDING", "READY"]

@@ -4,7 +4,6 @@ from decimal import Decimal
 
 import pytest
 
-from lineshaft.engine.transition.outcomes import Beat
 from lineshaft.errors import (
     CycleError,
     DependencyNotFoundError,
@@ -12,6 +11,7 @@ from lineshaft.errors import (
     InvalidTransitionError,
 )
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import Beat
 from tests.world import World, cost, decoded, ref
 
 

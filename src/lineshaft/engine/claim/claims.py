@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.round_trip import round_trip, transaction
 from lineshaft.errors import LineshaftError, NotFoundError, SupersededError, UnavailableError
-from lineshaft.model.states import Status
+from lineshaft.types.work import Claim, ClaimedTask, Resumed
 
 LOCK_TTL_SEC = 600.0
 #: A claim that found tasks in the way looks again, this often at most; what is parked is in nobody's way.
@@ -39,88 +39,12 @@ _CLOSE_AFTER = 500
 _MOVED_AT_ONCE = 5_000
 
 
-class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
-    """A row of `claim_tasks`, in its order, and what all rows of a claim have in common."""
-
-    id: str
-    #: The fencing number: every write of this claim carries it.
-    epoch: int
-    #: None while the DAG is virtual: a standalone task's.
-    live_dag_id: str | None
-    lock_key: str | None
-    model: str | None
-    attempts: int
-    rate_limits: int
-    #: Of earlier attempts.
-    cost_usd: Decimal
-    limit_sec: float
-    heartbeat_interval_sec: float
-    #: It was started before: steps, checkpoint and children may be there.
-    resume: bool
-    type: str
-    title: str
-    spec: bytes
-    dag_id: str
-    parent_id: str | None
-    deadline: datetime | None
-    max_attempts: int
-    max_cost_usd: Decimal | None
-    gates: bytes | None
-    require_decision_report: bool
-    started: bool
-    claimed_at: datetime
-    claim_ttl_sec: float
-
-    @property
-    def status(self) -> str:
-        return Status.RUNNING if self.started else Status.CLAIMED
-
-    @property
-    def lease_until(self) -> datetime:
-        lease = min(3 * self.heartbeat_interval_sec, self.limit_sec) if self.started else self.claim_ttl_sec
-        return self.claimed_at + timedelta(seconds=lease)
-
-    @property
-    def limit_at(self) -> datetime | None:
-        return self.claimed_at + timedelta(seconds=self.limit_sec) if self.started else None
-
-    @property
-    def reserved_usd(self) -> Decimal:
-        return self.max_cost_usd or Decimal(0)
-
-
 class Generations(Protocol):
     """What claims ask of the upkeep."""
 
     async def turn_generation(self, left: int) -> bool: ...
 
     async def close_generations(self, limit: int) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """What earlier attempts at a task left behind, each as JSON."""
-
-    id: str
-    checkpoint: bytes | None = None
-    steps: bytes | None = None
-    last_error: bytes | None = None
-    children: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    tasks: list[ClaimedTask] = field(default_factory=list)
-    #: By task id, for those with `resume`.
-    resumed: dict[str, Resumed] = field(default_factory=dict)
-    #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
-    inputs: dict[str, bytes | None] = field(default_factory=dict)
-    #: Some of this agent's models are slowed down until then; None: none.
-    slowdown_until: datetime | None = None
-    #: False: the agent has no slot free, or takes nothing now. Others may.
-    has_room: bool = True
-    #: There may be work that this agent can't take now, for want of a slot, money or a model. Others may.
-    leaves_some: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from lineshaft.engine.claim.claims import ClaimedTask
-from lineshaft.engine.transition.outcomes import ClaimRef, Moved
+from lineshaft.types.work import ClaimedTask, ClaimRef, Moved
 
 #: Two minutes in all, while the database doesn't answer: after that their leases are mostly over.
 _PAUSES_SEC = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 23)

@@ -31,14 +31,13 @@ import base64
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Self
-
-import msgspec
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import CursorExpiredError, InvalidInputError
+from lineshaft.types import Event, EventPage
+from lineshaft.types.json import raw
 
 #: Read after this: what happens from now on.
 NOW = "now"
@@ -51,28 +50,6 @@ _GIVEN_AGAIN = 10_000
 _LARGEST = 2**62
 #: Of a text that is no cursor, in the message.
 _SHOWN = 60
-
-
-class Event(msgspec.Struct, frozen=True):
-    #: Read after this to go on behind this event.
-    cursor: str
-    kind: str
-    at: datetime
-    task_id: str | None
-    dag_id: str | None
-    agent_id: str | None
-    epoch: int | None
-    #: JSON, as the database has it.
-    data: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    items: tuple[Event, ...]
-    next_cursor: str
-    #: Everything that was committed when the page was read has been looked at. Without this an empty page
-    #: means only that nothing in this part of the feed fits the filter.
-    caught_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +207,7 @@ class Events:
             async with self._database.connection() as connection:
                 (now,) = await _one(connection, self._sql["read_now"], {})
                 await connection.execute(self._sql["settle"], {"since": None, "until": now})
-            return EventPage((), Cursor(Snapshot.parse(now)).encode(), caught_up=True)
+            return EventPage([], Cursor(Snapshot.parse(now)).encode(), caught_up=True)
         cursor = _FROM_THE_BEGINNING if after is None else Cursor.decode(after)
         items: list[Event] = []
         fresh = cursor.until is None
@@ -239,7 +216,7 @@ class Events:
             if cursor.until is None and not fresh and len(items) < limit:
                 fresh = True
                 cursor = await self._read_window(connection, cursor, wanted, items, limit)
-        return EventPage(tuple(items), cursor.encode(), caught_up=fresh and cursor.until is None)
+        return EventPage(items, cursor.encode(), caught_up=fresh and cursor.until is None)
 
     async def _read_window(
         self, connection: Connection, cursor: Cursor, wanted: _Filter, items: list[Event], limit: int
@@ -310,7 +287,7 @@ def _take(
                 return replace(cursor, seq=seq, skip=skip)
             seq, skip = (number, place) if place < len(kinds) else (number + 1, 0)
             sealed = _seal(head, seq, skip)
-            items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, data))
+            items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data)))
     if len(rows) > room:
         return replace(cursor, seq=seq, skip=skip)
     if end is not None:

@@ -9,11 +9,10 @@ case in which something may arrive twice; it has the same id then.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from lineshaft.engine.feed.events import NOW, Event, Events
+from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import CursorExpiredError
@@ -28,6 +27,7 @@ from lineshaft.model.notices import (
     notices,
     plan,
 )
+from lineshaft.types import Event
 
 #: Events that are looked at, and noted, in one transaction.
 _PAGE = 500
@@ -198,8 +198,8 @@ _NOTICE = msgspec.json.Decoder(Notice)
 
 def _notice_event(event: Event) -> NoticeEvent:
     try:
-        data = None if event.data is None else msgspec.json.decode(event.data, type=dict[str, Any])
+        data = event.data if isinstance(event.data, dict) else None
     except msgspec.DecodeError:
-        # Numbers that only PostgreSQL can hold, or no object: what happened is told without.
+        # Numbers that only PostgreSQL can hold: the notice goes out without data.
         data = None
     return NoticeEvent(event.kind, event.at, event.task_id, event.dag_id, event.agent_id, data)

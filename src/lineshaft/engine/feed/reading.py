@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from lineshaft.engine.feed.events import Event, EventPage, Events
+from lineshaft.engine.feed.events import Events
 from lineshaft.engine.read.insights import Insights
 from lineshaft.errors import NotFoundError
+from lineshaft.types import Event, EventPage
 
 #: A reader of what is rare goes through a long feed in parts: it may have left long before the end.
 _READS_A_PAGE = 20
@@ -34,7 +35,7 @@ class Reading:
             items += page.items
             place = page.next_cursor
             if page.caught_up or len(items) == self.limit or reads == _READS_A_PAGE:
-                return EventPage(tuple(items), place, page.caught_up)
+                return EventPage(items, place, page.caught_up)
 
     async def page(self, place: str | None, insights: Insights) -> EventPage:
         """As `after`; also of a DAG that is a standalone task's own."""

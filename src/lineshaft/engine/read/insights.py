@@ -10,14 +10,13 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.round_trip import read_in_snapshot
-from lineshaft.engine.read.listing import DagFilter, TaskFilter, TaskOrder, dag_keys, task_keys
+from lineshaft.engine.read.listing import dag_keys, task_keys
 from lineshaft.engine.read.reading import (
-    DEFAULT_LIMIT,
-    Page,
     Reader,
     Row,
     check_limit,
@@ -25,23 +24,29 @@ from lineshaft.engine.read.reading import (
     encode_cursor,
     in_snapshot,
 )
-from lineshaft.engine.read.stats import Bounds, Stats, read_stats
-from lineshaft.engine.read.views import (
-    AttemptView,
-    BreakerView,
-    DagView,
-    LockView,
-    PauseView,
-    SlowdownView,
-    TaskView,
-    dag_view,
-    dead_above,
-    task_view,
-)
-from lineshaft.engine.read.why import Why, explain, refusal
+from lineshaft.engine.read.rows import attempt_from_row, dag_from_rows, dead_above, task_from_rows
+from lineshaft.engine.read.stats import Bounds, read_stats
+from lineshaft.engine.read.why import explain, refusal
 from lineshaft.errors import LineshaftError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
+from lineshaft.types import (
+    Attempt,
+    Breaker,
+    Dag,
+    DagFilter,
+    Lock,
+    Page,
+    Pause,
+    Slowdown,
+    Stats,
+    Task,
+    TaskFilter,
+    TaskOrder,
+    Why,
+)
+from lineshaft.types.json import raw
+from lineshaft.types.page import DEFAULT_LIMIT
 
 ALL_TASKS = TaskFilter()
 ALL_DAGS = DagFilter()
@@ -69,13 +74,13 @@ class Insights:
 
     # Tasks.
 
-    async def task(self, task_id: str) -> TaskView:
+    async def task(self, task_id: str) -> Task:
         found = await self.tasks_by_id([task_id])
         if not found:
             raise _no_task(task_id)
         return found[0]
 
-    async def tasks_by_id(self, ids: Sequence[str]) -> list[TaskView]:
+    async def tasks_by_id(self, ids: Sequence[str]) -> list[Task]:
         """Those of these ids that exist, in this order.
 
         Every call of an agent is answered with its task, so this takes one round trip, unless a task waits
@@ -90,9 +95,9 @@ class Insights:
             lambda own: read_in_snapshot(own, *((sql[name], parameters) for name in _OF_TASKS))
         )
         if not any(_waits(row) for row in found):
-            return _views(wanted, found, edges, failures, {})
+            return _tasks(wanted, found, edges, failures, {})
 
-        async def read(reader: Reader) -> list[TaskView]:
+        async def read(reader: Reader) -> list[Task]:
             return await _read_tasks(reader, wanted)
 
         return await in_snapshot(self._database, read)
@@ -104,25 +109,25 @@ class Insights:
         order: str = TaskOrder.CREATED_AT,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[TaskView]:
+    ) -> Page[Task]:
         """One page; go on with its `next_cursor` until that is None, past short pages too."""
         check_limit(limit)
 
-        async def read(reader: Reader) -> Page[TaskView]:
+        async def read(reader: Reader) -> Page[Task]:
             keys = await task_keys(reader, filters, order, limit, cursor)
             return Page(await _read_tasks(reader, keys.ids), keys.next_cursor)
 
         return await in_snapshot(self._database, read, for_filters=True)
 
-    async def attempts(self, task_id: str) -> list[AttemptView]:
+    async def attempts(self, task_id: str) -> list[Attempt]:
         """Every claim there was, in order, with the one under way and the one that succeeded."""
         rows = await self._of_task("attempts", task_id)
-        return [AttemptView(**row) for row in rows]
+        return [attempt_from_row(row) for row in rows]
 
-    async def steps(self, task_id: str) -> dict[str, bytes | None]:
+    async def steps(self, task_id: str) -> dict[str, Raw]:
         """Results of durable steps by name, in the order in which they were recorded."""
         rows = await self._of_task("steps", task_id)
-        return {row["name"]: row["data"] for row in rows}
+        return {row["name"]: raw(row["data"]) for row in rows}
 
     async def _of_task(self, statement: str, task_id: str) -> list[Row]:
         _check_name(task_id, "task")
@@ -167,11 +172,11 @@ class Insights:
 
     # DAGs.
 
-    async def dag(self, dag_id: str) -> DagView:
+    async def dag(self, dag_id: str) -> Dag:
         """A DAG, also a virtual one: a standalone task's, which has no row."""
         _check_name(dag_id, "DAG")
 
-        async def read(reader: Reader) -> list[DagView]:
+        async def read(reader: Reader) -> list[Dag]:
             return await _read_dags(reader, [dag_id])
 
         found = await in_snapshot(self._database, read)
@@ -181,11 +186,11 @@ class Insights:
 
     async def dags(
         self, filters: DagFilter = ALL_DAGS, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None
-    ) -> Page[DagView]:
+    ) -> Page[Dag]:
         """Newest first; a virtual one stands where its task does."""
         check_limit(limit)
 
-        async def read(reader: Reader) -> Page[DagView]:
+        async def read(reader: Reader) -> Page[Dag]:
             keys = await dag_keys(reader, filters, limit, cursor)
             return Page(await _read_dags(reader, keys.ids), keys.next_cursor)
 
@@ -193,30 +198,30 @@ class Insights:
 
     # Guards.
 
-    async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[LockView]:
+    async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
         """Document locks that are held, with how many READY tasks want each (up to 10,000)."""
-        return await self._named("locks", LockView, limit, cursor, most=_MOST_WAITING)
+        return await self._named("locks", Lock, limit, cursor, most=_MOST_WAITING)
 
-    async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[BreakerView]:
+    async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Breaker]:
         """Breakers that ever counted a failure; any other is closed."""
-        return await self._named("breakers", BreakerView, limit, cursor)
+        return await self._named("breakers", Breaker, limit, cursor)
 
-    async def breaker(self, key: str) -> BreakerView:
+    async def breaker(self, key: str) -> Breaker:
         """One of them, also if it never counted a failure."""
 
-        async def read(reader: Reader) -> list[BreakerView]:
-            return [BreakerView(**row) for row in await reader.rows("breaker", key=key)]
+        async def read(reader: Reader) -> list[Breaker]:
+            return [Breaker(**row) for row in await reader.rows("breaker", key=key)]
 
         found = await in_snapshot(self._database, read)
-        return found[0] if found else BreakerView(key, "closed", 0, None, None, None, None, forced=False)
+        return found[0] if found else Breaker(key, "closed", 0, None, None, None, None, forced=False)
 
-    async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[SlowdownView]:
+    async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Slowdown]:
         """Those in force."""
-        return await self._named("slowdowns", SlowdownView, limit, cursor)
+        return await self._named("slowdowns", Slowdown, limit, cursor)
 
-    async def pauses(self) -> list[PauseView]:
-        async def read(reader: Reader) -> list[PauseView]:
-            return [PauseView(**row) for row in await reader.rows("pauses")]
+    async def pauses(self) -> list[Pause]:
+        async def read(reader: Reader) -> list[Pause]:
+            return [Pause(**row) for row in await reader.rows("pauses")]
 
         return await in_snapshot(self._database, read)
 
@@ -250,7 +255,7 @@ class Insights:
         return await in_snapshot(self._database, read, for_filters=True)
 
 
-async def _read_tasks(reader: Reader, ids: Sequence[str]) -> list[TaskView]:
+async def _read_tasks(reader: Reader, ids: Sequence[str]) -> list[Task]:
     """The tasks with these ids, in this order; those that don't exist are left out."""
     if not ids:
         return []
@@ -260,7 +265,7 @@ async def _read_tasks(reader: Reader, ids: Sequence[str]) -> list[TaskView]:
     waiting = {row["id"] for row in found if _waits(row)}
     upstream = await reader.rows("upstream", ids=sorted(waiting), most=_MOST_UPSTREAM) if waiting else []
     dead = {name: above for name, above in dead_above(upstream).items() if name in waiting}
-    return _views(wanted, found, edges, failures, dead)
+    return _tasks(wanted, found, edges, failures, dead)
 
 
 #: What a task is put together from.
@@ -271,23 +276,23 @@ def _waits(row: Row) -> bool:
     return bool(row["status"] == Status.PENDING and row["blocked"])
 
 
-def _views(
+def _tasks(
     wanted: Sequence[str],
     found: Iterable[Row],
     edges: Iterable[Row],
     failures: Iterable[Row],
     dead: Mapping[str, Sequence[str]],
-) -> list[TaskView]:
+) -> list[Task]:
     rows = {row["id"]: row for row in found}
     edges_of, failures_of = _grouped(edges, "task_id"), _grouped(failures, "task_id")
     return [
-        task_view(rows[name], edges_of[name], failures_of[name], dead.get(name, ()))
+        task_from_rows(rows[name], edges_of[name], failures_of[name], dead.get(name, ()))
         for name in wanted
         if name in rows
     ]
 
 
-async def _read_dags(reader: Reader, ids: Sequence[str]) -> list[DagView]:
+async def _read_dags(reader: Reader, ids: Sequence[str]) -> list[Dag]:
     if not ids:
         return []
     wanted = list(ids)
@@ -300,7 +305,7 @@ async def _read_dags(reader: Reader, ids: Sequence[str]) -> list[DagView]:
     for edge in await edges.fetchall():
         depends_on[edge["task_id"]].append(edge["depends_on"])
     return [
-        dag_view(name, rows.get(name), members_of[name], depends_on)
+        dag_from_rows(name, rows.get(name), members_of[name], depends_on)
         for name in wanted
         if name in rows or members_of[name]
     ]

@@ -7,10 +7,9 @@ time, and hands out a cursor where it stopped: what fits often is found at once,
 short pages.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -18,6 +17,7 @@ from msgspec import Meta, Struct
 from lineshaft.engine.read.reading import Reader, Row, decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import ENDED, LIVE, Status
+from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names
 
 #: A filter with no more tasks than this is sorted; one with more is walked.
 FEW = 10_000
@@ -25,92 +25,50 @@ FEW = 10_000
 SCAN, PARTS = 20_000, 10
 
 
-class TaskOrder(StrEnum):
-    #: Newest first.
-    CREATED_AT = "created_at"
-    #: Who is next first. Only what has not ended has a place in that order.
-    PRIORITY = "priority"
+def task_parameters(wanted: TaskFilter) -> dict[str, Any]:
+    refuse_unstorable(**{name: names(getattr(wanted, name)) for name in _TEXTS})
+    statuses = [Status.parse(name) for name in names(wanted.status)]
+    return {
+        "any_status": not statuses,
+        "live": [name for name in statuses if name in LIVE] or None,
+        "ended": [name for name in statuses if name in ENDED] or None,
+        "types": _any_of(wanted.type),
+        "dag_ids": _any_of(wanted.dag_id),
+        "parent_ids": _any_of(wanted.parent_id),
+        "agent_ids": _any_of(wanted.agent_id),
+        "tags": _any_of(wanted.tag),
+        "created_by": _any_of(wanted.created_by),
+        "patterns": patterns(names(wanted.q)),
+        "lock_keys": _any_of(wanted.lock_key),
+        "priority_from": wanted.priority_from,
+        "priority_to": wanted.priority_to,
+        "batches": wanted.batches or None,
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFilter:
-    """Each: any of these; none: all. A task must pass every one."""
-
-    status: Sequence[str] = ()
-    type: Sequence[str] = ()
-    dag_id: Sequence[str] = ()
-    parent_id: Sequence[str] = ()
-    #: Who holds it, or under whose claim it ended.
-    agent_id: Sequence[str] = ()
-    tag: Sequence[str] = ()
-    created_by: Sequence[str] = ()
-    #: Part of the title, in any case.
-    q: Sequence[str] = ()
-    lock_key: Sequence[str] = ()
-    #: The lowest and the highest number that fit; not how age and deadlines have moved them since.
-    priority: tuple[int, int] | None = None
-    #: Only tasks whose work is done by their children.
-    batches: bool = False
-
-    def parameters(self) -> dict[str, Any]:
-        refuse_unstorable(
-            type=self.type,
-            dag_id=self.dag_id,
-            parent_id=self.parent_id,
-            agent_id=self.agent_id,
-            tag=self.tag,
-            created_by=self.created_by,
-            q=self.q,
-            lock_key=self.lock_key,
-        )
-        low, high = self.priority or (None, None)
-        statuses = [Status.parse(name) for name in self.status]
-        return {
-            "any_status": not statuses,
-            "live": [name for name in statuses if name in LIVE] or None,
-            "ended": [name for name in statuses if name in ENDED] or None,
-            "types": _any_of(self.type),
-            "dag_ids": _any_of(self.dag_id),
-            "parent_ids": _any_of(self.parent_id),
-            "agent_ids": _any_of(self.agent_id),
-            "tags": _any_of(self.tag),
-            "created_by": _any_of(self.created_by),
-            "patterns": patterns(self.q),
-            "lock_keys": _any_of(self.lock_key),
-            "priority_from": low,
-            "priority_to": high,
-            "batches": self.batches or None,
-        }
+_TEXTS = ("type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q", "lock_key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DagFilter:
-    #: pending, running, completed, failed or cancelled.
-    status: Sequence[str] = ()
-    created_by: Sequence[str] = ()
-    q: Sequence[str] = ()
-    #: Also those of standalone tasks.
-    virtual: bool = True
-
-    def parameters(self) -> dict[str, Any]:
-        refuse_unstorable(created_by=self.created_by, q=self.q)
-        for name in self.status:
-            if name.lower() not in _DAG_STATES:
-                fault = f"must be one of {', '.join(_DAG_STATES)}, got {name!r}"
-                raise InvalidInputError(errors=[("status", fault)])
-        return {
-            "statuses": _any_of(name.lower() for name in self.status),
-            "created_by": _any_of(self.created_by),
-            "patterns": patterns(self.q),
-            "virtual": self.virtual,
-        }
+def dag_parameters(wanted: DagFilter) -> dict[str, Any]:
+    refuse_unstorable(created_by=names(wanted.created_by), q=names(wanted.q))
+    statuses = [name.lower() for name in names(wanted.status)]
+    for name in statuses:
+        if name not in _DAG_STATES:
+            fault = f"must be one of {', '.join(_DAG_STATES)}, got {name!r}"
+            raise InvalidInputError(errors=[("status", fault)])
+    return {
+        "statuses": statuses or None,
+        "created_by": _any_of(wanted.created_by),
+        "patterns": patterns(names(wanted.q)),
+        "virtual": wanted.virtual,
+    }
 
 
 _DAG_STATES = ("pending", "running", "completed", "failed", "cancelled")
 
 
-def _any_of(values: Iterable[str]) -> list[str] | None:
-    return list(values) or None
+def _any_of(values: Names) -> list[str] | None:
+    return names(values) or None
 
 
 def patterns(parts: Iterable[str]) -> list[str] | None:
@@ -151,7 +109,7 @@ async def task_keys(
         raise InvalidInputError(errors=[("order", f"must be one of {', '.join(TaskOrder)}, got {order!r}")])
     if order == TaskOrder.PRIORITY:
         return await _by_priority(reader, wanted, limit, cursor, few)
-    filters = wanted.parameters()
+    filters = task_parameters(wanted)
     start = decode_cursor(cursor, _AgeKey)
     ids = await _collect(reader, filters, few)
     if ids is None:
@@ -168,7 +126,7 @@ async def task_keys(
 
 
 async def dag_keys(reader: Reader, wanted: DagFilter, limit: int, cursor: str | None) -> Keys:
-    filters = wanted.parameters()
+    filters = dag_parameters(wanted)
     start = decode_cursor(cursor, _DagKey)
     await reader.send("plan_to_walk")
 
@@ -213,12 +171,12 @@ def _behind(place: _Place | None) -> dict[str, Any]:
 
 
 async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: str | None, few: int) -> Keys:
-    filters = wanted.parameters()
+    filters = task_parameters(wanted)
     if filters["any_status"]:
         filters |= {"any_status": False, "live": sorted(LIVE)}
     if filters["ended"]:
-        names = ", ".join(filters["ended"])
-        fault = f"priority orders what has not ended, but status asks for {names}; use created_at"
+        ended = ", ".join(filters["ended"])
+        fault = f"priority orders tasks that have not ended, but status asks for {ended}; use created_at"
         raise InvalidInputError(errors=[("order", fault)])
     after = decode_cursor(cursor, _PriorityKey)
     as_of = after.as_of if after else (await reader.rows("read_now"))[0]["now"]

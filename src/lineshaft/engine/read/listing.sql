@@ -80,8 +80,8 @@ FROM (
             AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
             AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
             AND (%(batches)s::boolean IS NULL OR task.is_batch)
-            AND (%(priority_to)s::integer IS NULL
-                 OR coalesce(live.priority, task.priority) BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
+            AND (%(priority_from)s::integer IS NULL OR coalesce(live.priority, task.priority) >= %(priority_from)s::integer)
+            AND (%(priority_to)s::integer IS NULL OR coalesce(live.priority, task.priority) <= %(priority_to)s::integer)
             AND (%(any_status)s::boolean
                  OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
                  OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
@@ -118,8 +118,8 @@ WHERE (task.created_at, task.id) < (coalesce(%(after_at)s::timestamptz, 'infinit
   AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
   AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
   AND (%(batches)s::boolean IS NULL OR task.is_batch)
-  AND (%(priority_to)s::integer IS NULL
-       OR coalesce(live.priority, task.priority) BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
+  AND (%(priority_from)s::integer IS NULL OR coalesce(live.priority, task.priority) >= %(priority_from)s::integer)
+  AND (%(priority_to)s::integer IS NULL OR coalesce(live.priority, task.priority) <= %(priority_to)s::integer)
   AND (%(any_status)s::boolean
        OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
        OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
@@ -158,7 +158,8 @@ WHERE (live.effective, live.submission_no) > (
   AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
   AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
   AND (%(batches)s::boolean IS NULL OR task.is_batch)
-  AND (%(priority_to)s::integer IS NULL OR live.priority BETWEEN %(priority_from)s::integer AND %(priority_to)s::integer)
+  AND (%(priority_from)s::integer IS NULL OR live.priority >= %(priority_from)s::integer)
+  AND (%(priority_to)s::integer IS NULL OR live.priority <= %(priority_to)s::integer)
 ORDER BY live.effective, live.submission_no
 LIMIT %(limit)s::integer
 

@@ -4,12 +4,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from lineshaft.engine.agents import AgentInfo, Fleet
+from lineshaft.engine.agents import Fleet
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.stats import Stats
 from lineshaft.model.retry import FailureCategory
+from lineshaft.types import AgentInfo, Stats
 
 #: Ended tasks whose wait is looked at.
 _WAITS = 1_000

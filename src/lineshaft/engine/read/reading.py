@@ -4,7 +4,7 @@ import base64
 import binascii
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, LiteralString, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import msgspec
 from psycopg import AsyncCursor
@@ -15,20 +15,12 @@ from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
 from lineshaft.model.storable import is_storable
+from lineshaft.types.page import MAX_LIMIT
 
 T = TypeVar("T")
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    items: list[T]
-    #: Read with this to go on. A page may be short, even empty, and have more behind it: what fits rarely is
-    #: looked for in a bounded part of the history at a time.
-    next_cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

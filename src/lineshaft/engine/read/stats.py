@@ -22,6 +22,7 @@ from typing import Any
 from lineshaft.engine.read.reading import Reader, Row
 from lineshaft.model.priority import TIER_ENDS, Tier
 from lineshaft.model.states import ENDED, Status
+from lineshaft.types import Depth, Stats, Throughput
 
 #: Figures are exact up to this many rows.
 MOST = 10_000
@@ -41,54 +42,6 @@ _INDEXED = {
     Status.RETRYING: {"due"},
     Status.READY: {"ready", "wants_lock", "wants_money"},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How many tasks are in a state and tier; what has ended is in no tier."""
-
-    status: Status
-    tier: Tier | None
-    count: int
-    exact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """What ended in a window of time."""
-
-    window_sec: float
-    completed: int
-    cancelled: int
-    dead_lettered: int
-    exact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    as_of: datetime
-    depth: tuple[Depth, ...]
-    #: Since when the longest-waiting READY task is READY; None: there is none.
-    oldest_ready_at: datetime | None
-    oldest_ready_exact: bool
-    last_minute: Throughput
-    last_hour: Throughput
-    #: Since midnight UTC, with what the attempts under way have reported so far.
-    spent_today_usd: Decimal
-    spent_today_exact: bool
-
-    @property
-    def oldest_ready_sec(self) -> float | None:
-        if self.oldest_ready_at is None:
-            return None
-        return max((self.as_of - self.oldest_ready_at).total_seconds(), 0.0)
-
-    @property
-    def by_status(self) -> dict[Status, int]:
-        counts: Counter[Status] = Counter()
-        for item in self.depth:
-            counts[item.status] += item.count
-        return dict(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +76,29 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
     (unsuccessful,) = await failed.fetchall()
     (under_way,) = await held.fetchall()
     spent = completed + unsuccessful["cost_usd"] * Decimal(100 / share) + under_way["cost_usd"]
+    depth = [*live, *ended]
     return Stats(
         as_of=as_of,
-        depth=(*live, *ended),
+        depth=depth,
+        by_status=_by_status(depth),
         oldest_ready_at=oldest,
+        oldest_ready_sec=None if oldest is None else max((as_of - oldest).total_seconds(), 0.0),
         oldest_ready_exact=oldest_exact,
-        last_minute=_throughput(60.0, await minute.fetchall(), bounds),
-        last_hour=_throughput(3600.0, await hour.fetchall(), bounds),
-        spent_today_usd=spent.quantize(_SIX_PLACES),
-        spent_today_exact=day_exact and share == 100,  # noqa: PLR2004 - per cent: all of it
+        throughput={
+            "last_minute": _throughput(60.0, await minute.fetchall(), bounds),
+            "last_hour": _throughput(3600.0, await hour.fetchall(), bounds),
+        },
+        spend_today_usd=spent.quantize(_SIX_PLACES),
+        spend_today_exact=day_exact and share == 100,  # noqa: PLR2004 - per cent: all of it
+        paused=[row["type"] for row in await reader.rows("pauses")],
     )
+
+
+def _by_status(depth: Iterable[Depth]) -> dict[Status, int]:
+    counts: Counter[Status] = Counter()
+    for item in depth:
+        counts[item.status] += item.count
+    return dict(counts)
 
 
 async def _live_depth(

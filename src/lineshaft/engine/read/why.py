@@ -6,15 +6,12 @@ agent must pass every test by itself: one that is free and one that has money do
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from enum import StrEnum
-from typing import NamedTuple
 
 from lineshaft.checks.registry import HUMAN
 from lineshaft.engine.read.reading import Row
-from lineshaft.engine.read.views import dead_above
+from lineshaft.engine.read.rows import dead_above
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -24,44 +21,12 @@ from lineshaft.errors import (
     NotClaimableError,
 )
 from lineshaft.model.states import Status
+from lineshaft.types import Reason, ReasonCode, Why
 
 #: So many of a kind are named, the rest are counted.
 _NAMED = 3
 #: So much of an error is shown.
 _ERROR = 300
-
-
-class ReasonCode(StrEnum):
-    BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
-    UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
-    WAITING_RETRY = "waiting_retry"
-    WAITING_GATE = "waiting_gate"
-    WAITING_APPROVAL = "waiting_approval"
-    SCHEDULED = "scheduled"
-    NO_CAPABLE_AGENT = "no_capable_agent"
-    NO_AFFORDABLE_AGENT = "no_affordable_agent"
-    DAG_BUDGET = "dag_budget"
-    DAILY_BUDGET = "daily_budget"
-    BREAKER_OPEN = "breaker_open"
-    LOCK_HELD = "lock_held"
-    SLOWDOWN = "slowdown"
-    AGENTS_FULL = "agents_full"
-    PAUSED = "paused"
-
-
-class Reason(NamedTuple):
-    code: ReasonCode
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Why:
-    task_id: str
-    status: Status
-    #: A claim would get it now. Never true of what is in an agent's hands or has ended: there is nothing to
-    #: claim.
-    runnable: bool
-    reasons: tuple[Reason, ...]
 
 
 def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Iterable[Row]) -> Why:
@@ -80,7 +45,7 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
         unusable = _unusable(named, list(models))
         reasons = [*_guards(task), *_money_of_day(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
     runnable = status is Status.READY and not reasons
-    return Why(task["id"], status, runnable, tuple(reasons))
+    return Why(runnable, reasons, status, task["id"])
 
 
 def _unusable(models: Iterable[str], barred: Sequence[Row]) -> dict[str, datetime | None]:
@@ -111,7 +76,9 @@ def refusal(why: Why, agent: Row) -> LineshaftError:
         return CapabilityMismatchError(f"{asked}. {details}")
     if codes & {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.DAG_BUDGET, ReasonCode.DAILY_BUDGET}:
         return BudgetExceededError(f"{asked}. {details}")
-    return NotClaimableError(f"{asked}. {details}", reasons=why.reasons)
+    return NotClaimableError(
+        f"{asked}. {details}", reasons=[(reason.code, reason.detail) for reason in why.reasons]
+    )
 
 
 def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:

@@ -21,35 +21,25 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
 from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.reading import DEFAULT_LIMIT, Page, check_limit, decode_cursor, encode_cursor
-from lineshaft.engine.read.views import TaskView
+from lineshaft.engine.read.reading import check_limit, decode_cursor, encode_cursor
 from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import Moved, check_report_size
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, is_storable
+from lineshaft.types import Approval, Page
+from lineshaft.types.json import raw
+from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.work import Moved, check_report_size
 
 MAX_NOTE = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
-    """Something that waits for a person."""
-
-    task: TaskView
-    #: `gate`: its output waits to be approved. `task`: it waits to be done.
-    kind: str
-    #: What the person is asked for, if the task says so: the gate's own, or the JSON Schema of the answer.
-    schema: bytes | None
-    since: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
+class ApprovalDecision:
     approve: bool
     reviewer: str
     note: str | None = None
@@ -117,14 +107,14 @@ class Approvals:
         return Page(
             # One that was decided in this moment is gone, or will be on the next look.
             [
-                Approval(tasks[row.id], row.kind, None if row.schema == b"null" else row.schema, row.since)
+                Approval(tasks[row.id], row.kind, raw(row.schema), row.since)
                 for row in page
                 if row.id in tasks
             ],
             encode_cursor(_Key(page[-1].since, page[-1].id)) if more else None,
         )
 
-    async def decide(self, task_id: str, decision: Decision) -> Status:
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> Status:
         """Approve or refuse what waits; gives the task's status then."""
         if not is_storable(task_id):
             raise NotFoundError(f"There is no task {task_id!r}.")
@@ -136,7 +126,7 @@ class Approvals:
             return (await self._answer(asked, decision)).unwrap()
         raise await self._refusal(task_id)
 
-    async def _decide_gate(self, output: GatedOutput, decision: Decision) -> Moved:
+    async def _decide_gate(self, output: GatedOutput, decision: ApprovalDecision) -> Moved:
         if decision.data is not None or decision.report is not None:
             fault = "is the output of an agent here: approve or refuse it as it is"
             raise InvalidInputError(errors=[("data", fault)])
@@ -149,7 +139,7 @@ class Approvals:
 
         return await self._database.run(work)
 
-    async def _asked(self, task_id: str, decision: Decision) -> GatedOutput | None:
+    async def _asked(self, task_id: str, decision: ApprovalDecision) -> GatedOutput | None:
         """The task with the answer as its output, if it is one that waits for a person."""
         output = {
             "data": raw_json(decision.data),
@@ -164,7 +154,7 @@ class Approvals:
             await cursor.execute(self._sql["read_asked"], {"id": task_id, "output": encoded})
             return await cursor.fetchone()
 
-    async def _answer(self, asked: GatedOutput, decision: Decision) -> Moved:
+    async def _answer(self, asked: GatedOutput, decision: ApprovalDecision) -> Moved:
         if decision.approve:
             step = await asyncio.to_thread(self._gates.go_on, asked)
             if (refusal := step.refusal) is not None:
@@ -186,7 +176,7 @@ class Approvals:
         return await self._database.run(work)
 
     async def _take(
-        self, connection: Connection, task: LockedTask, asked: GatedOutput, decision: Decision
+        self, connection: Connection, task: LockedTask, asked: GatedOutput, decision: ApprovalDecision
     ) -> None:
         await connection.execute(
             self._sql["answer_task"],

@@ -6,19 +6,15 @@ that ever lay here is deleted by itself.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.read.reading import DEFAULT_LIMIT, Page
 from lineshaft.engine.review.dead_letter_views import (
     ALL_LETTERS,
-    DeadLetterFilter,
-    DeadLetterGroup,
-    DeadLetterView,
     open_letters,
     read_groups,
     read_letter,
@@ -35,9 +31,11 @@ from lineshaft.errors import (
     NotFoundError,
     UnavailableError,
 )
-from lineshaft.model.reviews import Decision, Resolution
+from lineshaft.model.reviews import Resolution, ResolutionRequest
 from lineshaft.model.spec_change import spec_changes
 from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, resolve
+from lineshaft.types import BulkResolution, DeadLetter, DeadLetterFilter, DeadLetterGroup, Page, Refusal
+from lineshaft.types.page import DEFAULT_LIMIT
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
@@ -47,24 +45,13 @@ _AT_ONCE = 100
 HUMAN_REVIEW_NEEDED = "HUMAN_REVIEW_NEEDED"
 
 
-@dataclass(frozen=True, slots=True)
-class BulkReview:
-    """What became of each dead letter that a filter found."""
-
-    resolved: list[str] = field(default_factory=list)
-    #: Why, by task.
-    refused: dict[str, LineshaftError] = field(default_factory=dict)
-    #: There are more than one call decides about: call again.
-    more: bool = False
-
-
 class DeadLetters:
     def __init__(self, database: Database, operations: Operations) -> None:
         self._database = database
         self._operations = operations
         self._sql = catalog.load("review/dead_letters")
 
-    async def letter(self, task_id: str) -> DeadLetterView:
+    async def letter(self, task_id: str) -> DeadLetter:
         """The last time that a task failed for good, whatever was decided since."""
         return await read_letter(self._database, task_id)
 
@@ -74,7 +61,7 @@ class DeadLetters:
         *,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[DeadLetterView]:
+    ) -> Page[DeadLetter]:
         """Newest first."""
         return await read_letters(self._database, filters, limit=limit, cursor=cursor)
 
@@ -84,7 +71,7 @@ class DeadLetters:
         """What nobody has looked at, by like error; the largest group first (R-137)."""
         return await read_groups(self._database, types=types, categories=categories, limit=limit)
 
-    async def resolve(self, task_id: str, decision: Decision) -> DeadLetterView:
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> DeadLetter:
         decision.check()
         _, refused = await self._resolve([task_id], decision)
         if refused:
@@ -92,8 +79,8 @@ class DeadLetters:
         return await self.letter(task_id)
 
     async def resolve_all(
-        self, filters: DeadLetterFilter, decision: Decision, *, limit: int = MAX_BULK
-    ) -> BulkReview:
+        self, filters: DeadLetterFilter, decision: ResolutionRequest, *, limit: int = MAX_BULK
+    ) -> BulkResolution:
         """Decide about everything open that a filter finds, some at a time.
 
         One that can't be resolved keeps none of the others from it. What the database can't answer for is
@@ -113,9 +100,10 @@ class DeadLetters:
             resolved |= moved
             refused |= not_these
         decided = [task_id for task_id in found[:limit] if task_id in resolved]
-        return BulkReview(decided, refused, more=len(found) > limit)
+        refusals = [Refusal(task_id, error.code, str(error)) for task_id, error in refused.items()]
+        return BulkResolution(decided, refusals, more=len(found) > limit)
 
-    async def _resolve_each(self, ids: Sequence[str], decision: Decision) -> "_Resolved":
+    async def _resolve_each(self, ids: Sequence[str], decision: ResolutionRequest) -> "_Resolved":
         """All in one transaction; if one of them makes that fail, each in its own."""
         if not ids:
             return set(), {}
@@ -135,7 +123,7 @@ class DeadLetters:
                 refused |= not_this
         return resolved, refused
 
-    async def _resolve(self, ids: Sequence[str], decision: Decision) -> "_Resolved":
+    async def _resolve(self, ids: Sequence[str], decision: ResolutionRequest) -> "_Resolved":
         """In one transaction; gives all tasks that it moved, and why it didn't those that were not open."""
         resolution = decision.check()
         review = Review(
@@ -159,7 +147,11 @@ class DeadLetters:
         return await self._database.run(work)
 
     async def _decide(
-        self, connection: Connection, letters: Sequence[LockedLetter], decision: Decision, review: Review
+        self,
+        connection: Connection,
+        letters: Sequence[LockedLetter],
+        decision: ResolutionRequest,
+        review: Review,
     ) -> Iterable[str]:
         """Gives all tasks that it moved."""
         cancelling, reviving = self._operations.cancelling, self._operations.reviving
@@ -235,7 +227,7 @@ def _alert(letter: LockedLetter, review: Review) -> dict[str, Any]:
     return review.told(letter.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
 
 
-def _delay(letter: LockedLetter, decision: Decision) -> float:
+def _delay(letter: LockedLetter, decision: ResolutionRequest) -> float:
     if decision.not_before is None:
         return 0.0
     return max((decision.not_before - letter.now).total_seconds(), 0.0)

@@ -25,15 +25,15 @@ from lineshaft.checks.registry import HUMAN, Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.transition.changes import NOTHING, Changes, LockedTask
+from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import ClaimRef, Completion, Failure, Moved
 from lineshaft.errors import InvalidTransitionError, LineshaftError
 from lineshaft.model.budget import money
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import Gate
+from lineshaft.types.work import NOTHING, ClaimRef, Completion, Failure, Moved
 
 _GATES = msgspec.json.Decoder(tuple[Gate, ...])
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])

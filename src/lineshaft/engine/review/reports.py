@@ -1,35 +1,21 @@
 """Decision reports of completed tasks: why agents did what they did, found again by words."""
 
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-from psycopg.rows import class_row
+from msgspec import Raw
+from psycopg.rows import dict_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.reading import (
-    DEFAULT_LIMIT,
-    Page,
     check_limit,
     decode_cursor,
     encode_cursor,
     refuse_unstorable,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    #: Of the task.
-    id: str
-    type: str
-    title: str
-    dag_id: str
-    agent_id: str | None
-    model: str | None
-    ended_at: datetime
-    #: JSON.
-    decision_report: bytes
+from lineshaft.types import Page, Report
+from lineshaft.types.page import DEFAULT_LIMIT
 
 
 class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -57,7 +43,7 @@ class Reports:
         before = decode_cursor(cursor, _Key)
         async with (
             self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(Report)) as rows,
+            connection.cursor(row_factory=dict_row) as rows,
         ):
             await rows.execute(
                 self._sql["search_reports" if query.strip() else "latest_reports"],
@@ -71,6 +57,9 @@ class Reports:
                 },
             )
             found = await rows.fetchall()
-        page = found[:limit]
+        page = [
+            Report(decision_report_json=Raw(row.pop("decision_report")), task_id=row.pop("id"), **row)
+            for row in found[:limit]
+        ]
         more = len(found) > limit
-        return Page(page, encode_cursor(_Key(page[-1].ended_at, page[-1].id)) if more else None)
+        return Page(page, encode_cursor(_Key(page[-1].ended_at, page[-1].task_id)) if more else None)

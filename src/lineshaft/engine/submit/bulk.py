@@ -10,15 +10,14 @@ from datetime import datetime
 
 from lineshaft.engine.postgres.copying import Copy, Layout, copy_in_turn, written_out
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.submit.drafts import (
+from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
     TASK_DEFAULTS,
-    Draft,
     event_columns,
     live_columns,
     row_values,
-    virtual_dag,
 )
+from lineshaft.engine.submit.drafts import Draft, virtual_dag
 from lineshaft.ids import new_id
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve

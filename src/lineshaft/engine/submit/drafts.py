@@ -2,26 +2,22 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from lineshaft.engine.postgres.copying import Column, Same
-from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
 from lineshaft.model import graph
+from lineshaft.model.budget import money
+from lineshaft.model.fields import check_fields
 from lineshaft.model.idempotency import content_hash
-from lineshaft.model.priority import PriorityInputs, rank, rekey_at
 from lineshaft.model.resolving import Resolver
-from lineshaft.model.tasks import MAX_CHILD_DEPTH, NewTask, TaskRow
+from lineshaft.model.tasks import MAX_CHILD_DEPTH, GateFaults, NewTask, TaskRow
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-_CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 
 
 class Draft(msgspec.Struct, eq=False, kw_only=True):
@@ -67,217 +63,6 @@ class DagDraft:
             "created_by": self.created_by,
             "ceiling": self.ceiling,
         }
-
-
-#: Those of `_row_values`.
-_ROW_COLUMNS = (
-    "idempotency_key",
-    "type",
-    "title",
-    "preset",
-    "required_capabilities",
-    "model_preferences",
-    "fallback_models",
-    "max_cost_usd",
-    "max_total_cost_usd",
-    "lock_key",
-    "retry",
-    "output_type",
-    "gates",
-    "tags",
-    "created_by",
-    "surface",
-    "deadline",
-    "run_at",
-    "priority_boost_per_minute",
-    "max_duration_sec",
-    "heartbeat_interval_sec",
-    "priority",
-    "max_attempts",
-    "require_decision_report",
-)
-LIVE_COLUMNS = (
-    "status",
-    "dag_id",
-    "lane_id",
-    "priority",
-    "downstream",
-    "blocked",
-    "deadline",
-    "rank",
-    "rekey_at",
-    "ready_at",
-    "due_at",
-    "generation",
-    "lock_key",
-    "lock_owner",
-    "heartbeat_sec",
-    "limit_sec",
-    "is_batch",
-    "is_gated",
-)
-
-
-#: What the tables put in by themselves: columns that have nothing else in a whole batch need not be sent.
-TASK_DEFAULTS: dict[str, Any] = {
-    "preset": "factory",
-    "required_capabilities": "{}",
-    "model_preferences": "{}",
-    "fallback_models": "{}",
-    "tags": "{}",
-    "priority_boost_per_minute": 0.1,
-    "max_duration_sec": 300.0,
-    "priority": 50,
-    "max_attempts": 3,
-    "require_decision_report": False,
-    "is_batch": False,
-}
-LIVE_DEFAULTS: dict[str, Any] = {
-    "priority": 50,
-    "downstream": 0,
-    "blocked": 0,
-    "limit_sec": 300.0,
-    "is_batch": False,
-    "is_gated": False,
-}
-
-
-def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
-    """What goes into `task`. What alike tasks share is worked out once."""
-    shared = {id(draft.row): draft.row for draft in drafts}
-    if len(shared) == 1:
-        columns: dict[str, Column] = {name: Same(value) for name, value in row_values(drafts[0].row).items()}
-    else:
-        of_row = {key: _row_values(row) for key, row in shared.items()}
-        rows = [of_row[id(draft.row)] for draft in drafts]
-        columns = dict(zip(_ROW_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-    return {
-        "id": [draft.id for draft in drafts],
-        "dag_id": [draft.dag_id for draft in drafts],
-        "spec": [draft.spec.decode() for draft in drafts],
-        "parent_id": [draft.parent_id for draft in drafts],
-        "is_batch": [draft.is_batch for draft in drafts],
-        **columns,
-    }
-
-
-def task_values(draft: Draft) -> dict[str, Any]:
-    """The parameters of insert_task."""
-    return {
-        **row_values(draft.row),
-        "id": draft.id,
-        "dag_id": draft.dag_id,
-        "spec": draft.spec.decode(),
-        "lane_id": draft.lane_id,
-    }
-
-
-def row_values(row: TaskRow) -> dict[str, Any]:
-    """What alike tasks share, by column of `task`."""
-    return dict(zip(_ROW_COLUMNS, _row_values(row), strict=True))
-
-
-def _row_values(row: TaskRow) -> tuple[Any, ...]:
-    return (
-        row.idempotency_key,
-        row.type,
-        row.title,
-        row.preset,
-        array_literal(row.required_capabilities),
-        array_literal(row.model_preferences),
-        array_literal(row.fallback_models),
-        row.max_cost_usd,
-        row.max_total_cost_usd,
-        row.lock_key,
-        json_text(row.retry),
-        row.output_type,
-        json_text(row.gates),
-        array_literal(row.tags),
-        row.created_by,
-        json_text(row.surface),
-        row.deadline,
-        row.run_at,
-        row.priority_boost_per_minute,
-        row.max_duration_sec,
-        row.heartbeat_interval_sec,
-        row.priority,
-        row.max_attempts,
-        row.require_decision_report,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _rank(priority: int, boost: float, now: datetime, deadline: datetime | None, downstream: int) -> float:
-    inputs = PriorityInputs(
-        priority=priority,
-        boost_per_minute=boost,
-        ready_at=now,
-        deadline=deadline,
-        downstream_length=downstream,
-    )
-    return rank(inputs, now)
-
-
-def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dict[str, Column]:
-    """What goes into `task_live`, as the statement insert_tasks would work it out."""
-    first = drafts[0]
-    if all(draft.row is first.row and is_plain(draft) for draft in drafts):
-        values = _live_values(first, now, generation)
-        columns: dict[str, Column] = {
-            name: Same(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
-        }
-    else:
-        rows = [_live_values(draft, now, generation) for draft in drafts]
-        columns = dict(zip(LIVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-    return {"id": [draft.id for draft in drafts], **columns}
-
-
-def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column]:
-    """What is told of new tasks."""
-    status = live["status"]
-    kinds: Column
-    if isinstance(status, Same):
-        kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
-    else:
-        kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
-    return {"task_id": live["id"], "at": Same(now), "kinds": kinds, "dag_id": live["dag_id"]}
-
-
-def is_plain(draft: Draft) -> bool:
-    """A task that has nothing to do with any other."""
-    return (
-        draft.row.idempotency_key is None
-        and draft.parent_id is None
-        and draft.live_dag_id is None
-        and not draft.depends_on
-    )
-
-
-def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
-    """In the order of LIVE_COLUMNS."""
-    row = draft.row
-    scheduled = row.run_at is not None and row.run_at > now
-    waits = scheduled or draft.blocked > 0
-    return (
-        "PENDING" if waits else "READY",
-        draft.live_dag_id,
-        draft.lane_id,
-        row.priority,
-        draft.downstream,
-        draft.blocked,
-        row.deadline,
-        _rank(row.priority, row.priority_boost_per_minute, now, row.deadline, draft.downstream),
-        rekey_at(row.deadline, now) or row.deadline,
-        None if waits else now,
-        row.run_at if scheduled else None,
-        generation,
-        row.lock_key,
-        draft.lock_owner,
-        row.heartbeat_interval_sec,
-        row.max_duration_sec,
-        draft.is_batch,
-        row.gates is not None or row.require_decision_report,
-    )
 
 
 def draft_task(
@@ -411,3 +196,76 @@ def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
     for draft in new:
         draft.blocked = sum(name not in satisfied for name in draft.depends_on)
         draft.downstream = min(lengths[draft.id], 32_000)
+
+
+MAX_BATCH = 10_000
+
+
+def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
+    """Standalone tasks, checked; and all drafts, with their children."""
+    check_number(len(tasks))
+    drafts: list[Draft] = []
+    resolver = Resolver(gate_faults)
+    heads = []
+    for number, task in enumerate(tasks):
+        place = f"tasks[{number}]" if len(tasks) > 1 else ""
+        heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
+    check_number(len(drafts))
+    link(drafts, {})
+    return heads, drafts
+
+
+def draft_dag(
+    title: str,
+    tasks: Sequence[NewTask],
+    *,
+    budget_ceiling_usd: Decimal | float | None,
+    created_by: str | None,
+    idempotency_key: str | None,
+    gate_faults: GateFaults | None,
+) -> tuple[DagDraft, dict[str, Draft], list[Draft]]:
+    """A DAG, its tasks by key, checked; and all drafts, with their children."""
+    if not tasks:
+        raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
+    check_number(len(tasks))
+    if not title.strip():
+        raise InvalidInputError(errors=[("title", "must not be empty")])
+    dag_id = new_id("dag")
+    drafts: list[Draft] = []
+    heads = draft_by_key(tasks, dag_id, drafts, gate_faults)
+    dag = DagDraft(
+        id=dag_id,
+        title=title,
+        created_by=created_by,
+        ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
+        key=idempotency_key,
+    )
+    if idempotency_key is not None:
+        check_fields(idempotency_key=idempotency_key)
+    return dag, heads, drafts
+
+
+def draft_by_key(
+    tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], gate_faults: GateFaults | None = None
+) -> dict[str, Draft]:
+    """Tasks of one call that may depend on each other by `key`; one without a key goes by its id."""
+    heads: dict[str, Draft] = {}
+    resolver = Resolver(gate_faults)
+    for number, task in enumerate(tasks):
+        place = f"tasks[{number}]"
+        head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
+        key = task.key or head.id
+        if heads.setdefault(key, head) is not head:
+            raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
+    check_number(len(drafts))
+    link(drafts, {key: head.id for key, head in heads.items()})
+    refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
+    return heads
+
+
+def check_number(tasks: int) -> None:
+    if tasks > MAX_BATCH:
+        raise InvalidInputError(
+            f"A call has at most {MAX_BATCH} tasks, children included; this one has {tasks}. "
+            "Submit them in parts."
+        )

@@ -23,20 +23,22 @@ from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import column_literal
 from lineshaft.engine.postgres.round_trip import round_trip
 from lineshaft.engine.submit.bulk import AlikeTasks
-from lineshaft.engine.submit.drafts import (
+from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
     TASK_DEFAULTS,
-    DagDraft,
-    Draft,
-    draft_task,
     event_columns,
     is_plain,
-    link,
     live_columns,
-    place_in_graph,
-    refuse_cycle,
     task_columns,
     task_values,
+)
+from lineshaft.engine.submit.drafts import (
+    DagDraft,
+    Draft,
+    check_number,
+    draft_dag,
+    draft_each,
+    place_in_graph,
     with_refs,
 )
 from lineshaft.engine.submit.lanes import Lanes, named
@@ -47,35 +49,17 @@ from lineshaft.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from lineshaft.ids import new_id
-from lineshaft.model.budget import money
-from lineshaft.model.fields import check_fields
 from lineshaft.model.priority import Lane
-from lineshaft.model.resolving import Resolver, all_alike
+from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import GateFaults, NewTask
+from lineshaft.types import Submitted, SubmittedDag
 
 T = TypeVar("T")
 
-MAX_BATCH = 10_000
 #: From here on three COPYs are quicker than one INSERT with arrays.
 _COPY_FROM = 50
 _EDGE_DEFAULTS = {"satisfied": False}
-
-
-class Submitted(msgspec.Struct, frozen=True):
-    id: str
-    #: The key was in force already: this is the existing task.
-    duplicate: bool = False
-    #: ... and what was asked differs from what that task was asked for.
-    mismatch: bool = False
-
-
-class SubmittedDag(msgspec.Struct, frozen=True):
-    id: str
-    #: By the keys of the call.
-    tasks: dict[str, Submitted]
-    duplicate: bool = False
 
 
 class Submission:
@@ -398,76 +382,6 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
 def _by_themselves(one: NewTask) -> bool:
     """Tasks that are like this one have nothing to do with any other."""
     return one.idempotency_key is None and not one.children
-
-
-def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
-    """Standalone tasks, checked; and all drafts, with their children."""
-    check_number(len(tasks))
-    drafts: list[Draft] = []
-    resolver = Resolver(gate_faults)
-    heads = []
-    for number, task in enumerate(tasks):
-        place = f"tasks[{number}]" if len(tasks) > 1 else ""
-        heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
-    check_number(len(drafts))
-    link(drafts, {})
-    return heads, drafts
-
-
-def draft_dag(
-    title: str,
-    tasks: Sequence[NewTask],
-    *,
-    budget_ceiling_usd: Decimal | float | None,
-    created_by: str | None,
-    idempotency_key: str | None,
-    gate_faults: GateFaults | None,
-) -> tuple[DagDraft, dict[str, Draft], list[Draft]]:
-    """A DAG, its tasks by key, checked; and all drafts, with their children."""
-    if not tasks:
-        raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-    check_number(len(tasks))
-    if not title.strip():
-        raise InvalidInputError(errors=[("title", "must not be empty")])
-    dag_id = new_id("dag")
-    drafts: list[Draft] = []
-    heads = draft_by_key(tasks, dag_id, drafts, gate_faults)
-    dag = DagDraft(
-        id=dag_id,
-        title=title,
-        created_by=created_by,
-        ceiling=None if budget_ceiling_usd is None else money(budget_ceiling_usd, "budget_ceiling_usd"),
-        key=idempotency_key,
-    )
-    if idempotency_key is not None:
-        check_fields(idempotency_key=idempotency_key)
-    return dag, heads, drafts
-
-
-def draft_by_key(
-    tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], gate_faults: GateFaults | None = None
-) -> dict[str, Draft]:
-    """Tasks of one call that may depend on each other by `key`; one without a key goes by its id."""
-    heads: dict[str, Draft] = {}
-    resolver = Resolver(gate_faults)
-    for number, task in enumerate(tasks):
-        place = f"tasks[{number}]"
-        head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
-        key = task.key or head.id
-        if heads.setdefault(key, head) is not head:
-            raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
-    check_number(len(drafts))
-    link(drafts, {key: head.id for key, head in heads.items()})
-    refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
-    return heads
-
-
-def check_number(tasks: int) -> None:
-    if tasks > MAX_BATCH:
-        raise InvalidInputError(
-            f"A call has at most {MAX_BATCH} tasks, children included; this one has {tasks}. "
-            "Submit them in parts."
-        )
 
 
 def _stand_in(draft: Draft, stands_for: Mapping[str, str]) -> Draft:

@@ -14,11 +14,12 @@ from psycopg.rows import class_row
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.review.resolution import Review
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, LockedTask, Spent
+from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import HELD, ClaimRef
+from lineshaft.engine.transition.outcomes import HELD
 from lineshaft.engine.transition.revive import Reviving
 from lineshaft.model.states import Status
+from lineshaft.types.work import UNREPORTED, ClaimRef, Spent
 
 
 @dataclass(frozen=True, slots=True)

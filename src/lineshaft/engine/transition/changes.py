@@ -8,7 +8,7 @@ snapshots newer than the locks.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,15 +18,10 @@ import msgspec
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.model.breaker import counts_against
-from lineshaft.model.budget import money
 from lineshaft.model.error_pattern import error_pattern
-from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
-
-NOTHING = Decimal(0)
-#: Of one report: sums over many fit into the database.
-MOST_TOKENS = 10**15
+from lineshaft.types.work import NOTHING, Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +72,6 @@ class LockedTask:
     require_decision_report: bool
     idempotency_key: str | None
     heartbeat_sec: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What an attempt used, as its agent reports it; None: what its heartbeats said."""
-
-    cost_usd: Decimal | None = None
-    tokens_input: int = 0
-    tokens_output: int = 0
-
-    def __post_init__(self) -> None:
-        # Here, so that one bad report is refused alone and not with all others of its call.
-        if self.cost_usd is not None:
-            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
-        if self.tokens_input or self.tokens_output:
-            raise_faults(
-                {
-                    "tokens_used.input": number_fault(self.tokens_input, 0, MOST_TOKENS, whole=True),
-                    "tokens_used.output": number_fault(self.tokens_output, 0, MOST_TOKENS, whole=True),
-                }
-            )
-
-    def cost(self, task: LockedTask) -> Decimal:
-        return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
-
-    def no_less_than_known(self, task: LockedTask) -> "Spent":
-        """For a claim that is given up: what its steps and heartbeats said was spent stays spent."""
-        return replace(self, cost_usd=max(self.cost_usd or NOTHING, task.attempt_cost_usd))
-
-
-UNREPORTED = Spent()
 
 
 @dataclass(slots=True)

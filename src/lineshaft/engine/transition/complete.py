@@ -13,16 +13,10 @@ from lineshaft.engine.postgres.literals import column_literal, json_text, raw_js
 from lineshaft.engine.postgres.round_trip import Rows, round_trip, transaction
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.fail import Failing
-from lineshaft.engine.transition.outcomes import (
-    ClaimRef,
-    Completion,
-    Failure,
-    Moved,
-    claim_columns,
-    has_duplicate_tasks,
-)
+from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
 from lineshaft.model import retry
 from lineshaft.model.states import Status
+from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 
 _SQL = catalog.load("transition/changes", "transition/complete", "transition/task_locks")
 _COMPLETE_PLAIN = catalog.load("claim/fast_path")["complete_plain"]

@@ -14,20 +14,14 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, LockedTask, Spent
-from lineshaft.engine.transition.outcomes import (
-    HELD,
-    ClaimRef,
-    Failure,
-    Moved,
-    has_duplicate_tasks,
-    record_failure,
-)
+from lineshaft.engine.transition.changes import Changes, LockedTask
+from lineshaft.engine.transition.outcomes import HELD, has_duplicate_tasks, record_failure
 from lineshaft.engine.transition.task_locks import TaskLocks
 from lineshaft.model import breaker, budget, graph, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
+from lineshaft.types.work import UNREPORTED, ClaimRef, Failure, Moved, Spent
 
 _SQL = catalog.load("transition/fail")
 _BATCH_OUTPUTS = catalog.load("transition/complete")["batch_outputs"]

@@ -16,12 +16,13 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.round_trip import round_trip
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, Spent
+from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.complete import Completing
-from lineshaft.engine.transition.outcomes import Beat, ClaimRef, Moved, claim_columns, has_duplicate_tasks
+from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
 from lineshaft.errors import SupersededError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
+from lineshaft.types.work import UNREPORTED, Beat, ClaimRef, Moved, Spent
 
 _SQL = catalog.load("transition/lifecycle", "transition/task_locks")
 _STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})

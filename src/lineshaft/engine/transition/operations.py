@@ -12,13 +12,12 @@ from msgspec import UNSET, UnsetType
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.review.resolution import BY_HAND
-from lineshaft.engine.submit.drafts import DagDraft, Draft
+from lineshaft.engine.submit.drafts import DagDraft, Draft, draft_by_key
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.submit.submission import Submission, Submitted, draft_by_key
+from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.cancel import Cancelling
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, LockedTask, Spent
+from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import ClaimRef
 from lineshaft.engine.transition.revive import Reviving
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import (
@@ -34,6 +33,8 @@ from lineshaft.model.fields import check_fields
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import Submitted
+from lineshaft.types.work import UNREPORTED, ClaimRef, Spent
 
 #: Steps of this name remember which children were spawned.
 SPAWN_STEP = "spawn:"

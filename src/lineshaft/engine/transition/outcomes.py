@@ -1,45 +1,23 @@
 """What agents say about their claims, what they are answered, and what a failure comes to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
 from lineshaft.engine.postgres.literals import array_literal
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, LockedTask, Spent
+from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.errors import (
-    InvalidInputError,
     InvalidTransitionError,
-    LineshaftError,
     NotFoundError,
     StaleClaimError,
 )
 from lineshaft.model import ratelimit, retry
-from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.states import Status
-from lineshaft.model.storable import check_json, is_storable, replace_unstorable
+from lineshaft.model.storable import replace_unstorable
+from lineshaft.types.work import ClaimRef, Failure, Moved
 
 MAX_ERROR = 10_000
-MAX_PROGRESS_BYTES = 64 << 10
 #: In somebody's hands, or on its way out of them.
 HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
-
-
-def check_report_size(report: bytes | None) -> None:
-    if report is not None and len(report) > MAX_REPORT_BYTES:
-        fault = (
-            f"must be at most {MAX_REPORT_BYTES} bytes of JSON, got {len(report)}; put details in an artifact"
-        )
-        raise InvalidInputError(errors=[("decision_report", fault)])
-
-
-class ClaimRef(msgspec.Struct, frozen=True):
-    """One claim of a task."""
-
-    id: str
-    epoch: int
 
 
 def claim_columns(claims: Sequence[ClaimRef]) -> dict[str, str]:
@@ -53,84 +31,10 @@ def claim_columns(claims: Sequence[ClaimRef]) -> dict[str, str]:
 def has_duplicate_tasks(claims: Sequence[ClaimRef]) -> bool:
     """Whether two of them are of one task.
 
-    An agent that lost a task and got it again may hand in both at once. Answers go by task, so it would be
-    told the same of both: such calls are taken apart.
+    An agent that lost a task and claimed it again may report on both claims in one call. Results are matched
+    by task, so both would get the same result: such calls are split.
     """
     return len({claim.id for claim in claims}) < len(claims)
-
-
-class Completion(msgspec.Struct, frozen=True):
-    claim: ClaimRef
-    #: {"data": …, "artifacts": …, "decision_report": …}, each as JSON.
-    output: bytes | None = None
-    artifacts: bytes | None = None
-    decision_report: bytes | None = None
-    spent: Spent = UNREPORTED
-    #: What the output is, for whoever reads it; None: what the task asked for.
-    output_type: str | None = None
-
-    def __post_init__(self) -> None:
-        # Here, so that one bad output is refused alone and not with all others of its call.
-        check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
-        check_report_size(self.decision_report)
-        named = self.output_type
-        if named is not None and not (0 < len(named) <= MAX_TEXT and is_storable(named)):
-            fault = f"must be a text of 1 to {MAX_TEXT} characters without U+0000, got {named[:100]!r}"
-            raise InvalidInputError(errors=[("output.type", fault)])
-
-
-def check_progress_size(progress: bytes | None) -> None:
-    """It goes with heartbeats, which must be quick, and each is kept as an event."""
-    if progress is not None and len(progress) > MAX_PROGRESS_BYTES:
-        fault = (
-            f"must be at most {MAX_PROGRESS_BYTES} bytes of JSON, got {len(progress)}; checkpoint the rest"
-        )
-        raise InvalidInputError(errors=[("progress", fault)])
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    claim: ClaimRef
-    error: str
-    #: A category, or a system's reason; None: told from the text if it is a rate limit, else a crash.
-    category: str | None = None
-    retry_after_sec: float | None = None
-    spent: Spent = UNREPORTED
-
-    @property
-    def is_rate_limit(self) -> bool:
-        return ratelimit.is_rate_limit(self.error, self.category)
-
-    @property
-    def kind(self) -> str:
-        if self.is_rate_limit:
-            return retry.FailureCategory.RATE_LIMIT.value
-        return str(retry.category_of(self.category or retry.FailureCategory.CRASH))
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    claim: ClaimRef
-    progress: bytes | None = None
-    spent: Spent = UNREPORTED
-
-    def __post_init__(self) -> None:
-        check_json(progress=self.progress)
-        check_progress_size(self.progress)
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """What became of one task of a call: its new status, or why it didn't move."""
-
-    id: str
-    status: Status | None
-    error: LineshaftError | None = None
-
-    def unwrap(self) -> Status:
-        if self.error is not None:
-            raise self.error
-        assert self.status is not None  # noqa: S101 - one of the two is always there
-        return self.status
 
 
 def refusal(

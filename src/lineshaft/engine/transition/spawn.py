@@ -5,58 +5,21 @@ What the attempt has used is booked with it, so that nothing spent is forgotten.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.submit.submission import Submitted
-from lineshaft.engine.transition.changes import UNREPORTED, Changes, Spent
+from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.operations import SPAWN_STEP, Operations
-from lineshaft.engine.transition.outcomes import ClaimRef, Moved, has_duplicate_tasks, refusal
+from lineshaft.engine.transition.outcomes import has_duplicate_tasks, refusal
 from lineshaft.errors import InvalidInputError, StaleClaimError
-from lineshaft.model.fields import LONGEST_SECONDS
-from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
-
-
-@dataclass(frozen=True, slots=True)
-class HandBack:
-    """A claim that is given up without using an attempt; with a delay it comes back later."""
-
-    claim: ClaimRef
-    delay_sec: float | None = None
-    spent: Spent = UNREPORTED
-
-    def __post_init__(self) -> None:
-        if self.delay_sec is not None:
-            raise_faults({"delay_sec": number_fault(self.delay_sec, 0, LONGEST_SECONDS)})
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A spawned task: its outcome, once it has one."""
-
-    id: str
-    #: COMPLETED, CANCELLED, DEAD_LETTERED, or PENDING while it has not ended.
-    status: str = "PENDING"
-    output: Any = None
-
-    @property
-    def ended(self) -> bool:
-        return self.status != "PENDING"
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    children: list[Child]
-    #: The claim is over: the parent is claimed again when all of them have ended.
-    paused: bool
+from lineshaft.types import Submitted
+from lineshaft.types.work import UNREPORTED, Child, ClaimRef, Moved, Release, Spawned, Spent
 
 
 class Parting:
@@ -67,10 +30,10 @@ class Parting:
         self._sql = catalog.load("transition/working")
         self._moves = catalog.load("transition/task_locks")
 
-    async def hand_back(self, items: Sequence[HandBack]) -> list[Moved]:
+    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
         if has_duplicate_tasks([item.claim for item in items]):
             return [answer for item in items for answer in await self.hand_back([item])]
-        by_delay: defaultdict[float | None, list[HandBack]] = defaultdict(list)
+        by_delay: defaultdict[float | None, list[Release]] = defaultdict(list)
         for item in items:
             by_delay[item.delay_sec].append(item)
         moved: dict[str, Moved] = {}

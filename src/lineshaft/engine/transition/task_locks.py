@@ -9,9 +9,10 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.transition.changes import LockedTask
-from lineshaft.engine.transition.outcomes import ClaimRef, Moved, refusal
+from lineshaft.engine.transition.outcomes import refusal
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.states import Status
+from lineshaft.types.work import ClaimRef, Moved
 
 _SQL = catalog.load("transition/task_locks")
 _INSERT_EVENTS = catalog.load("transition/changes")["insert_events"]

@@ -7,37 +7,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.engine.heartbeats import Answers, HeldTask, Presence, beat_on
+from lineshaft.engine.heartbeats import beat_on
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import ClaimRef
 from lineshaft.model.storable import check_json
-
-
-@dataclass(frozen=True, slots=True)
-class PastAttempt:
-    """How an earlier claim of the task ended."""
-
-    number: int
-    agent_id: str | None
-    model: str | None
-    #: failed, rate_limited, released, waiting or cancelled.
-    outcome: str
-    category: str | None
-    error: str | None
-    started_at: datetime | None
-    ended_at: datetime
-    cost_usd: Decimal
-
-
-@dataclass(frozen=True, slots=True)
-class Purses:
-    """What is left to spend, apart from what is reserved; None: no limit."""
-
-    task: Decimal | None = None
-    agent: Decimal | None = None
-    dag: Decimal | None = None
+from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, PastAttempt, Presence, RemainingBudgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +42,7 @@ class Working:
         self._daily_budget = daily_budget
         self._sql = catalog.load("transition/working")
 
-    async def beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> Answers:
+    async def beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> HeartbeatAnswers:
         """The heartbeat of a process that has no connection of its own for it."""
         for task in tasks:
             check_json(progress=task.progress)
@@ -76,12 +51,12 @@ class Working:
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, Purses]:
+    ) -> tuple[bytes, RemainingBudgets]:
         """Record a step's result and what it cost; gives the result that counts, which is the first."""
         check_json(data=data)
         values = {"name": name, "data": data.decode(), "cost": cost_usd, "cost_so_far": cost_so_far_usd}
 
-        async def work(connection: Connection) -> tuple[bytes, Purses]:
+        async def work(connection: Connection) -> tuple[bytes, RemainingBudgets]:
             cursor = await connection.execute(
                 self._sql["record_step"],
                 {**self._database.now, "id": claim.id, "epoch": claim.epoch, **values},
@@ -90,7 +65,7 @@ class Working:
             if row is None:
                 await self._lifecycle.hold(connection, claim, "record a step of")
                 raise AssertionError("a claim that is held can record its steps")
-            return bytes(row[0] or b"null"), Purses(*row[1:])
+            return bytes(row[0] or b"null"), RemainingBudgets(*row[1:])
 
         return await self._database.run_alone(work)
 

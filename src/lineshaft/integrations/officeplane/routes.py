@@ -4,12 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.listing import TaskFilter
-from lineshaft.engine.read.reading import MAX_LIMIT
-from lineshaft.engine.read.views import TaskView
 from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.officeplane.conversion import priority_word
@@ -28,6 +26,8 @@ from lineshaft.model.states import Status
 from lineshaft.server.framework.problems import unreadable
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
+from lineshaft.types import Task, TaskFilter
+from lineshaft.types.page import MAX_LIMIT
 
 routes = Routes()
 
@@ -53,9 +53,11 @@ class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
 async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
     """Tasks with document 003's names and states, newest first."""
     states = [_state(name) for name in query.state]
+    low, high = (None, None)
+    if query.priority is not None:
+        low, high = _PRIORITIES[priority_word(number_of(query.priority))]
     fits = TaskFilter(
-        lock_key=[lock_key(name) for name in query.document_id],
-        priority=None if query.priority is None else _PRIORITIES[priority_word(number_of(query.priority))],
+        lock_key=tuple(lock_key(name) for name in query.document_id), priority_from=low, priority_to=high
     )
     found = await _newest(call.service.engine.insights, fits, states, query.limit)
     return Answer([call.service.officeplane.view(task) for task in found])
@@ -141,16 +143,16 @@ async def _task(call: Call) -> Answer:
 _PRIORITIES = {"CRITICAL": (0, 9), "HIGH": (10, 29), "NORMAL": (30, 59), "LOW": (60, 100)}
 #: Where tasks of a state are to be found; those that are in another one after all are left out then.
 _SEARCHES: dict[str, tuple[TaskFilter, ...]] = {
-    "QUEUED": (TaskFilter(status=[Status.PENDING, Status.READY]),),
+    "QUEUED": (TaskFilter(status=(Status.PENDING, Status.READY)),),
     "RUNNING": (
-        TaskFilter(status=[Status.CLAIMED, Status.RUNNING, Status.VALIDATING]),
-        TaskFilter(status=[Status.PENDING], batches=True),
+        TaskFilter(status=(Status.CLAIMED, Status.RUNNING, Status.VALIDATING)),
+        TaskFilter(status=(Status.PENDING,), batches=True),
     ),
-    "RETRYING": (TaskFilter(status=[Status.RETRYING]),),
-    "COMPLETED": (TaskFilter(status=[Status.COMPLETED]),),
-    "CANCELLED": (TaskFilter(status=[Status.CANCELLED]),),
-    "FAILED": (TaskFilter(status=[Status.DEAD_LETTERED]),),
-    "TIMEOUT": (TaskFilter(status=[Status.DEAD_LETTERED]),),
+    "RETRYING": (TaskFilter(status=(Status.RETRYING,)),),
+    "COMPLETED": (TaskFilter(status=(Status.COMPLETED,)),),
+    "CANCELLED": (TaskFilter(status=(Status.CANCELLED,)),),
+    "FAILED": (TaskFilter(status=(Status.DEAD_LETTERED,)),),
+    "TIMEOUT": (TaskFilter(status=(Status.DEAD_LETTERED,)),),
 }
 
 
@@ -160,24 +162,20 @@ def _state(name: str) -> str:
     return name.upper()
 
 
-async def _newest(insights: Insights, fits: TaskFilter, states: Iterable[str], limit: int) -> list[TaskView]:
+async def _newest(insights: Insights, fits: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
     if not states:
         return await _search(insights, fits, STATES, limit)
-    found: dict[str, TaskView] = {}
+    found: dict[str, Task] = {}
     for state in states:
         for search in _SEARCHES[state]:
-            wanted = TaskFilter(
-                status=search.status, batches=search.batches, lock_key=fits.lock_key, priority=fits.priority
-            )
+            wanted = replace(fits, status=search.status, batches=search.batches)
             found |= {task.id: task for task in await _search(insights, wanted, [state], limit)}
     newest = sorted(found.values(), key=lambda task: (task.created_at, task.id), reverse=True)
     return newest[:limit]
 
 
-async def _search(
-    insights: Insights, wanted: TaskFilter, states: Iterable[str], limit: int
-) -> list[TaskView]:
-    found: list[TaskView] = []
+async def _search(insights: Insights, wanted: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
+    found: list[Task] = []
     cursor: str | None = None
     size = limit
     while True:

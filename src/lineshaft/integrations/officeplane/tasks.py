@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from lineshaft.engine.read.views import TaskView
 from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.officeplane.conversion import (
     max_attempts,
@@ -25,7 +24,7 @@ from lineshaft.model.retry import Preset
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.routes.requests import Name
-from lineshaft.server.routes.responses import raw
+from lineshaft.types import Task
 
 STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
 DEFAULT_MAX_RETRIES = 3
@@ -145,8 +144,8 @@ class Officeplane:
     def _attempts(self, retries: int) -> int:
         return max_attempts(retries, first_is_extra=self._first_is_extra)
 
-    def view(self, task: TaskView, **more: Any) -> DocumentTask:
-        sent = _NOTHING if task.surface is None else _SURFACE.decode(task.surface)
+    def view(self, task: Task, **more: Any) -> DocumentTask:
+        sent = _NOTHING if task.surface_json is UNSET else _SURFACE.decode(task.surface_json)
         retries = task.max_attempts - 1 if self._first_is_extra else task.max_attempts
         lock = task.lock_key or ""
         done = task.status is Status.COMPLETED
@@ -157,8 +156,8 @@ class Officeplane:
             document_id=lock.removeprefix(_LOCK_PREFIX) if lock.startswith(_LOCK_PREFIX) else None,
             instance_id=sent.instance_id,
             parent_task_id=task.parent_id,
-            payload=Raw(task.spec),
-            result=raw(task.output.data) if done else None,
+            payload=task.spec_json,
+            result=task.output.data_json if done else None,
             state=state_of(task),
             priority=_as_spelled(task.priority, sent.priority),
             max_retries=retries if sent.max_retries is None else sent.max_retries,
@@ -178,7 +177,7 @@ class Officeplane:
         )
 
 
-def state_of(task: TaskView) -> str:
+def state_of(task: Task) -> str:
     began = task.is_batch and task.started_at is not None
     return state_name(task.status, last_category=task.failure_category, batch_started=began)
 

@@ -14,14 +14,14 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from lineshaft.engine.feed.events import NOW, Event, Events
+from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.feed.reading import Reading
 from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.views import TaskView
 from lineshaft.errors import CursorExpiredError
 from lineshaft.integrations.officeplane.tasks import DocumentTask, Officeplane
 from lineshaft.server.framework.streams import AGAIN_AFTER_SEC, Tail, any_of
-from lineshaft.server.routes import responses
+from lineshaft.types import Event, Task
+from lineshaft.types.json import encode
 
 #: What waits for one listener at most; a single message may be larger.
 MAX_WAITING_BYTES = 4 << 20
@@ -147,7 +147,7 @@ class Updates:
                 messages.append(_message(self._officeplane.view(batch), event.at))
         return messages
 
-    async def _tasks(self, ids: set[str]) -> dict[str, TaskView]:
+    async def _tasks(self, ids: set[str]) -> dict[str, Task]:
         return {task.id: task for task in await self._insights.tasks_by_id(sorted(ids))} if ids else {}
 
     async def close(self) -> None:
@@ -166,9 +166,9 @@ def _at(task: DocumentTask, kind: str) -> DocumentTask:
 
 
 def _message(task: DocumentTask, at: datetime) -> bytes:
-    encoded = responses.encoded(task)
+    encoded = encode(task)
     return b'{"type":"task_update","data":%s,"payload":%s,"timestamp":%s}' % (
         encoded,
         encoded,
-        responses.encoded(at),
+        encode(at),
     )

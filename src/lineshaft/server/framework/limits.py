@@ -5,7 +5,7 @@ import re
 import msgspec
 from msgspec import Struct
 
-from lineshaft.engine.submit.submission import MAX_BATCH, check_number
+from lineshaft.engine.submit.drafts import MAX_BATCH, check_number
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError
 
 #: Objects and arrays within each other.

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.routing import Operation, summary_of
+from lineshaft.types import Problem
 
 _REF = "#/components/schemas/{name}"
 _CONVERTOR = re.compile(r"\{([a-z_]+):path\}")
@@ -123,7 +124,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     for code in operation.all_codes:
         codes.setdefault(problems.STATUSES[code].value, []).append(code)
     for status, names in codes.items():
-        content = {problems.MEDIA_TYPE: {"schema": _schema_of(problems.Problem)}}
+        content = {problems.MEDIA_TYPE: {"schema": _schema_of(Problem)}}
         if problems.is_plain(operation.path):
             content = {"application/json": {"schema": _schema_of(problems.Detail)}}
         found[str(status)] = {"description": " or ".join(names), "content": content}
@@ -135,7 +136,7 @@ def _phrase(status: int) -> str:
 
 
 def _types(operations: Sequence[Operation]) -> list[Any]:
-    kinds: list[Any] = [problems.Problem, problems.Detail]
+    kinds: list[Any] = [Problem, problems.Detail]
     for operation in operations:
         answers = [kind for kind in operation.answers.values() if not isinstance(kind, str)]
         kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]

@@ -1,21 +1,19 @@
 """Errors as clients see them: application/problem+json (RFC 9457), with a code that never changes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
 
 from lineshaft.errors import (
-    AlreadyReviewedError,
-    CycleError,
     InvalidInputError,
     LineshaftError,
-    NotClaimableError,
     RateLimitedError,
     UnauthorizedError,
     UnavailableError,
 )
+from lineshaft.types import Problem
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -47,38 +45,6 @@ _RETRY_AFTER = {"unavailable": b"1", "rate_limited": b"5"}
 Headers = list[tuple[bytes, bytes]]
 
 
-class Fault(msgspec.Struct, frozen=True):
-    #: The field, as tasks[3].priority.
-    loc: str
-    msg: str
-
-
-class Reason(msgspec.Struct, frozen=True):
-    code: str
-    detail: str
-
-
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    type: str
-    title: str
-    status: int
-    #: What was asked, what was found, and what to do.
-    detail: str
-    code: str
-    #: The same call may succeed later without a change. Always there, also if false.
-    retryable: bool | None = None
-    request_id: str | None = None
-    #: Of invalid_input: each fault that was found.
-    errors: Sequence[Fault] | None = None
-    #: Of cycle_detected: each of these depends on the next.
-    cycle: Sequence[str] | None = None
-    #: Of not_claimable: as `why` has them.
-    reasons: Sequence[Reason] | None = None
-    #: Of invalid_transition, where somebody has decided already: what, and who; no one: a retry by hand.
-    resolution: str | None = None
-    reviewer: str | None = None
-
-
 class Detail(msgspec.Struct, frozen=True):
     """An error as document 003's surface has it."""
 
@@ -87,25 +53,7 @@ class Detail(msgspec.Struct, frozen=True):
 
 def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
     code = error.code if error.code in STATUSES else "internal"
-    faults: list[Fault] | None = None
-    if isinstance(error, InvalidInputError):
-        faults = [Fault(place, fault) for place, fault in error.errors]
-    return Problem(
-        type=f"urn:lineshaft:error:{code}",
-        title=_title(code),
-        status=STATUSES[code].value,
-        detail=str(error),
-        code=code,
-        retryable=error.retryable,
-        request_id=request_id,
-        errors=faults,
-        cycle=error.cycle if isinstance(error, CycleError) else None,
-        reasons=[Reason(*reason) for reason in error.reasons]
-        if isinstance(error, NotClaimableError)
-        else None,
-        resolution=error.resolution if isinstance(error, AlreadyReviewedError) else None,
-        reviewer=error.reviewer if isinstance(error, AlreadyReviewedError) else None,
-    )
+    return Problem.of(error, code=code, status=STATUSES[code].value, request_id=request_id)
 
 
 def headers_of(error: LineshaftError) -> Headers:
@@ -129,10 +77,6 @@ def rendered(error: LineshaftError, request_id: str | None, path: str) -> tuple[
         return found.status, [json, *headers], msgspec.json.encode(Detail(found.detail))
     media_type = (b"content-type", MEDIA_TYPE.encode())
     return found.status, [media_type, *headers], msgspec.json.encode(found)
-
-
-def _title(code: str) -> str:
-    return code.replace("_", " ").capitalize()
 
 
 class MethodNotAllowedError(LineshaftError):

@@ -246,7 +246,7 @@ def _read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     for name, value in QueryParams(text).multi_items():
         lists[name].append(value)
     for name, values in lists.items():
-        if get_origin(fields.get(name)) is tuple:
+        if _is_list(fields.get(name)):
             given[name] = values
         elif len(values) > 1:
             raise InvalidInputError(errors=[(name, f"must be given once, got {len(values)} times")])
@@ -256,6 +256,10 @@ def _read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise problems.unreadable(error) from None
+
+
+def _is_list(kind: Any) -> bool:
+    return any(get_origin(part) in {tuple, Sequence} for part in (kind, *get_args(kind)))
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: problems.Headers) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.responses import StreamingResponse
 
-from lineshaft.engine.feed.events import NOW, EventPage, Events
+from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.feed.reading import Reading
 from lineshaft.errors import (
     CursorExpiredError,
@@ -17,7 +17,8 @@ from lineshaft.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from lineshaft.server.routes import responses
+from lineshaft.types import EventPage
+from lineshaft.types.json import encode
 
 #: How soon after its commit an event is sent, at the latest, if all goes well.
 _LOOK_EVERY_SEC = 0.2
@@ -141,7 +142,7 @@ async def _events(
         while True:
             news = tail.news
             for event in page.items:
-                item = responses.encoded(responses.event(event))
+                item = encode(event)
                 yield b"id: %s\nevent: %s\ndata: %s\n\n" % (event.cursor.encode(), event.kind.encode(), item)
             if stopping.is_set():
                 return
@@ -155,7 +156,7 @@ async def _events(
             try:
                 page = await reading.after(page.next_cursor)
             except UnavailableError:
-                page = EventPage((), page.next_cursor, caught_up=True)
+                page = EventPage([], page.next_cursor, caught_up=True)
             except CursorExpiredError:
                 # It comes back with its last cursor, and is told.
                 return

@@ -1,7 +1,6 @@
 """Agents: registering, asking for work, saying that they are alive."""
 
 from lineshaft.engine.tokens import Scope
-from lineshaft.engine.transition.outcomes import Beat
 from lineshaft.errors import SupersededError
 from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
@@ -9,6 +8,8 @@ from lineshaft.server.long_poll import departure_of, find_work, telling
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.types import AgentInfo, NewAgent, Page
+from lineshaft.types.work import Beat
 
 routes = Routes()
 
@@ -74,11 +75,11 @@ async def heartbeat(call: Call, body: requests.Heartbeat) -> Answer:
 @routes.post(
     "/v1/agents",
     Scope.AGENT,
-    {201: responses.Agent, 200: responses.Agent},
+    {201: AgentInfo, 200: AgentInfo},
     codes=("already_exists",),
     example=examples.AGENT,
 )
-async def register_agent(call: Call, body: requests.Register) -> Answer:
+async def register_agent(call: Call, body: NewAgent) -> Answer:
     """Register an agent; 200 if its id was registered before.
 
     Registering again supersedes the earlier incarnation: what that still held fails as `crash` at once. The
@@ -86,11 +87,11 @@ async def register_agent(call: Call, body: requests.Register) -> Answer:
     Idempotency-Key, it answers as before and supersedes nothing.
     """
     key = requests.key_of(call.headers.get("idempotency-key"), None)
-    agent = await call.service.engine.fleet.register(body.agent(), key=key)
-    return Answer(responses.agent(agent), 201 if agent.incarnation == 1 else 200)
+    agent = await call.service.engine.fleet.register(body, key=key)
+    return Answer(agent, 201 if agent.incarnation == 1 else 200)
 
 
-@routes.get("/v1/agents", Scope.READ, responses.AgentPage)
+@routes.get("/v1/agents", Scope.READ, Page[AgentInfo])
 async def list_agents(call: Call, query: requests.AgentQuery) -> Answer:
     """List agents by id."""
     found = await call.service.engine.fleet.read_all()
@@ -98,19 +99,19 @@ async def list_agents(call: Call, query: requests.AgentQuery) -> Answer:
     start = 0 if query.cursor is None else sum(agent.id <= query.cursor for agent in wanted)
     page = wanted[start : start + query.limit]
     more = len(wanted) > start + query.limit
-    return Answer(responses.AgentPage([responses.agent(a) for a in page], page[-1].id if more else None))
+    return Answer(Page(page, page[-1].id if more else None))
 
 
-@routes.get("/v1/agents/{id:path}", Scope.READ, responses.Agent, codes=("not_found",))
+@routes.get("/v1/agents/{id:path}", Scope.READ, AgentInfo, codes=("not_found",))
 async def get_agent(call: Call) -> Answer:
     """An agent, as it is now."""
-    return Answer(responses.agent(await call.service.engine.fleet.read(call.path["id"])))
+    return Answer(await call.service.engine.fleet.read(call.path["id"]))
 
 
 @routes.patch(
     "/v1/agents/{id:path}",
     Scope.OPERATE,
-    responses.Agent,
+    AgentInfo,
     codes=("not_found",),
     example={"add_budget_usd": 10},
 )
@@ -122,4 +123,4 @@ async def change_agent(call: Call, body: requests.ChangeAgent) -> Answer:
         status=body.status,
         max_concurrent_tasks=body.max_concurrent_tasks,
     )
-    return Answer(responses.agent(agent))
+    return Answer(agent)

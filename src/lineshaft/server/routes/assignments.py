@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from lineshaft.engine.claim.claims import Claim, ClaimedTask, Resumed
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.read.views import TaskView
 from lineshaft.server.routes import responses
 from lineshaft.server.routes.claim_tokens import token_of
+from lineshaft.types import Task
+from lineshaft.types.json import raw
+from lineshaft.types.work import Claim, ClaimedTask, Resumed
 
 _NOTHING_YET = Resumed("")
 _EMPTY = Raw(b"{}")
@@ -22,18 +23,18 @@ async def assignments(engine: Engine, claim: Claim) -> list[responses.Assignment
     return [_assignment(task, found[task.id], claim) for task in claim.tasks if task.id in found]
 
 
-def _assignment(task: ClaimedTask, view: TaskView, claim: Claim) -> responses.Assignment:
+def _assignment(task: ClaimedTask, view: Task, claim: Claim) -> responses.Assignment:
     before = claim.resumed.get(task.id, _NOTHING_YET)
     return responses.Assignment(
-        task=responses.task(view),
+        task=view,
         claim_token=token_of(task.id, task.epoch),
         model=task.model,
         inputs=_inputs(task.spec, claim) if b'"context_refs"' in task.spec else {},
-        children=responses.raw(before.children) or _EMPTY,
+        children=Raw(before.children) if before.children else _EMPTY,
         resume=task.resume,
-        checkpoint=responses.raw(before.checkpoint),
-        steps=responses.raw(before.steps) or _EMPTY,
-        last_error=responses.raw(before.last_error),
+        checkpoint=raw(before.checkpoint),
+        steps=Raw(before.steps) if before.steps else _EMPTY,
+        last_error=raw(before.last_error),
     )
 
 
@@ -42,7 +43,5 @@ def _inputs(spec: bytes, claim: Claim) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     for ref in msgspec.json.decode(spec).get("context_refs", ()):
         kind, _, rest = ref.partition(":")
-        inputs[ref] = (
-            rest if kind == "artifact" else responses.raw(claim.inputs.get(rest.removesuffix(":output")))
-        )
+        inputs[ref] = rest if kind == "artifact" else raw(claim.inputs.get(rest.removesuffix(":output")))
     return inputs

@@ -6,7 +6,7 @@ Every server makes the same one, so an agent may go on at another server, or aft
 
 import re
 
-from lineshaft.engine.transition.outcomes import ClaimRef
+from lineshaft.types.work import ClaimRef
 
 _TOKEN = re.compile(r"(?P<epoch>[1-9][0-9]{0,8})\.(?P<id>.+)", re.DOTALL)
 #: No claim has it.

@@ -3,8 +3,6 @@
 from msgspec import Raw
 
 from lineshaft.engine.tokens import Scope
-from lineshaft.engine.transition.outcomes import Completion, Failure
-from lineshaft.engine.transition.spawn import HandBack
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.server.framework import examples
@@ -13,6 +11,8 @@ from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.types import Task
+from lineshaft.types.work import Completion, Failure, Release
 
 routes = Routes()
 
@@ -20,9 +20,7 @@ _OF_CLAIMS = ("not_found", "stale_claim", "invalid_transition")
 _MAX_STEP_NAME = 1_000
 
 
-@routes.post(
-    "/v1/tasks/{id}/complete", Scope.AGENT, responses.Task, codes=_OF_CLAIMS, example=examples.COMPLETION
-)
+@routes.post("/v1/tasks/{id}/complete", Scope.AGENT, Task, codes=_OF_CLAIMS, example=examples.COMPLETION)
 async def complete_task(call: Call, body: requests.Complete) -> Answer:
     """Hand in the output.
 
@@ -45,7 +43,7 @@ async def complete_task(call: Call, body: requests.Complete) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/fail",
     Scope.AGENT,
-    responses.Task,
+    Task,
     codes=_OF_CLAIMS,
     example={"claim_token": examples.CLAIM_TOKEN, "error": "the page could not be read"},
 )
@@ -66,7 +64,7 @@ async def fail_task(call: Call, body: requests.Fail) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/start",
     Scope.AGENT,
-    responses.Task,
+    Task,
     codes=_OF_CLAIMS,
     example={"claim_token": examples.CLAIM_TOKEN},
 )
@@ -101,13 +99,13 @@ async def claim_task(call: Call, body: requests.ClaimTask) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/release",
     Scope.AGENT,
-    responses.Task,
+    Task,
     codes=_OF_CLAIMS,
     example={"claim_token": examples.CLAIM_TOKEN, "delay_sec": 60},
 )
 async def release_task(call: Call, body: requests.Release) -> Answer:
     """Hand a task back without using an attempt; with a delay it comes back later."""
-    handed_back = HandBack(claim_of(call.path["id"], body.claim_token), body.delay_sec or None)
+    handed_back = Release(claim_of(call.path["id"], body.claim_token), body.delay_sec or None)
     (moved,) = await call.service.engine.parting.hand_back([handed_back])
     moved.unwrap()
     return await _task(call)
@@ -133,7 +131,7 @@ async def create_subtasks(call: Call, body: requests.Subtasks) -> Answer:
     submitted = await call.service.engine.operations.spawn(
         claim, tasks, wait=body.wait, checkpoint=checkpoint
     )
-    return Answer(responses.submitted_items(submitted), 201)
+    return Answer(responses.SubmittedItems(submitted), 201)
 
 
 @routes.put(
@@ -168,4 +166,4 @@ async def save_step(call: Call, body: requests.Save) -> Answer:
 
 
 async def _task(call: Call) -> Answer:
-    return Answer(responses.task(await call.service.engine.insights.task(call.path["id"])))
+    return Answer(await call.service.engine.insights.task(call.path["id"]))

@@ -2,12 +2,12 @@
 
 from msgspec import UNSET
 
-from lineshaft.engine.read.listing import DagFilter
 from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
+from lineshaft.types import Dag, Page
 
 routes = Routes()
 
@@ -33,27 +33,24 @@ async def submit_dag(call: Call, body: requests.NewDag) -> Answer:
         idempotency_key=requests.key_of(call.headers.get("idempotency-key"), body.idempotency_key),
     )
     tasks = {key: task.id for key, task in submitted.tasks.items()}
-    items = {key: responses.submitted_item(task) for key, task in submitted.tasks.items()}
     if submitted.duplicate:
         dag = await call.service.engine.insights.dag(submitted.id)
-        return Answer(responses.SubmittedDag(responses.dag(dag), tasks, items, duplicate=True))
+        return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks, duplicate=True))
     dag_id = submitted.id
     if all(task.duplicate for task in submitted.tasks.values()):
         # Each task stands for one that exists already, so no DAG was made: it is that of the first.
         dag_id = (await call.service.engine.insights.task(next(iter(tasks.values())))).dag_id
     dag = await call.service.engine.insights.dag(dag_id)
-    return Answer(responses.SubmittedDag(responses.dag(dag), tasks, items), 201)
+    return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks), 201)
 
 
-@routes.get("/v1/dags", Scope.READ, responses.DagPage)
+@routes.get("/v1/dags", Scope.READ, Page[Dag])
 async def list_dags(call: Call, query: requests.DagQuery) -> Answer:
     """List DAGs, newest first; a standalone task's own is among them."""
-    wanted = DagFilter(status=query.status, created_by=query.created_by, q=query.q)
-    page = await call.service.engine.insights.dags(wanted, limit=query.limit, cursor=query.cursor)
-    return Answer(responses.DagPage([responses.dag(view) for view in page.items], page.next_cursor))
+    return Answer(await call.service.engine.insights.dags(query, limit=query.limit, cursor=query.cursor))
 
 
-@routes.get("/v1/dags/{id}", Scope.READ, responses.Dag, codes=("not_found",))
+@routes.get("/v1/dags/{id}", Scope.READ, Dag, codes=("not_found",))
 async def get_dag(call: Call) -> Answer:
     """A DAG, as it is now."""
     return await _dag(call)
@@ -62,7 +59,7 @@ async def get_dag(call: Call) -> Answer:
 @routes.patch(
     "/v1/dags/{id}",
     Scope.OPERATE,
-    responses.Dag,
+    Dag,
     codes=("not_found", "invalid_transition"),
     example={"add_budget_usd": 5},
 )
@@ -86,7 +83,7 @@ async def change_dag(call: Call, body: requests.ChangeDag) -> Answer:
 @routes.post(
     "/v1/dags/{id}/cancel",
     Scope.OPERATE,
-    responses.Dag,
+    Dag,
     codes=("not_found",),
     example={"reason": "the customer left"},
 )
@@ -97,4 +94,4 @@ async def cancel_dag(call: Call, body: requests.CancelDag) -> Answer:
 
 
 async def _dag(call: Call) -> Answer:
-    return Answer(responses.dag(await call.service.engine.insights.dag(call.path["id"])))
+    return Answer(await call.service.engine.insights.dag(call.path["id"]))

@@ -10,14 +10,15 @@ from lineshaft.engine.tokens import Scope
 from lineshaft.errors import RateLimitedError
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.framework.streams import stream
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.routes import requests
+from lineshaft.types import Event, EventPage, Page
 
 STREAM = "text/event-stream"
 
 routes = Routes()
 
 
-@routes.get("/v1/events", Scope.READ, responses.EventPage, codes=(RateLimitedError.code, "cursor_expired"))
+@routes.get("/v1/events", Scope.READ, EventPage, codes=(RateLimitedError.code, "cursor_expired"))
 async def list_events(call: Call, query: requests.EventQuery) -> Answer | Response:
     """Everything that happened, in order; `after` absent is from the beginning.
 
@@ -33,11 +34,10 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
         allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
         return stream(call.service.tail, reading, first, call.service.stopping, allow)
     page = await reading.page(query.place, call.service.engine.insights)
-    items = [responses.event(event) for event in page.items]
-    return Answer(responses.EventPage(items, page.next_cursor, page.caught_up))
+    return Answer(page)
 
 
-@routes.get("/v1/tasks/{id}/events", Scope.READ, responses.EventPage, codes=("not_found", "cursor_expired"))
+@routes.get("/v1/tasks/{id}/events", Scope.READ, Page[Event], codes=("not_found", "cursor_expired"))
 async def list_task_events(call: Call, query: requests.Page) -> Answer:
     """Everything that happened to a task, in order."""
     task_id = call.path["id"]
@@ -46,4 +46,4 @@ async def list_task_events(call: Call, query: requests.Page) -> Answer:
         # Every task has a first event: unless it was dropped, there is no such task.
         await call.service.engine.insights.task(task_id)
     more = None if page.caught_up else page.next_cursor
-    return Answer(responses.EventPage([responses.event(event) for event in page.items], more, page.caught_up))
+    return Answer(Page(page.items, more))

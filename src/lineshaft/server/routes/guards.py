@@ -1,28 +1,28 @@
 """What keeps agents from running into walls: breakers, locks, slow-downs, pauses."""
 
-from lineshaft.engine.read.views import BreakerView
 from lineshaft.engine.tokens import Scope
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
+from lineshaft.types import Breaker, Lock, Page, Slowdown
 
 routes = Routes()
 
 
-@routes.get("/v1/breakers", Scope.READ, responses.Breakers)
+@routes.get("/v1/breakers", Scope.READ, Page[Breaker])
 async def list_breakers(call: Call, query: requests.Page) -> Answer:
     """Circuit breakers that ever counted a failure or were opened; any other is closed."""
     page = await call.service.engine.insights.breakers(limit=query.limit, cursor=query.cursor)
-    return Answer(responses.Breakers(page.items, page.next_cursor))
+    return Answer(page)
 
 
-@routes.post("/v1/breakers/{key:path}/open", Scope.OPERATE, BreakerView)
+@routes.post("/v1/breakers/{key:path}/open", Scope.OPERATE, Breaker)
 async def open_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
     """Hand out nothing of this type, or `model:NAME`, until it is reset."""
     await call.service.engine.breakers.open(call.path["key"])
     return await _breaker(call)
 
 
-@routes.post("/v1/breakers/{key:path}/reset", Scope.OPERATE, BreakerView)
+@routes.post("/v1/breakers/{key:path}/reset", Scope.OPERATE, Breaker)
 async def reset_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
     """Close a breaker and forget its failures."""
     await call.service.engine.breakers.reset(call.path["key"])
@@ -34,11 +34,11 @@ async def _breaker(call: Call) -> Answer:
     return Answer(found)
 
 
-@routes.get("/v1/locks", Scope.READ, responses.Locks)
+@routes.get("/v1/locks", Scope.READ, Page[Lock])
 async def list_locks(call: Call, query: requests.Page) -> Answer:
     """Document locks that are held, and how many tasks want each."""
     page = await call.service.engine.insights.locks(limit=query.limit, cursor=query.cursor)
-    return Answer(responses.Locks(page.items, page.next_cursor))
+    return Answer(page)
 
 
 @routes.delete("/v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
@@ -48,11 +48,11 @@ async def release_lock(call: Call) -> Answer:
     return Answer(status=204)
 
 
-@routes.get("/v1/slowdowns", Scope.READ, responses.Slowdowns)
+@routes.get("/v1/slowdowns", Scope.READ, Page[Slowdown])
 async def list_slowdowns(call: Call, query: requests.Page) -> Answer:
     """Slow-downs after a rate limit that are in force."""
     page = await call.service.engine.insights.slowdowns(limit=query.limit, cursor=query.cursor)
-    return Answer(responses.Slowdowns(page.items, page.next_cursor))
+    return Answer(page)
 
 
 @routes.delete("/v1/slowdowns/{key:path}", Scope.OPERATE, codes=("not_found",))

@@ -67,7 +67,7 @@ def _lines(found: Metrics) -> Iterable[str]:
         ),
     )
     yield from _metric(
-        "daily_spend_usd", "gauge", "Spent since midnight UTC.", [({}, found.stats.spent_today_usd)]
+        "daily_spend_usd", "gauge", "Spent since midnight UTC.", [({}, found.stats.spend_today_usd)]
     )
     yield from _metric(
         "budget_remaining_usd",
@@ -83,7 +83,7 @@ def _lines(found: Metrics) -> Iterable[str]:
         "agent_utilization",
         "gauge",
         "The share of an agent's slots in use, 0 to 1.",
-        (({"agent_id": agent.id}, agent.held / agent.max_concurrent_tasks) for agent in agents),
+        (({"agent_id": agent.id}, agent.current_tasks / agent.max_concurrent_tasks) for agent in agents),
     )
     yield from _metric(
         "agent_heartbeat_misses_total",

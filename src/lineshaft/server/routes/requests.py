@@ -4,24 +4,22 @@ import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from lineshaft.engine.agents import NewAgent
-from lineshaft.engine.review.dead_letter_views import DeadLetterFilter
-from lineshaft.engine.transition.changes import Spent
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
-from lineshaft.model.reviews import Decision
+from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, TokensUsed
+from lineshaft.types.work import Spent
 
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Reason = Annotated[str, Meta(max_length=10_000)]
 Seconds = Annotated[float, Meta(ge=0, le=365 * 86_400)]
-Tokens = Annotated[int, Meta(ge=0, le=2**62)]
 Incarnation = Annotated[int, Meta(ge=0, le=2**62)]
 
 #: Idempotency-Key of the header; the database indexes it.
@@ -34,11 +32,6 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def _null() -> Raw:
     return Raw(b"null")
-
-
-class TokensUsed(Body, frozen=True, kw_only=True):
-    input: Tokens = 0
-    output: Tokens = 0
 
 
 class Batch(Body, frozen=True, kw_only=True):
@@ -89,33 +82,6 @@ class Retry(Body, frozen=True, kw_only=True):
 
 class AskEnded(Body, frozen=True, kw_only=True):
     ids: Annotated[list[str], Meta(max_length=10_000)]
-
-
-class Register(Body, frozen=True, kw_only=True):
-    id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    type: Name | None = None
-    capabilities: Annotated[list[Name], Meta(max_length=1000)] = []
-    types: Annotated[list[Name], Meta(max_length=1000)] | None = None
-    models_available: Annotated[list[Name], Meta(max_length=1000)] = []
-    max_concurrent_tasks: int = 3
-    budget_usd: Decimal | float | None = None
-    poll_interval_sec: float = 5.0
-    claim_ttl_sec: float = 60.0
-    heartbeat_interval_sec: float = 30.0
-
-    def agent(self) -> NewAgent:
-        return NewAgent(
-            id=self.id,
-            type=self.type,
-            capabilities=tuple(dict.fromkeys(self.capabilities)),
-            types=None if self.types is None else tuple(dict.fromkeys(self.types)),
-            models_available=tuple(dict.fromkeys(self.models_available)),
-            max_concurrent_tasks=self.max_concurrent_tasks,
-            budget_usd=self.budget_usd,
-            poll_interval_sec=self.poll_interval_sec,
-            claim_ttl_sec=self.claim_ttl_sec,
-            heartbeat_interval_sec=self.heartbeat_interval_sec,
-        )
 
 
 class ChangeAgent(Body, frozen=True, kw_only=True):
@@ -217,23 +183,15 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
-class TaskQuery(Page, frozen=True, kw_only=True):
-    status: tuple[str, ...] = ()
-    type: tuple[str, ...] = ()
-    dag_id: tuple[str, ...] = ()
-    parent_id: tuple[str, ...] = ()
-    agent_id: tuple[str, ...] = ()
-    tag: tuple[str, ...] = ()
-    created_by: tuple[str, ...] = ()
-    q: tuple[str, ...] = ()
-    lock_key: tuple[str, ...] = ()
-    order: str = "created_at"
+class TaskQuery(TaskFilter, frozen=True, kw_only=True):
+    order: str = TaskOrder.CREATED_AT
+    limit: Limit = 50
+    cursor: str | None = None
 
 
-class DagQuery(Page, frozen=True, kw_only=True):
-    status: tuple[str, ...] = ()
-    created_by: tuple[str, ...] = ()
-    q: tuple[str, ...] = ()
+class DagQuery(DagFilter, frozen=True, kw_only=True):
+    limit: Limit = 50
+    cursor: str | None = None
 
 
 class AgentQuery(Page, frozen=True, kw_only=True):
@@ -305,19 +263,9 @@ def with_key(task: NewTask, key: str | None) -> NewTask:
     return task if key == task.idempotency_key else replace(task, idempotency_key=key)
 
 
-class LetterQuery(Page, frozen=True, kw_only=True):
-    reviewed: bool | None = None
-    type: tuple[str, ...] = ()
-    category: tuple[str, ...] = ()
-    error_contains: str | None = None
-    poison_pill: bool | None = None
-    dag_id: tuple[str, ...] = ()
-    #: What was decided last.
-    resolution: tuple[str, ...] = ()
-    #: As a group has it.
-    pattern: tuple[str, ...] = ()
-    #: Also those that were deleted.
-    hidden: bool = False
+class LetterQuery(DeadLetterFilter, frozen=True, kw_only=True):
+    limit: Limit = 50
+    cursor: str | None = None
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -332,48 +280,8 @@ class ReportQuery(Page, frozen=True, kw_only=True):
     dag_id: str | None = None
 
 
-class ResolveFilter(Body, frozen=True, kw_only=True):
-    """Of type and category, one or several."""
-
-    type: str | list[str] | None = None
-    category: str | list[str] | None = None
-    error_contains: str | None = None
-    task_ids: list[str] | None = None
-    poison_pill: bool | None = None
-    #: As a group has it.
-    pattern: str | list[str] | None = None
-
-    def letters(self) -> DeadLetterFilter:
-        return DeadLetterFilter(
-            type=_listed(self.type),
-            category=_listed(self.category),
-            error_contains=self.error_contains,
-            task_ids=self.task_ids or (),
-            poison_pill=self.poison_pill,
-            pattern=_listed(self.pattern),
-        )
-
-
-def _listed(given: str | list[str] | None) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given or ()
-
-
-class ResolveMany(Body, frozen=True, kw_only=True):
-    filter: ResolveFilter
-    resolution: str
-    reviewer: str
-    note: str | None = None
-    not_before: datetime | None = None
-    spec: dict[str, Any] | None = None
-
-    def decision(self) -> Decision:
-        return Decision(
-            resolution=self.resolution,
-            reviewer=self.reviewer,
-            note=self.note,
-            not_before=self.not_before,
-            spec=self.spec,
-        )
+class ResolveMany(ResolutionRequest, frozen=True, kw_only=True):
+    filter: DeadLetterFilter
 
 
 class Approve(Body, frozen=True, kw_only=True):

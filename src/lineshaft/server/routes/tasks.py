@@ -2,16 +2,19 @@
 
 from typing import Any
 
-from lineshaft.engine.read.listing import TaskFilter
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from lineshaft.engine.tokens import Scope
-from lineshaft.engine.transition.changes import UNREPORTED
 from lineshaft.errors import ForbiddenError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.server.framework import examples, problems
+from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.types import Attempt, Page, Task, Why
+from lineshaft.types.work import UNREPORTED
 
 routes = Routes()
 
@@ -19,7 +22,7 @@ routes = Routes()
 @routes.post(
     "/v1/tasks",
     Scope.SUBMIT,
-    {201: responses.Task, 200: responses.Task},
+    {201: Task, 200: Task},
     codes=("dependency_not_found", "already_exists", "not_found"),
     example=examples.TASK,
 )
@@ -33,9 +36,8 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     (submitted,) = await call.service.engine.submission.submit([requests.with_key(body, key)])
     found = await call.service.engine.insights.task(submitted.id)
     if not submitted.duplicate:
-        return Answer(responses.task(found), 201)
-    more = {"mismatch": True} if submitted.mismatch else {}
-    return Answer(responses.task(found, duplicate=True, **more))
+        return Answer(found, 201)
+    return Answer(replace(found, duplicate=True, mismatch=submitted.mismatch or UNSET))
 
 
 @routes.post(
@@ -53,64 +55,48 @@ async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     requests.check_tasks(body.tasks, keys=False)
     tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"))
     submitted = await call.service.engine.submission.submit(tasks)
-    return Answer(responses.submitted_items(submitted), 201)
+    return Answer(responses.SubmittedItems(submitted), 201)
 
 
-@routes.get("/v1/tasks", Scope.READ, responses.TaskPage)
+@routes.get("/v1/tasks", Scope.READ, Page[Task])
 async def list_tasks(call: Call, query: requests.TaskQuery) -> Answer:
     """List tasks, newest first, or who is next first with `order=priority`.
 
     A filter that is given several times means any of these. A page may be short and have more behind it: go
     on until `next_cursor` is null.
     """
-    wanted = TaskFilter(
-        status=query.status,
-        type=query.type,
-        dag_id=query.dag_id,
-        parent_id=query.parent_id,
-        agent_id=query.agent_id,
-        tag=query.tag,
-        created_by=query.created_by,
-        q=query.q,
-        lock_key=query.lock_key,
-    )
     insights = call.service.engine.insights
-    page = await insights.tasks(wanted, order=query.order, limit=query.limit, cursor=query.cursor)
-    return Answer(responses.task_page(page))
+    return Answer(await insights.tasks(query, order=query.order, limit=query.limit, cursor=query.cursor))
 
 
-@routes.get("/v1/tasks/{id}", Scope.READ, responses.Task, codes=("not_found",))
+@routes.get("/v1/tasks/{id}", Scope.READ, Task, codes=("not_found",))
 async def get_task(call: Call) -> Answer:
     """A task, as it is now."""
     return await _task(call)
 
 
-@routes.get("/v1/tasks/{id}/attempts", Scope.READ, responses.AttemptPage, codes=("not_found",))
+@routes.get("/v1/tasks/{id}/attempts", Scope.READ, Page[Attempt], codes=("not_found",))
 async def list_attempts(call: Call) -> Answer:
     """Every claim there was, in order, with the one under way and the one that succeeded."""
-    found = await call.service.engine.insights.attempts(call.path["id"])
-    return Answer(responses.AttemptPage([responses.attempt(view) for view in found]))
+    return Answer(Page(await call.service.engine.insights.attempts(call.path["id"])))
 
 
 @routes.get("/v1/tasks/{id}/steps", Scope.READ, dict[str, Any], codes=("not_found",))
 async def list_steps(call: Call) -> Answer:
     """Results of durable steps by name, in the order in which they were recorded."""
-    steps = await call.service.engine.insights.steps(call.path["id"])
-    return Answer({name: responses.raw(data) for name, data in steps.items()})
+    return Answer(await call.service.engine.insights.steps(call.path["id"]))
 
 
-@routes.get("/v1/tasks/{id}/why", Scope.READ, responses.Why, codes=("not_found",))
+@routes.get("/v1/tasks/{id}/why", Scope.READ, Why, codes=("not_found",))
 async def explain_task(call: Call) -> Answer:
     """Why a task is not running."""
-    why = await call.service.engine.insights.why(call.path["id"])
-    reasons = [problems.Reason(reason.code, reason.detail) for reason in why.reasons]
-    return Answer(responses.Why(why.runnable, reasons, why.status))
+    return Answer(await call.service.engine.insights.why(call.path["id"]))
 
 
 @routes.patch(
     "/v1/tasks/{id}",
     Scope.OPERATE,
-    responses.Task,
+    Task,
     codes=("not_found", "invalid_transition"),
     example={"priority": 10, "tags": ["urgent"]},
 )
@@ -125,7 +111,7 @@ async def change_task(call: Call, body: requests.Change) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/dependencies",
     Scope.OPERATE,
-    responses.Task,
+    Task,
     codes=("not_found", "invalid_transition", "dependency_not_found", "cycle_detected"),
     example={"depends_on": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]},
 )
@@ -138,7 +124,7 @@ async def add_dependencies(call: Call, body: requests.Dependencies) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/cancel",
     Scope.AGENT,
-    responses.Task,
+    Task,
     codes=("not_found", "invalid_transition", "stale_claim"),
     example={"reason": "no longer needed"},
 )
@@ -163,7 +149,7 @@ async def cancel_task(call: Call, body: requests.Cancel) -> Answer:
 @routes.post(
     "/v1/tasks/{id}/retry",
     Scope.OPERATE,
-    responses.Task,
+    Task,
     codes=("not_found", "invalid_transition", "already_exists"),
     example={},
 )
@@ -192,4 +178,4 @@ async def _cancel_held(call: Call, body: requests.Cancel, token: str) -> None:
 
 
 async def _task(call: Call) -> Answer:
-    return Answer(responses.task(await call.service.engine.insights.task(call.path["id"])))
+    return Answer(await call.service.engine.insights.task(call.path["id"]))

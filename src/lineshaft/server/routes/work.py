@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from msgspec import Raw, Struct
 
 from lineshaft.client import protocol
-from lineshaft.engine.heartbeats import Answers
 from lineshaft.engine.tokens import Scope
-from lineshaft.engine.transition.outcomes import Moved
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests
+from lineshaft.types import Problem
+from lineshaft.types.work import HeartbeatAnswers, Moved
 
 routes = Routes()
 
@@ -26,7 +26,7 @@ class MovedTask(Struct, frozen=True):
     id: str
     #: Where it stands now; null: it didn't move, or has ended otherwise.
     status: str | None
-    error: problems.Problem | None
+    error: Problem | None
 
 
 class MovedTasks(Struct, frozen=True):
@@ -93,7 +93,7 @@ async def wait_for_work(call: Call, body: protocol.Wait) -> Answer:
 @routes.post(
     "/v1/crew/heartbeat",
     Scope.AGENT,
-    Answers,
+    HeartbeatAnswers,
     example={
         "agents": [_EXAMPLE_MEMBER],
         "tasks": [{**_EXAMPLE_CLAIM, "agent_id": "coder-1", "interval_sec": 30}],

@@ -1,0 +1,225 @@
+"""New tasks as columns of the tables `task`, `task_live` and `event`."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from lineshaft.engine.postgres.copying import Column, Same
+from lineshaft.engine.postgres.literals import array_literal, json_text
+from lineshaft.engine.submit.drafts import Draft
+from lineshaft.model.priority import PriorityInputs, rank, rekey_at
+from lineshaft.model.tasks import TaskRow
+
+_CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
+
+
+#: Those of `_row_values`.
+_ROW_COLUMNS = (
+    "idempotency_key",
+    "type",
+    "title",
+    "preset",
+    "required_capabilities",
+    "model_preferences",
+    "fallback_models",
+    "max_cost_usd",
+    "max_total_cost_usd",
+    "lock_key",
+    "retry",
+    "output_type",
+    "gates",
+    "tags",
+    "created_by",
+    "surface",
+    "deadline",
+    "run_at",
+    "priority_boost_per_minute",
+    "max_duration_sec",
+    "heartbeat_interval_sec",
+    "priority",
+    "max_attempts",
+    "require_decision_report",
+)
+LIVE_COLUMNS = (
+    "status",
+    "dag_id",
+    "lane_id",
+    "priority",
+    "downstream",
+    "blocked",
+    "deadline",
+    "rank",
+    "rekey_at",
+    "ready_at",
+    "due_at",
+    "generation",
+    "lock_key",
+    "lock_owner",
+    "heartbeat_sec",
+    "limit_sec",
+    "is_batch",
+    "is_gated",
+)
+
+
+#: What the tables put in by themselves: columns that have nothing else in a whole batch need not be sent.
+TASK_DEFAULTS: dict[str, Any] = {
+    "preset": "factory",
+    "required_capabilities": "{}",
+    "model_preferences": "{}",
+    "fallback_models": "{}",
+    "tags": "{}",
+    "priority_boost_per_minute": 0.1,
+    "max_duration_sec": 300.0,
+    "priority": 50,
+    "max_attempts": 3,
+    "require_decision_report": False,
+    "is_batch": False,
+}
+LIVE_DEFAULTS: dict[str, Any] = {
+    "priority": 50,
+    "downstream": 0,
+    "blocked": 0,
+    "limit_sec": 300.0,
+    "is_batch": False,
+    "is_gated": False,
+}
+
+
+def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
+    """What goes into `task`. What alike tasks share is worked out once."""
+    shared = {id(draft.row): draft.row for draft in drafts}
+    if len(shared) == 1:
+        columns: dict[str, Column] = {name: Same(value) for name, value in row_values(drafts[0].row).items()}
+    else:
+        of_row = {key: _row_values(row) for key, row in shared.items()}
+        rows = [of_row[id(draft.row)] for draft in drafts]
+        columns = dict(zip(_ROW_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    return {
+        "id": [draft.id for draft in drafts],
+        "dag_id": [draft.dag_id for draft in drafts],
+        "spec": [draft.spec.decode() for draft in drafts],
+        "parent_id": [draft.parent_id for draft in drafts],
+        "is_batch": [draft.is_batch for draft in drafts],
+        **columns,
+    }
+
+
+def task_values(draft: Draft) -> dict[str, Any]:
+    """The parameters of insert_task."""
+    return {
+        **row_values(draft.row),
+        "id": draft.id,
+        "dag_id": draft.dag_id,
+        "spec": draft.spec.decode(),
+        "lane_id": draft.lane_id,
+    }
+
+
+def row_values(row: TaskRow) -> dict[str, Any]:
+    """What alike tasks share, by column of `task`."""
+    return dict(zip(_ROW_COLUMNS, _row_values(row), strict=True))
+
+
+def _row_values(row: TaskRow) -> tuple[Any, ...]:
+    return (
+        row.idempotency_key,
+        row.type,
+        row.title,
+        row.preset,
+        array_literal(row.required_capabilities),
+        array_literal(row.model_preferences),
+        array_literal(row.fallback_models),
+        row.max_cost_usd,
+        row.max_total_cost_usd,
+        row.lock_key,
+        json_text(row.retry),
+        row.output_type,
+        json_text(row.gates),
+        array_literal(row.tags),
+        row.created_by,
+        json_text(row.surface),
+        row.deadline,
+        row.run_at,
+        row.priority_boost_per_minute,
+        row.max_duration_sec,
+        row.heartbeat_interval_sec,
+        row.priority,
+        row.max_attempts,
+        row.require_decision_report,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _rank(priority: int, boost: float, now: datetime, deadline: datetime | None, downstream: int) -> float:
+    inputs = PriorityInputs(
+        priority=priority,
+        boost_per_minute=boost,
+        ready_at=now,
+        deadline=deadline,
+        downstream_length=downstream,
+    )
+    return rank(inputs, now)
+
+
+def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dict[str, Column]:
+    """What goes into `task_live`, as the statement insert_tasks would work it out."""
+    first = drafts[0]
+    if all(draft.row is first.row and is_plain(draft) for draft in drafts):
+        values = _live_values(first, now, generation)
+        columns: dict[str, Column] = {
+            name: Same(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
+        }
+    else:
+        rows = [_live_values(draft, now, generation) for draft in drafts]
+        columns = dict(zip(LIVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    return {"id": [draft.id for draft in drafts], **columns}
+
+
+def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column]:
+    """What is told of new tasks."""
+    status = live["status"]
+    kinds: Column
+    if isinstance(status, Same):
+        kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
+    else:
+        kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
+    return {"task_id": live["id"], "at": Same(now), "kinds": kinds, "dag_id": live["dag_id"]}
+
+
+def is_plain(draft: Draft) -> bool:
+    """A task that has nothing to do with any other."""
+    return (
+        draft.row.idempotency_key is None
+        and draft.parent_id is None
+        and draft.live_dag_id is None
+        and not draft.depends_on
+    )
+
+
+def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...]:
+    """In the order of LIVE_COLUMNS."""
+    row = draft.row
+    scheduled = row.run_at is not None and row.run_at > now
+    waits = scheduled or draft.blocked > 0
+    return (
+        "PENDING" if waits else "READY",
+        draft.live_dag_id,
+        draft.lane_id,
+        row.priority,
+        draft.downstream,
+        draft.blocked,
+        row.deadline,
+        _rank(row.priority, row.priority_boost_per_minute, now, row.deadline, draft.downstream),
+        rekey_at(row.deadline, now) or row.deadline,
+        None if waits else now,
+        row.run_at if scheduled else None,
+        generation,
+        row.lock_key,
+        draft.lock_owner,
+        row.heartbeat_interval_sec,
+        row.max_duration_sec,
+        draft.is_batch,
+        row.gates is not None or row.require_decision_report,
+    )

@@ -1,0 +1,87 @@
+"""Every value that crosses a boundary between engine, server, client, command line and user code, once.
+
+Nothing here imports the database driver or an HTTP library.
+"""
+
+from lineshaft.model.priority import Tier
+from lineshaft.model.retry import FailureCategory, RetryPolicy
+from lineshaft.model.reviews import Resolution
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types.agents import AgentInfo, NewAgent
+from lineshaft.types.dags import Dag, SubmittedDag
+from lineshaft.types.events import Event, EventPage
+from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
+from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
+from lineshaft.types.page import Page
+from lineshaft.types.problems import Fault, Problem
+from lineshaft.types.review import (
+    Approval,
+    BulkResolution,
+    DeadLetter,
+    DeadLetterGroup,
+    Refusal,
+    Report,
+    Review,
+)
+from lineshaft.types.stats import Depth, Reason, ReasonCode, Stats, Throughput, Why
+from lineshaft.types.tasks import (
+    Attempt,
+    ClaimInfo,
+    FailedAttempt,
+    OutputGate,
+    Submitted,
+    Task,
+    TaskOutput,
+    TokensUsed,
+)
+
+__all__ = [
+    "AgentInfo",
+    "Approval",
+    "Attempt",
+    "Breaker",
+    "BulkResolution",
+    "ClaimInfo",
+    "Dag",
+    "DagFilter",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "DeadLetterGroup",
+    "Depth",
+    "Event",
+    "EventPage",
+    "FailedAttempt",
+    "FailureCategory",
+    "Fault",
+    "Gate",
+    "Lock",
+    "NewAgent",
+    "NewTask",
+    "OutputContract",
+    "OutputGate",
+    "Page",
+    "Pause",
+    "Problem",
+    "Reason",
+    "ReasonCode",
+    "Refusal",
+    "Report",
+    "Resolution",
+    "RetryPolicy",
+    "RetrySpec",
+    "Review",
+    "Slowdown",
+    "Stats",
+    "Status",
+    "Submitted",
+    "SubmittedDag",
+    "Task",
+    "TaskFilter",
+    "TaskOrder",
+    "TaskOutput",
+    "Throughput",
+    "Tier",
+    "TokensUsed",
+    "Why",
+]

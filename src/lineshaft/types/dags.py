@@ -1,0 +1,38 @@
+"""DAGs as callers read them."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+
+from msgspec import Struct
+
+from lineshaft.types.tasks import Submitted
+
+
+class Dag(Struct, frozen=True, kw_only=True):
+    id: str
+    title: str
+    #: pending, running, completed, failed or cancelled.
+    status: str
+    created_by: str | None
+    tasks: list[str]
+    roots: list[str]
+    leaves: list[str]
+    #: The longest chain of unfinished tasks, from root to leaf. A dead letter is unfinished.
+    critical_path: list[str]
+    #: Number of tasks by status; statuses without tasks are left out.
+    counts: dict[str, int]
+    budget_ceiling_usd: Decimal | None
+    reserved_usd: Decimal
+    spent_usd: Decimal
+    created_at: datetime
+    completed_at: datetime | None
+    #: The DAG of a standalone task, which has no row of its own.
+    virtual: bool
+
+
+class SubmittedDag(Struct, frozen=True):
+    id: str
+    #: By the keys of the request.
+    tasks: Mapping[str, Submitted]
+    duplicate: bool = False

@@ -1,0 +1,33 @@
+"""Events of the feed."""
+
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from msgspec import Raw, Struct, field
+
+from lineshaft.types.json import JsonStruct, decoded, null
+
+
+class Event(JsonStruct, frozen=True):
+    #: Read after this to continue behind this event.
+    cursor: str
+    kind: str
+    at: datetime
+    task_id: str | None
+    dag_id: str | None
+    agent_id: str | None
+    epoch: int | None
+    data_json: Raw = field(name="data", default_factory=null)
+
+    @cached_property
+    def data(self) -> Any:
+        return decoded(self.data_json)
+
+
+class EventPage(Struct, frozen=True):
+    items: list[Event]
+    #: Always present, to continue from.
+    next_cursor: str
+    #: These are all events so far.
+    caught_up: bool

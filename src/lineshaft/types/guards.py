@@ -1,0 +1,44 @@
+"""Guards: document locks, circuit breakers, slowdowns, pauses."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+
+class Lock(Struct, frozen=True):
+    key: str
+    holder_task_id: str
+    agent_id: str | None
+    #: The fencing number of this grant.
+    token: int
+    acquired_at: datetime
+    expires_at: datetime
+    #: READY tasks that wait for the lock, counted up to 10,000.
+    waiting: int
+
+
+class Breaker(Struct, frozen=True):
+    key: str
+    #: closed, open or half_open.
+    state: str
+    failures: int
+    last_failure: datetime | None
+    opened_at: datetime | None
+    half_open_at: datetime | None
+    probe_task_id: str | None
+    #: Opened by hand: it stays open until it is reset.
+    forced: bool
+
+
+class Slowdown(Struct, frozen=True):
+    #: `model:NAME`, `provider:NAME` for all models NAME/…, or `*` for all.
+    key: str
+    until: datetime
+    reason: str | None
+    signalled_at: datetime
+
+
+class Pause(Struct, frozen=True):
+    #: `*` is every type.
+    type: str
+    since: datetime

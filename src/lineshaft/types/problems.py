@@ -1,0 +1,91 @@
+"""Errors on the wire: application/problem+json (RFC 9457), with a code that never changes."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from lineshaft import errors
+from lineshaft.errors import LineshaftError
+from lineshaft.types.stats import Reason, ReasonCode
+
+
+class Fault(Struct, frozen=True):
+    #: The field, as tasks[3].priority.
+    loc: str
+    msg: str
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str = ""
+    title: str = ""
+    status: int = 0
+    #: What was asked, what was found, and what to do.
+    detail: str
+    code: str
+    #: The same request may succeed later without a change. Always sent, even if false.
+    retryable: bool | None = None
+    request_id: str | None = None
+    #: Of invalid_input: every fault that was found.
+    errors: tuple[Fault, ...] | None = None
+    #: Of cycle_detected: each of these depends on the next.
+    cycle: tuple[str, ...] | None = None
+    #: Of not_claimable: as in `why`.
+    reasons: tuple[Reason, ...] | None = None
+    #: Of invalid_transition on a dead letter that is already resolved: how, and by whom.
+    resolution: str | None = None
+    reviewer: str | None = None
+
+    @classmethod
+    def of(cls, error: LineshaftError, *, code: str, status: int, request_id: str | None = None) -> "Problem":
+        reviewed = error if isinstance(error, errors.AlreadyReviewedError) else None
+        return cls(
+            type=f"urn:lineshaft:error:{code}",
+            title=code.replace("_", " ").capitalize(),
+            status=status,
+            detail=str(error),
+            code=code,
+            retryable=error.retryable,
+            request_id=request_id,
+            errors=tuple(Fault(*fault) for fault in error.errors)
+            if isinstance(error, errors.InvalidInputError)
+            else None,
+            cycle=tuple(error.cycle) if isinstance(error, errors.CycleError) else None,
+            reasons=tuple(Reason(ReasonCode(name), detail) for name, detail in error.reasons)
+            if isinstance(error, errors.NotClaimableError)
+            else None,
+            resolution=None if reviewed is None else reviewed.resolution,
+            reviewer=None if reviewed is None else reviewed.reviewer,
+        )
+
+    @property
+    def exception(self) -> LineshaftError:
+        """The exception that the engine raised: the same class and text."""
+        match self.code:
+            case errors.InvalidInputError.code:
+                faults = [(fault.loc, fault.msg) for fault in self.errors or ()]
+                return errors.InvalidInputError(self.detail, errors=faults)
+            case errors.CycleError.code:
+                return errors.CycleError(self.cycle or ())
+            case errors.NotClaimableError.code:
+                reasons = [(reason.code, reason.detail) for reason in self.reasons or ()]
+                return errors.NotClaimableError(self.detail, reasons=reasons)
+            case errors.InvalidTransitionError.code if self.resolution is not None:
+                return errors.AlreadyReviewedError(
+                    self.detail, resolution=self.resolution, reviewer=self.reviewer
+                )
+            case errors.UnauthorizedError.code:
+                return errors.UnauthorizedError(f"{self.detail} {_WHERE_TO_PUT_IT}")
+        return _KINDS.get(self.code, LineshaftError)(self.detail)
+
+
+_WHERE_TO_PUT_IT = "Pass it as Lineshaft(url, token=…), or set LINESHAFT_TOKEN."
+
+
+def _kinds() -> Iterator[type[LineshaftError]]:
+    """Errors that take only a message; of two with one code the base class wins."""
+    for kind in reversed(vars(errors).values()):
+        if isinstance(kind, type) and issubclass(kind, LineshaftError):
+            yield kind
+
+
+_KINDS = {kind.code: kind for kind in _kinds()}

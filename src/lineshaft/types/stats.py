@@ -1,0 +1,77 @@
+"""Figures about the whole queue, and why a task is not running."""
+
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+
+from msgspec import Struct
+
+from lineshaft.model.priority import Tier
+from lineshaft.model.states import Status
+
+
+class Depth(Struct, frozen=True):
+    status: Status
+    #: None: the tasks have ended and have no tier.
+    tier: Tier | None
+    count: int
+    exact: bool
+
+
+class Throughput(Struct, frozen=True):
+    """Tasks that ended within a window of time."""
+
+    window_sec: float
+    completed: int
+    cancelled: int
+    dead_lettered: int
+    exact: bool
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    as_of: datetime
+    depth: list[Depth]
+    by_status: dict[Status, int]
+    #: Since when the task that has waited longest is READY; None: no task is READY.
+    oldest_ready_at: datetime | None
+    oldest_ready_sec: float | None
+    oldest_ready_exact: bool
+    #: `last_minute` and `last_hour`.
+    throughput: dict[str, Throughput]
+    spend_today_usd: Decimal
+    spend_today_exact: bool
+    #: Types that are paused; `*` is every type.
+    paused: list[str]
+
+
+class ReasonCode(StrEnum):
+    BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
+    UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
+    WAITING_RETRY = "waiting_retry"
+    WAITING_GATE = "waiting_gate"
+    WAITING_APPROVAL = "waiting_approval"
+    SCHEDULED = "scheduled"
+    NO_CAPABLE_AGENT = "no_capable_agent"
+    NO_AFFORDABLE_AGENT = "no_affordable_agent"
+    DAG_BUDGET = "dag_budget"
+    DAILY_BUDGET = "daily_budget"
+    BREAKER_OPEN = "breaker_open"
+    LOCK_HELD = "lock_held"
+    SLOWDOWN = "slowdown"
+    AGENTS_FULL = "agents_full"
+    PAUSED = "paused"
+
+
+class Reason(Struct, frozen=True):
+    code: ReasonCode
+    detail: str
+
+
+class Why(Struct, frozen=True):
+    """Why a task is not running."""
+
+    #: A claim would get it now. Always false for a task that is held or has ended.
+    runnable: bool
+    reasons: list[Reason]
+    status: Status
+    task_id: str

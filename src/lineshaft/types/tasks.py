@@ -1,0 +1,203 @@
+"""Tasks and their attempts as callers read them."""
+
+from datetime import datetime
+from decimal import Decimal
+from functools import cached_property
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from lineshaft.model.priority import Tier
+from lineshaft.model.retry import RetryPolicy
+from lineshaft.model.states import Status
+from lineshaft.types.json import JsonStruct, decoded, null
+
+
+class ClaimInfo(Struct, frozen=True):
+    """The agent that holds a task, or held it when it ended."""
+
+    agent_id: str
+    claimed_at: datetime | None
+    heartbeat_at: datetime | None
+    heartbeat_interval_sec: float
+    epoch: int
+
+
+_Tokens = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class TokensUsed(Struct, frozen=True, forbid_unknown_fields=True):
+    input: _Tokens = 0
+    output: _Tokens = 0
+
+
+class FailedAttempt(Struct, frozen=True, kw_only=True):
+    attempt: int
+    agent: str | None
+    category: str
+    error: str
+    started_at: datetime | None
+    duration_sec: float
+    cost_usd: Decimal
+    #: How often the task had been revived by then; attempts count from 1 after each revival.
+    revival: int
+
+
+class OutputGate(JsonStruct, frozen=True):
+    method: str
+    schema_json: Raw = field(name="schema", default_factory=null)
+
+    @cached_property
+    def schema(self) -> Any:
+        return decoded(self.schema_json)
+
+
+class TaskOutput(JsonStruct, frozen=True, kw_only=True):
+    """The output contract of a task and, once there is one, the output."""
+
+    type: str | None = None
+    #: `none`, one method with its schema in `validation_schema`, or several gates in order.
+    validation: str | tuple[OutputGate, ...] = "none"
+    validation_schema_json: Raw = field(name="validation_schema", default_factory=null)
+    require_decision_report: bool = False
+    #: While the task is VALIDATING this is a candidate; it counts once the task is COMPLETED.
+    data_json: Raw = field(name="data", default_factory=null)
+    artifacts_json: Raw = field(name="artifacts", default_factory=null)
+    decision_report_json: Raw = field(name="decision_report", default_factory=null)
+
+    @cached_property
+    def validation_schema(self) -> Any:
+        return decoded(self.validation_schema_json)
+
+    @cached_property
+    def data(self) -> Any:
+        return decoded(self.data_json)
+
+    @cached_property
+    def artifacts(self) -> Any:
+        return decoded(self.artifacts_json)
+
+    @cached_property
+    def decision_report(self) -> Any:
+        return decoded(self.decision_report_json)
+
+
+class Task(JsonStruct, frozen=True, kw_only=True):
+    id: str
+    dag_id: str
+    parent_id: str | None
+    idempotency_key: str | None
+    type: str
+    title: str
+    spec_json: Raw = field(name="spec")
+    preset: str
+    required_capabilities: list[str]
+    model_preferences: list[str]
+    fallback_models: list[str]
+    max_cost_usd: Decimal | None
+    max_total_cost_usd: Decimal | None
+    max_duration_sec: float | None
+    heartbeat_interval_sec: float | None
+    status: Status
+    priority: int
+    #: The lowest is claimed first; None once the task has ended.
+    effective_priority: float | None
+    tier: Tier | None
+    priority_boost_per_minute: float
+    deadline: datetime | None
+    run_at: datetime | None
+    depends_on: list[str]
+    blocked_by: list[str]
+    #: Set while a dead letter upstream blocks the task.
+    blocked_reason: str | None
+    lock_key: str | None
+    #: READY, but waiting for `lock` or `dag_budget`.
+    parked: str | None
+    is_batch: bool
+    max_attempts: int
+    attempts: int
+    #: How often the task was revived by hand.
+    revivals: int
+    retry: RetryPolicy
+    retry_at: datetime | None
+    claim: ClaimInfo | None
+    lease_until: datetime | None
+    model: str | None
+    progress_json: Raw = field(name="progress", default_factory=null)
+    output: TaskOutput
+    failure_reason: str | None
+    failure_category: str | None
+    failure_history: list[FailedAttempt]
+    cost_usd: Decimal
+    reserved_usd: Decimal
+    tokens_used: TokensUsed
+    tags: list[str]
+    created_by: str | None
+    created_at: datetime
+    ready_at: datetime | None
+    started_at: datetime | None
+    #: When the task ended, in whatever state.
+    ended_at: datetime | None
+    completed_at: datetime | None
+    cancelled_at: datetime | None
+    cancel_reason: str | None
+    #: Fields of the OfficePlane API that must be echoed; only on tasks submitted through it.
+    surface_json: Raw | UnsetType = field(name="surface", default=UNSET)
+    #: Only in the response to a submission: the idempotency key was already in use.
+    duplicate: bool | UnsetType = UNSET
+    #: Only in the response to a submission: the key was in use for a different request.
+    mismatch: bool | UnsetType = UNSET
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        found: dict[str, Any] = decoded(self.spec_json)
+        return found
+
+    @cached_property
+    def surface(self) -> Any:
+        return None if self.surface_json is UNSET else decoded(self.surface_json)
+
+    @cached_property
+    def progress(self) -> Any:
+        return decoded(self.progress_json)
+
+    @property
+    def result(self) -> Any:
+        """The value that the handler returned; None until the task is COMPLETED."""
+        return self.output.data if self.status is Status.COMPLETED else None
+
+
+class Attempt(JsonStruct, frozen=True, kw_only=True):
+    """One claim of a task."""
+
+    #: The fencing number of the claim.
+    epoch: int
+    #: Counts from 1 after every revival.
+    number: int
+    revival: int
+    agent_id: str | None
+    model: str | None
+    #: running, validating, completed, failed, rate_limited, released, waiting or cancelled.
+    outcome: str
+    category: str | None
+    error: str | None
+    claimed_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    cost_usd: Decimal
+    tokens_used: TokensUsed
+    #: {data, artifacts, decision_report}, if an output was submitted.
+    output_json: Raw = field(name="output", default_factory=null)
+
+    @cached_property
+    def output(self) -> Any:
+        return decoded(self.output_json)
+
+
+class Submitted(Struct, frozen=True):
+    """A task that a submission created, or the existing task with its idempotency key."""
+
+    id: str
+    duplicate: bool = False
+    #: The key was in use for a different request.
+    mismatch: bool = False

@@ -1,0 +1,354 @@
+"""Work: claims, their outcomes, heartbeats. The same values in the engine, over HTTP and in agents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Protocol
+
+import msgspec
+
+from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
+from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.model import ratelimit, retry
+from lineshaft.model.budget import money
+from lineshaft.model.fields import LONGEST_SECONDS, MAX_TEXT
+from lineshaft.model.retry import number_fault, raise_faults
+from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json, is_storable
+
+NOTHING = Decimal(0)
+
+
+#: Of one report: sums over many fit into the database.
+MOST_TOKENS = 10**15
+
+
+MAX_PROGRESS_BYTES = 64 << 10
+
+
+class _Costed(Protocol):
+    @property
+    def attempt_cost_usd(self) -> Decimal: ...
+
+
+class ClaimRef(msgspec.Struct, frozen=True):
+    """One claim of a task."""
+
+    id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an attempt used, as its agent reports it; None: what its heartbeats said."""
+
+    cost_usd: Decimal | None = None
+    tokens_input: int = 0
+    tokens_output: int = 0
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad report is refused alone and not with all others of its call.
+        if self.cost_usd is not None:
+            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
+        if self.tokens_input or self.tokens_output:
+            raise_faults(
+                {
+                    "tokens_used.input": number_fault(self.tokens_input, 0, MOST_TOKENS, whole=True),
+                    "tokens_used.output": number_fault(self.tokens_output, 0, MOST_TOKENS, whole=True),
+                }
+            )
+
+    def cost(self, task: _Costed) -> Decimal:
+        return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
+
+    def no_less_than_known(self, task: _Costed) -> "Spent":
+        """For a claim that is given up: what its steps and heartbeats said was spent stays spent."""
+        return replace(self, cost_usd=max(self.cost_usd or NOTHING, task.attempt_cost_usd))
+
+
+UNREPORTED = Spent()
+
+
+def check_report_size(report: bytes | None) -> None:
+    if report is not None and len(report) > MAX_REPORT_BYTES:
+        fault = (
+            f"must be at most {MAX_REPORT_BYTES} bytes of JSON, got {len(report)}; put details in an artifact"
+        )
+        raise InvalidInputError(errors=[("decision_report", fault)])
+
+
+class Completion(msgspec.Struct, frozen=True):
+    claim: ClaimRef
+    #: {"data": …, "artifacts": …, "decision_report": …}, each as JSON.
+    output: bytes | None = None
+    artifacts: bytes | None = None
+    decision_report: bytes | None = None
+    spent: Spent = UNREPORTED
+    #: What the output is, for whoever reads it; None: what the task asked for.
+    output_type: str | None = None
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad output is refused alone and not with all others of its call.
+        check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
+        check_report_size(self.decision_report)
+        named = self.output_type
+        if named is not None and not (0 < len(named) <= MAX_TEXT and is_storable(named)):
+            fault = f"must be a text of 1 to {MAX_TEXT} characters without U+0000, got {named[:100]!r}"
+            raise InvalidInputError(errors=[("output.type", fault)])
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    claim: ClaimRef
+    error: str
+    #: A category, or a system's reason; None: told from the text if it is a rate limit, else a crash.
+    category: str | None = None
+    retry_after_sec: float | None = None
+    spent: Spent = UNREPORTED
+
+    @property
+    def is_rate_limit(self) -> bool:
+        return ratelimit.is_rate_limit(self.error, self.category)
+
+    @property
+    def kind(self) -> str:
+        if self.is_rate_limit:
+            return retry.FailureCategory.RATE_LIMIT.value
+        return str(retry.category_of(self.category or retry.FailureCategory.CRASH))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A claim that is given up without using an attempt; with a delay it comes back later."""
+
+    claim: ClaimRef
+    delay_sec: float | None = None
+    spent: Spent = UNREPORTED
+
+    def __post_init__(self) -> None:
+        if self.delay_sec is not None:
+            raise_faults({"delay_sec": number_fault(self.delay_sec, 0, LONGEST_SECONDS)})
+
+
+def check_progress_size(progress: bytes | None) -> None:
+    """It goes with heartbeats, which must be quick, and each is kept as an event."""
+    if progress is not None and len(progress) > MAX_PROGRESS_BYTES:
+        fault = (
+            f"must be at most {MAX_PROGRESS_BYTES} bytes of JSON, got {len(progress)}; checkpoint the rest"
+        )
+        raise InvalidInputError(errors=[("progress", fault)])
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    claim: ClaimRef
+    progress: bytes | None = None
+    spent: Spent = UNREPORTED
+
+    def __post_init__(self) -> None:
+        check_json(progress=self.progress)
+        check_progress_size(self.progress)
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What became of one task of a call: its new status, or why it didn't move."""
+
+    id: str
+    status: Status | None
+    error: LineshaftError | None = None
+
+    def unwrap(self) -> Status:
+        if self.error is not None:
+            raise self.error
+        assert self.status is not None  # noqa: S101 - one of the two is always there
+        return self.status
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A spawned task: its outcome, once it has one."""
+
+    id: str
+    #: COMPLETED, CANCELLED, DEAD_LETTERED, or PENDING while it has not ended.
+    status: str = "PENDING"
+    output: Any = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status != "PENDING"
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    children: list[Child]
+    #: The claim is over: the parent is claimed again when all of them have ended.
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PastAttempt:
+    """How an earlier claim of the task ended."""
+
+    number: int
+    agent_id: str | None
+    model: str | None
+    #: failed, rate_limited, released, waiting or cancelled.
+    outcome: str
+    category: str | None
+    error: str | None
+    started_at: datetime | None
+    ended_at: datetime
+    cost_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingBudgets:
+    """What is left to spend, apart from what is reserved; None: no limit."""
+
+    task: Decimal | None = None
+    agent: Decimal | None = None
+    dag: Decimal | None = None
+
+
+class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
+    """A row of `claim_tasks`, in its order, and what all rows of a claim have in common."""
+
+    id: str
+    #: The fencing number: every write of this claim carries it.
+    epoch: int
+    #: None while the DAG is virtual: a standalone task's.
+    live_dag_id: str | None
+    lock_key: str | None
+    model: str | None
+    attempts: int
+    rate_limits: int
+    #: Of earlier attempts.
+    cost_usd: Decimal
+    limit_sec: float
+    heartbeat_interval_sec: float
+    #: It was started before: steps, checkpoint and children may be there.
+    resume: bool
+    type: str
+    title: str
+    spec: bytes
+    dag_id: str
+    parent_id: str | None
+    deadline: datetime | None
+    max_attempts: int
+    max_cost_usd: Decimal | None
+    gates: bytes | None
+    require_decision_report: bool
+    started: bool
+    claimed_at: datetime
+    claim_ttl_sec: float
+
+    @property
+    def status(self) -> str:
+        return Status.RUNNING if self.started else Status.CLAIMED
+
+    @property
+    def lease_until(self) -> datetime:
+        lease = min(3 * self.heartbeat_interval_sec, self.limit_sec) if self.started else self.claim_ttl_sec
+        return self.claimed_at + timedelta(seconds=lease)
+
+    @property
+    def limit_at(self) -> datetime | None:
+        return self.claimed_at + timedelta(seconds=self.limit_sec) if self.started else None
+
+    @property
+    def reserved_usd(self) -> Decimal:
+        return self.max_cost_usd or Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What earlier attempts at a task left behind, each as JSON."""
+
+    id: str
+    checkpoint: bytes | None = None
+    steps: bytes | None = None
+    last_error: bytes | None = None
+    children: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    tasks: list[ClaimedTask] = field(default_factory=list)
+    #: By task id, for those with `resume`.
+    resumed: dict[str, Resumed] = field(default_factory=dict)
+    #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
+    inputs: dict[str, bytes | None] = field(default_factory=dict)
+    #: Some of this agent's models are slowed down until then; None: none.
+    slowdown_until: datetime | None = None
+    #: False: the agent has no slot free, or takes nothing now. Others may.
+    has_room: bool = True
+    #: There may be work that this agent can't take now, for want of a slot, money or a model. Others may.
+    leaves_some: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier attempts at a task left behind. JSON as it was stored."""
+
+    checkpoint: bytes | None = None
+    steps: dict[str, bytes] | None = None
+    children: dict[str, Child] | None = None
+    attempts: Sequence[PastAttempt] = ()
+
+
+NO_HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A claimed task with all that its handler is given."""
+
+    task: ClaimedTask
+    history: History
+    #: By reference, as `spec.context_refs` has them.
+    inputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """An agent that says it is there."""
+
+    agent_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A claim whose lease is to be renewed."""
+
+    id: str
+    epoch: int
+    agent_id: str
+    interval_sec: float
+    #: JSON; None: nothing new.
+    progress: bytes | None = None
+    #: Since the claim; None: nothing new.
+    cost_usd: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedClaim:
+    """A claim that its agent no longer holds: of one task it may have had two."""
+
+    id: str
+    epoch: int
+    #: cancel or lost.
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswers:
+    #: By agent: active or draining. One that is missing was registered again elsewhere.
+    agents: dict[str, str]
+    #: Claims that are over.
+    over: list[EndedClaim] = field(default_factory=list)
+    #: By agent: until when some of its models are slowed down; those that may go on are missing.
+    slowdowns: dict[str, datetime] = field(default_factory=dict)
+    #: By agent: how many tasks it may hold, which may be changed while it works.
+    slots: dict[str, int] = field(default_factory=dict)
