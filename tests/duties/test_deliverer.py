@@ -1,4 +1,4 @@
-"""Notifications: every event of a wanted kind arrives, once, whoever dies and whatever is away."""
+"""Notifications: every event of a configured kind arrives once, through crashes and outages."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ FREELY = Throttle(most=None)
 
 @dataclass
 class Mailbox:
-    """A destination within the test: keeps what it gets, and refuses as often as it is told to."""
+    """A destination of the test: stores messages, and fails as often as configured."""
 
     got: list[Message] = field(default_factory=list)
     refusals: list[Exception] = field(default_factory=list)
@@ -64,7 +64,7 @@ def deliverer(engine: Engine, to: Destination) -> Deliverer:
 
 @asynccontextmanager
 async def begun(engine: Engine, to: Destination) -> AsyncIterator[Deliverer]:
-    """A deliverer that is told what happens from now on."""
+    """A deliverer for events from now on."""
     duty = deliverer(engine, to)
     await duty.run_once()
     yield duty
@@ -88,7 +88,7 @@ def alerts(connection: psycopg.Connection, clock: MovableClock, *texts: str) -> 
         happen(connection, clock, "alert", data={"message": text})
 
 
-async def test_what_people_are_told(
+async def test_the_notices_of_a_fleet(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-111, R-135, R-136: all of it from the event log."""
@@ -118,7 +118,7 @@ async def test_what_people_are_told(
     ]
     assert box.got[0].notices[0].task_id == dag.tasks["a"].id
     assert box.got[2].notices[0].task_id == poison
-    assert counts["delivered"] == counts["noted"] == 9
+    assert counts["delivered"] == counts["collected"] == 9
     assert (await duty.run_once())["delivered"] == 0
 
 
@@ -140,10 +140,10 @@ async def test_end_to_end_by_a_signed_webhook(engine: Engine) -> None:
     assert first.body == second.body
 
 
-async def test_many_nodes_tell_each_thing_once(
+async def test_many_nodes_send_each_notice_once(
     engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """None lost, none doubled, while more happens all the time."""
+    """None is lost or repeated while new events arrive."""
     box = Mailbox()
     async with begun(engine, destination(box)), Engine(dsn, clock=clock) as other:
         nodes = [deliverer(each, destination(box)) for each in (engine, other, engine, other)]
@@ -159,10 +159,10 @@ async def test_many_nodes_tell_each_thing_once(
     assert sorted(box.texts) == sorted(expected)
 
 
-async def test_what_commits_late_is_told_too(
+async def test_an_event_that_commits_late_is_delivered(
     engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """A number is taken before the commit: the later one may be seen first."""
+    """Numbers are assigned before the commit, so a later one may become visible first."""
     box = Mailbox()
     async with begun(engine, destination(box)) as duty:
         with psycopg.connect(dsn) as slow:
@@ -176,7 +176,7 @@ async def test_what_commits_late_is_told_too(
     assert box.texts == ["early", "late"]
 
 
-async def test_a_new_destination_is_told_what_happens_from_now_on(
+async def test_a_new_destination_gets_only_new_events(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     alerts(connection, clock, "old")
@@ -188,10 +188,10 @@ async def test_a_new_destination_is_told_what_happens_from_now_on(
     assert box.texts == ["new"]
 
 
-async def test_a_node_that_dies_while_it_sends_leaves_it_to_another(
+async def test_another_node_takes_over_a_message_of_a_dead_one(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """After the lease, with the same id; the dead one's word counts no more, should it come back."""
+    """After the lease, with the same id; a late result of the dead node doesn't count."""
     box = Mailbox()
     async with begun(engine, destination(box)) as duty:
         alerts(connection, clock, "x")
@@ -210,7 +210,7 @@ async def test_a_node_that_dies_while_it_sends_leaves_it_to_another(
     assert [message.id for message in box.got] == [lost.message.id]
 
 
-async def test_one_that_is_away_is_tried_ever_more_seldom(
+async def test_retries_have_growing_delays(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     box = Mailbox(refusals=[DeliveryError("answered 500")] * 3)
@@ -235,10 +235,10 @@ async def test_one_that_is_away_is_tried_ever_more_seldom(
     assert box.texts == ["x"]
 
 
-async def test_one_that_hangs_holds_up_no_other(
+async def test_a_destination_that_hangs_does_not_delay_others(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, tmp_path: Path
 ) -> None:
-    hangs, told = asyncio.Event(), asyncio.Semaphore(0)
+    hangs, delivered = asyncio.Event(), asyncio.Semaphore(0)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if b"/hanging" in await reader.readline():
@@ -246,7 +246,7 @@ async def test_one_that_hangs_holds_up_no_other(
             await reader.read()  # until the other one gives up
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            told.release()
+            delivered.release()
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
@@ -265,20 +265,20 @@ async def test_one_that_hangs_holds_up_no_other(
         alerts(connection, clock, "first")
         running = asyncio.create_task(supervise(duties, asyncio.Event()))
         try:
-            async with asyncio.timeout(8):  # A webhook that hangs is given up after ten seconds.
+            async with asyncio.timeout(8):  # A webhook that hangs times out after ten seconds.
                 await hangs.wait()
-                await told.acquire()
+                await delivered.acquire()
                 alerts(connection, clock, "second")
-                await told.acquire()
+                await delivered.acquire()
         finally:
             running.cancel()
             await asyncio.wait({running})
 
 
-async def test_after_half_a_day_it_is_given_up_and_told(
+async def test_after_half_a_day_a_message_is_given_up(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bounded: what nobody takes doesn't stay for ever; the row says why, for a week."""
+    """The row keeps the cause for a week."""
     box = Mailbox(refusals=[DeliveryError("answered 410")] * 20)
     async with begun(engine, destination(box)) as duty:
         alerts(connection, clock, "x")
@@ -287,22 +287,22 @@ async def test_after_half_a_day_it_is_given_up_and_told(
             await duty.run_once()
             clock.advance(60)
         took = clock.now() - began
-        assert "is given up: answered 410" in caplog.text
+        assert "giving up: answered 410" in caplog.text
         row = connection.execute("SELECT given_up, tries, last_error FROM lineshaft.notification").fetchone()
         assert row == (True, 20, "answered 410")
         alerts(connection, clock, "y")
         await duty.run_once()
         assert box.texts == ["y"]
         clock.advance(8 * 86_400)
-        assert (await duty.run_once())["forgotten"] == 2
+        assert (await duty.run_once())["deleted"] == 2
 
     assert 8 < took.total_seconds() / 3_600 < 16
 
 
-async def test_too_many_of_a_kind_are_told_together(
+async def test_too_many_notices_of_a_kind_are_combined(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """At most three messages of a kind a minute here; nothing is left out, and no other kind held up."""
+    """At most three messages of a kind per minute; no notice is dropped, and no other kind is delayed."""
     box = Mailbox()
     async with begun(engine, destination(box, throttle=Throttle(3, 60))) as duty:
         alerts(connection, clock, *(f"a{n}" for n in range(8)))
@@ -317,11 +317,11 @@ async def test_too_many_of_a_kind_are_told_together(
         await duty.run_once()
 
     assert [message.count for message in box.got[4:]] == [1, 1, 2]
-    told = sorted(text for text in box.texts if not text.startswith("DAG"))
-    assert told == [*(f"a{n}" for n in range(8)), *(f"b{n}" for n in range(4))]
+    texts = sorted(text for text in box.texts if not text.startswith("DAG"))
+    assert texts == [*(f"a{n}" for n in range(8)), *(f"b{n}" for n in range(4))]
 
 
-async def test_a_digest_that_fails_is_sent_again_as_it_was(
+async def test_a_failed_digest_is_sent_again_unchanged(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     box = Mailbox(refusals=[DeliveryError("answered 500")])
@@ -338,17 +338,17 @@ async def test_a_digest_that_fails_is_sent_again_as_it_was(
     assert [message.text for message in box.got] == ["a\nb", "c"]
 
 
-async def test_what_waits_is_bounded_and_the_event_log_keeps_the_rest(
+async def test_the_outbox_is_bounded(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A destination that is away for long doesn't fill the outbox, and loses nothing."""
+    """A destination that is down for long doesn't fill the outbox, and misses nothing."""
     monkeypatch.setattr(outbox_module, "MAX_WAITING", 4)
     monkeypatch.setattr(outbox_module, "_PAGE", 3)
     box = Mailbox(refusals=[DeliveryError("answered 500")] * 6)
     async with begun(engine, destination(box)) as duty:
         alerts(connection, clock, *map(str, range(20)))
-        assert (await duty.run_once())["noted"] == 6
-        assert (await duty.run_once())["noted"] == 0
+        assert (await duty.run_once())["collected"] == 6
+        assert (await duty.run_once())["collected"] == 0
         for _ in range(20):
             clock.advance(60)
             await duty.run_once()
@@ -356,7 +356,7 @@ async def test_what_waits_is_bounded_and_the_event_log_keeps_the_rest(
     assert sorted(box.texts, key=int) == [str(n) for n in range(20)]
 
 
-async def test_events_that_were_deleted_unread_stop_nothing(
+async def test_events_deleted_before_they_were_read(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     box = Mailbox()
@@ -372,10 +372,10 @@ async def test_events_that_were_deleted_unread_stop_nothing(
     assert "deleted before they were read" in caplog.text
 
 
-async def test_a_sender_that_breaks_tells_no_secret(
+async def test_a_failing_sender_reveals_no_secret(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in logs, nor in the database, nor in the event log."""
+    """Not in logs, the database or events."""
     caplog.set_level(logging.DEBUG)
     box = Mailbox(refusals=[ValueError("https://x.example/s3cret")])
     hook = Webhook("http://127.0.0.1:1/s3cret?key=s3cret", b"s3cret-s3cret-s3cret")
@@ -390,10 +390,8 @@ async def test_a_sender_that_breaks_tells_no_secret(
     assert "s3cret" not in caplog.text + repr(rows) + repr(events) + repr([one, other])
 
 
-async def test_decisions_reach_the_log_of_reviews(
-    engine: Engine, clock: MovableClock, tmp_path: Path
-) -> None:
-    """R-134: whoever decides, by whichever way; also a retry by hand."""
+async def test_decisions_reach_the_review_log(engine: Engine, clock: MovableClock, tmp_path: Path) -> None:
+    """R-134: every decision by any interface, and manual retries."""
     log = destination(ReviewLog(tmp_path), "desk", [NoticeKind.REVIEW])
     async with begun(engine, log) as duty:
         agent = await register(engine)
@@ -417,7 +415,7 @@ async def test_decisions_reach_the_log_of_reviews(
         "retry",
     ]
     assert "- note: ask\n- category: auth_failure\n- error: no access\n" in text
-    assert "none, retried by hand" in text
+    assert "none, retried manually" in text
 
 
 async def test_the_supervisor_reads_the_operators_file(engine: Engine, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The background duties: each does its work once, however many run it, and by the database's clock."""
+"""The background duties: safe on many nodes at the same time, and by the database's clock."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from tests.world import ref
 async def claimed(
     engine: Engine, *tasks: NewTask, start: bool = True, agent: str = "a1"
 ) -> list[ClaimedTask]:
-    """Submit tasks and have an agent claim them all."""
+    """Submit tasks and let an agent claim them all."""
     await engine.submission.submit(tasks)
     known = {view.id: view for view in await engine.fleet.read_all()}
     view = known.get(agent) or await engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=100))
@@ -53,7 +53,7 @@ def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
 
 
 async def closed(engine: Engine) -> None:
-    """Until only the current generation is open. Writers of other databases count too; they end soon."""
+    """Wait until only the current generation is open. Writers of other databases count, too."""
     while await engine.upkeep.close_generations(100):
         pass
 
@@ -61,7 +61,7 @@ async def closed(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("start", "seconds", "reason"), [(False, 61, "claim_expired"), (True, 91, "heartbeat_timeout")]
 )
-async def test_the_reaper_takes_back_what_nobody_works_on(
+async def test_the_reaper_takes_back_lost_tasks(
     engine: Engine,
     connection: psycopg.Connection,
     clock: MovableClock,
@@ -82,14 +82,14 @@ async def test_the_reaper_takes_back_what_nobody_works_on(
     row = connection.execute("SELECT agent_id, outcome, category, error FROM lineshaft.attempt").fetchone()
     assert row == ("a1", "failed", "crash", reason)
     assert connection.execute("SELECT held, reserved_usd FROM lineshaft.agent").fetchone() == (0, 0)
-    # The agent that wakes up later is told.
+    # The agent that wakes up later gets an error.
     (late,) = await engine.lifecycle.complete([Completion(ref(task), b"1")])
     assert late.error is not None
     assert late.error.code == "stale_claim"
     assert "task.late_result" in kinds(connection)
 
 
-async def test_the_execution_limit_holds_even_while_heartbeats_come(
+async def test_the_time_limit_applies_despite_heartbeats(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-074, F-46."""
@@ -105,10 +105,10 @@ async def test_the_execution_limit_holds_even_while_heartbeats_come(
     assert connection.execute("SELECT category FROM lineshaft.attempt").fetchone() == ("timeout",)
 
 
-async def test_a_task_that_its_agent_validates_is_reaped_too(
+async def test_a_task_in_validation_by_its_agent_is_reaped(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """R-072, F-19: the one that should have checked the output is gone."""
+    """R-072, F-19: its agent is lost."""
     engine.lifecycle.gatekeeper = None
     gate = OutputContract(validation="regex", validation_schema="x")
     (task,) = await claimed(engine, NewTask("code", output=gate))
@@ -135,7 +135,7 @@ async def test_many_reapers_at_once_reap_each_task_once(
     assert connection.execute("SELECT held FROM lineshaft.agent").fetchone() == (0,)
 
 
-async def test_the_promoter_makes_due_retries_and_schedules_ready(
+async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-116, R-056."""
@@ -163,10 +163,10 @@ async def test_the_promoter_makes_due_retries_and_schedules_ready(
     assert statuses(connection) == {"failing": "READY", "later": "READY"}
 
 
-async def test_a_schedule_that_comes_before_its_dependencies_is_forgotten(
+async def test_run_at_does_not_override_dependencies(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """F-21: time alone never makes a task READY that still waits for another."""
+    """F-21: a task that waits for another never becomes READY by time alone."""
     dag = await engine.submission.submit_dag(
         "d",
         [
@@ -184,7 +184,7 @@ async def test_a_schedule_that_comes_before_its_dependencies_is_forgotten(
     assert statuses(connection) == {"up": "COMPLETED", "down": "READY"}
 
 
-async def test_a_deadline_moves_a_task_up_and_is_told_when_missed(
+async def test_a_deadline_raises_the_rank_and_is_reported_when_missed(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-162, F-34."""
@@ -212,10 +212,10 @@ async def test_a_deadline_moves_a_task_up_and_is_told_when_missed(
     assert (await Promoter(engine.upkeep).run_once())["deadlines missed"] == 0
 
 
-async def test_a_lock_that_ran_out_is_told_and_its_waiters_come_back(
+async def test_an_expired_lock_is_reported_and_its_waiters_return(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """R-202, F-43: the holder's row is made to look as if nobody renewed it."""
+    """R-202, F-43: the test makes the holder's row look expired."""
     await claimed(engine, NewTask("holder", lock_key="doc:1", max_duration_sec=10_000))
     await engine.submission.submit([NewTask("waiter", lock_key="doc:1")])
     assert (await engine.claims.claim("a1", 1)).tasks == []
@@ -236,9 +236,7 @@ async def test_a_lock_that_ran_out_is_told_and_its_waiters_come_back(
     assert waiter.type == "waiter"
 
 
-async def test_what_is_parked_for_a_free_lock_is_found(
-    engine: Engine, connection: psycopg.Connection
-) -> None:
+async def test_a_task_parked_for_a_free_lock_is_found(engine: Engine, connection: psycopg.Connection) -> None:
     await engine.submission.submit([NewTask("waiter", lock_key="doc:1")])
     connection.execute("UPDATE lineshaft.task_live SET parked = 'lock'")
     view = await engine.fleet.register(NewAgent(id="a1"))
@@ -249,10 +247,10 @@ async def test_what_is_parked_for_a_free_lock_is_found(
     assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
 
-async def test_generations_turn_and_nothing_is_left_behind(
+async def test_generations_rotate_without_losing_tasks(
     engine: Engine, connection: psycopg.Connection
 ) -> None:
-    """design.md §4: five times as many have left as remain, so the rest moves on and the old one closes."""
+    """Five times as many tasks have left as remain, so the rest moves on and the old generation closes."""
     await engine.submission.submit([NewTask("code") for _ in range(30)])
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     await engine.claims.claim("a1", view.incarnation, limit=20)
@@ -268,7 +266,7 @@ async def test_generations_turn_and_nothing_is_left_behind(
 async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lost(
     engine: Engine, dsn: str
 ) -> None:
-    """It read the old number before the turn: until it has ended, the old generation stays open."""
+    """It read the old number before the rotation: the old generation stays open until it has ended."""
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     async with await psycopg.AsyncConnection.connect(dsn) as submitter:
         await engine.submission.submit([NewTask("late")], connection=submitter)
@@ -284,7 +282,7 @@ async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lo
 async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
     engine: Engine, connection: psycopg.Connection
 ) -> None:
-    """It should never be there. The last generations are looked through by every turn, all by the janitor."""
+    """It should not exist. Every rotation searches the last generations, and the janitor all of them."""
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     for _ in range(9):
         assert await engine.upkeep.turn_generation(5)
@@ -306,7 +304,7 @@ async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
     ]
 
 
-async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine, dsn: str) -> None:
+async def test_an_old_reader_does_not_keep_a_generation_open(engine: Engine, dsn: str) -> None:
     with psycopg.connect(dsn) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM lineshaft.task_live")
@@ -315,10 +313,10 @@ async def test_a_reader_however_old_doesnt_keep_a_generation_open(engine: Engine
         await closed(engine)
 
 
-async def test_a_turn_that_was_rolled_back_leaves_nothing_behind(
+async def test_a_rotation_that_was_rolled_back_loses_no_task(
     engine: Engine, connection: psycopg.Connection
 ) -> None:
-    """The number is raised all the same: what becomes READY after that must not be out of sight."""
+    """The number is raised nevertheless: tasks that become READY later must stay visible."""
     with connection.transaction(force_rollback=True):
         connection.execute(catalog.load("maintenance")["announce_generation"])
         connection.execute(catalog.load("maintenance")["open_generation"])
@@ -343,7 +341,7 @@ async def test_a_task_in_a_closed_generation_is_swept_up(
     assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
 
-async def test_the_janitor_deletes_nothing_unless_told(
+async def test_without_a_retention_the_janitor_deletes_nothing(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-250, R-131."""
@@ -353,7 +351,7 @@ async def test_the_janitor_deletes_nothing_unless_told(
     clock.advance(86_400 * 400)
 
     counts = await janitor(engine).run_once()
-    assert counts["event partitions made"] > 0
+    assert counts["event partitions created"] > 0
     assert statuses(connection) == {"done": "COMPLETED", "dead": "DEAD_LETTERED"}
 
     kept = janitor(engine, keep_tasks=timedelta(days=30))
@@ -367,7 +365,7 @@ async def test_the_janitor_deletes_all_old_events_that_have_no_partition(
     clock: MovableClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not one piece of them an hour: more may come than that."""
+    """Not one batch an hour: more may arrive than that."""
     monkeypatch.setattr(partitions_module, "_DELETE_MOST", 2)
     (duty,) = (d for d in all_duties(engine, Settings(keep_events_days=30)) if isinstance(d, Janitor))
     duty = replace(duty, partitions=Partitions(engine.database, move_most=2))
@@ -382,7 +380,7 @@ async def test_the_janitor_deletes_all_old_events_that_have_no_partition(
     assert kinds(connection) == ["alert"]
 
 
-async def test_events_that_get_no_partition_are_told(
+async def test_events_without_a_partition_are_reported(
     engine: Engine,
     connection: psycopg.Connection,
     clock: MovableClock,
@@ -396,11 +394,11 @@ async def test_events_that_get_no_partition_are_told(
 
     await duty.run_once()
 
-    (told,) = caplog.messages
-    assert f" event_{clock.now():%Y%m}." in told
+    (reported,) = caplog.messages
+    assert f" event_{clock.now():%Y%m}." in reported
 
 
-async def test_what_a_living_task_depends_on_is_kept(
+async def test_dependencies_of_live_tasks_are_kept(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     (up,) = await claimed(engine, NewTask("up"))
@@ -415,10 +413,10 @@ async def test_what_a_living_task_depends_on_is_kept(
     assert statuses(connection) == {"up": "COMPLETED", "down": "PENDING"}
 
 
-async def test_what_a_dead_letter_or_a_late_cancellation_needs_for_a_retry_is_kept(
+async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """Retried, it would be claimed without its input, and nobody would be told."""
+    """Without them a retry would silently run without its input."""
     ups = await claimed(
         engine, NewTask("for the dead"), NewTask("for the cancelled"), NewTask("for the done")
     )
@@ -447,13 +445,13 @@ async def test_what_a_dead_letter_or_a_late_cancellation_needs_for_a_retry_is_ke
     await engine.operations.retry(dead.id)
     claim = await engine.claims.claim("a1", 1)
     assert claim.inputs == {ups[0].id: b'"input"'}
-    # What was cancelled goes at its time, and its input with it.
+    # The cancelled task is deleted at its time, and its input with it.
     clock.advance(86_400 * 31)
     await daily.run_once()
     assert set(statuses(connection)) == {"for the dead", "dead"}
 
 
-async def test_roll_call_marks_silent_agents_offline_once(
+async def test_silent_agents_are_marked_offline_once(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-080."""
@@ -467,12 +465,12 @@ async def test_roll_call_marks_silent_agents_offline_once(
     assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 0}
     assert [a.status for a in await engine.fleet.read_all()] == ["active", "offline"]
     assert kinds(connection).count("agent.offline") == 1
-    # Heard of again, it is active again.
+    # After a heartbeat it is active again.
     await engine.lifecycle.heartbeat("silent", 1)
     assert (await engine.fleet.read("silent")).status == "active"
 
 
-async def test_a_duty_that_fails_is_tried_again_and_the_loop_stops_when_told() -> None:
+async def test_a_failed_duty_runs_again_until_the_loop_is_stopped() -> None:
     stop = asyncio.Event()
 
     class Flaky:
@@ -493,7 +491,7 @@ async def test_a_duty_that_fails_is_tried_again_and_the_loop_stops_when_told() -
     assert duty.calls == 2
 
 
-async def test_all_duties_run_side_by_side_until_stopped(engine: Engine) -> None:
+async def test_all_duties_run_concurrently_until_stopped(engine: Engine) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(supervise(all_duties(engine, Settings()), stop))
     stop.set()
@@ -501,13 +499,13 @@ async def test_all_duties_run_side_by_side_until_stopped(engine: Engine) -> None
     await asyncio.wait_for(running, 30)
 
 
-async def test_dags_that_stay_poor_hide_no_other(engine: Engine, connection: psycopg.Connection) -> None:
-    """The promoter looks at what can be paid by now, however many can't."""
+async def test_dags_without_budget_do_not_hide_others(engine: Engine, connection: psycopg.Connection) -> None:
+    """The promoter finds tasks that are affordable again among many that aren't."""
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
-    dear = [NewTask("a", key="w", max_cost_usd=2), NewTask("b", key="z", depends_on=["w"])]
-    dags = [await engine.submission.submit_dag("d", dear, budget_ceiling_usd=1) for _ in range(2)]
+    costly = [NewTask("a", key="w", max_cost_usd=2), NewTask("b", key="z", depends_on=["w"])]
+    dags = [await engine.submission.submit_dag("d", costly, budget_ceiling_usd=1) for _ in range(2)]
     assert (await engine.claims.claim("a1", view.incarnation, limit=5)).tasks == []
-    # As a claim leaves it that parked the task while the ceiling was raised.
+    # The state after a claim parked the task while the budget was raised.
     later = max(dags, key=lambda dag: dag.id)
     connection.execute("UPDATE lineshaft.dag SET budget_ceiling_usd = 5 WHERE id = %s", [later.id])
 
@@ -517,7 +515,7 @@ async def test_dags_that_stay_poor_hide_no_other(engine: Engine, connection: psy
     assert task.id == later.tasks["w"].id
 
 
-async def test_one_that_can_not_be_taken_back_keeps_no_other(
+async def test_a_task_that_cannot_be_reaped_does_not_block_others(
     engine: Engine, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
@@ -536,10 +534,10 @@ async def test_one_that_can_not_be_taken_back_keeps_no_other(
     assert (await engine.insights.task(good.id)).status == "RETRYING"
 
 
-async def test_one_that_can_not_be_promoted_keeps_no_other(
+async def test_a_task_that_cannot_be_promoted_does_not_block_others(
     engine: Engine, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
-    """A batch that can't be ended: its DAG has fewer tasks than have ended. Nothing known leads there."""
+    """A batch that can't end: its DAG has fewer tasks than have ended. No known way leads to this state."""
     batch, later = await engine.submission.submit(
         [
             NewTask("batch", children=[NewTask("step")]),

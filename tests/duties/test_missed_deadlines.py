@@ -1,4 +1,4 @@
-"""F-34: a deadline that passes before a task has ended is told, once, however the task came to it."""
+"""F-34: a deadline that passes before its task has ended is reported once."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,8 +13,8 @@ from lineshaft.model.tasks import NewTask
 from tests.world import complete, kill, register, submit, take
 
 
-async def told(engine: Engine, connection: psycopg.Connection) -> list[str]:
-    """Who missed a deadline, once the promoter has looked, and looked again."""
+async def reported(engine: Engine, connection: psycopg.Connection) -> list[str]:
+    """The tasks with a missed deadline after two runs of the promoter."""
     for _ in range(2):
         await Promoter(engine.upkeep).run_once()
     return [
@@ -26,7 +26,7 @@ async def told(engine: Engine, connection: psycopg.Connection) -> list[str]:
 
 
 async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
-    """A task whose deadline has passed since the promoter last looked."""
+    """A task whose deadline has passed since the promoter's last run."""
     task_id = await submit(engine, "late", deadline=clock.now() + timedelta(seconds=30), **fields)
     await Promoter(engine.upkeep).run_once()
     clock.advance(31)
@@ -34,16 +34,16 @@ async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("others", [0, 60], ids=["by INSERT", "by COPY"])
-async def test_past_already_at_submission(
+async def test_missed_before_the_submission(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, others: int
 ) -> None:
     past = clock.now() - timedelta(minutes=1)
     first, *_ = await engine.submission.submit([NewTask("code", deadline=past), *[NewTask("code")] * others])
 
-    assert await told(engine, connection) == [first.id]
+    assert await reported(engine, connection) == [first.id]
 
 
-async def test_past_when_its_last_dependency_is_done(
+async def test_missed_when_its_last_dependency_is_completed(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     agent = await register(engine)
@@ -52,10 +52,10 @@ async def test_past_when_its_last_dependency_is_done(
 
     await complete(engine, await take(engine, agent))
 
-    assert await told(engine, connection) == [task_id]
+    assert await reported(engine, connection) == [task_id]
 
 
-async def test_past_when_its_critical_path_changes(
+async def test_missed_when_its_critical_path_changes(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     task_id = await late(engine, clock)
@@ -63,32 +63,32 @@ async def test_past_when_its_critical_path_changes(
 
     await engine.operations.add_dependencies(down, [task_id])
 
-    assert await told(engine, connection) == [task_id]
+    assert await reported(engine, connection) == [task_id]
 
 
-async def test_past_when_it_is_revived(
+async def test_missed_when_it_is_revived(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """It passed while the task lay on the review desk."""
+    """It passed while the task was a dead letter."""
     agent = await register(engine)
     task_id = await submit(engine, deadline=clock.now() + timedelta(seconds=30))
     await kill(engine, agent)
     clock.advance(31)
-    assert await told(engine, connection) == []
+    assert await reported(engine, connection) == []
 
     await engine.operations.retry(task_id)
 
-    assert await told(engine, connection) == [task_id]
+    assert await reported(engine, connection) == [task_id]
 
 
-async def test_told_before_it_died_it_is_not_told_again(
+async def test_a_deadline_reported_before_the_dead_letter_is_not_reported_again(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     agent = await register(engine)
     task_id = await late(engine, clock)
-    assert await told(engine, connection) == [task_id]
+    assert await reported(engine, connection) == [task_id]
     await kill(engine, agent)
 
     await engine.operations.retry(task_id)
 
-    assert await told(engine, connection) == [task_id]
+    assert await reported(engine, connection) == [task_id]

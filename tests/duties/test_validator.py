@@ -1,4 +1,4 @@
-"""The validator: gates that take their time, run by real processes, once each, and again when one dies."""
+"""The validator: slow gates run once each, by real processes, and again when one dies."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ async def node(dsn: str, clock: MovableClock, checks: Checks) -> AsyncIterator[E
 
 
 async def handed_in(engine: Engine, *gates: Gate, n: int = 1, **fields: Any) -> list[ClaimedTask]:
-    """Tasks whose outputs wait for their first gate."""
+    """Complete tasks whose outputs then wait for their first gate."""
     agent = await engine.fleet.register(NewAgent(max_concurrent_tasks=100))
     task = NewTask("code", output=OutputContract(validation=gates), **fields)
     await engine.submission.submit([task] * n)
@@ -70,7 +70,7 @@ async def test_a_command_decides(
         await handed_in(engine, Gate("test-pass", {"command": "good"}))
         (refused,) = await handed_in(engine, Gate("test-pass", {"command": "bad"}), max_attempts=1)
 
-        assert await validator(engine).run_once() == {"people told": 0, "passed": 1, "refused": 1}
+        assert await validator(engine).run_once() == {"approvals announced": 0, "passed": 1, "rejected": 1}
 
         assert statuses(connection) == {"COMPLETED": 1, "DEAD_LETTERED": 1}
         task = await engine.insights.task(refused.id)
@@ -78,20 +78,20 @@ async def test_a_command_decides(
         assert task.failure_reason == (
             "test-pass: the command bad ended with exit code 1; last output: two tests failed"
         )
-        assert await validator(engine).run_once() == {"people told": 0}
+        assert await validator(engine).run_once() == {"approvals announced": 0}
 
 
-async def test_a_judge_decides_and_is_paid(
+async def test_a_judge_decides_and_its_cost_is_charged(
     dsn: str, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
-    """R-097: score, reasons, model and cost recorded; the cost is charged."""
+    """R-097: score, reasons, model and cost are recorded."""
     with judge_server() as server:
         server.usage, server.content = {"cost": 0.05}, {"score": 0.4, "reasons": ["too dry"]}
         checks = Checks(judge=OpenAIJudge(server.url, "gpt-x"))
         async with node(dsn, clock, checks) as engine:
             (task,) = await handed_in(engine, Gate("llm-judge", {"criteria": "Is it fun?"}), max_attempts=1)
 
-            assert (await validator(engine).run_once())["refused"] == 1
+            assert (await validator(engine).run_once())["rejected"] == 1
 
             (attempt,) = await engine.gates.verdicts(task.id)
             (verdict,) = attempt.verdicts
@@ -103,10 +103,10 @@ async def test_a_judge_decides_and_is_paid(
             )
 
 
-async def test_a_judge_that_is_away_is_asked_again_later(
+async def test_an_unreachable_judge_is_asked_again_later(
     dsn: str, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
-    """No attempt fails for it; each pause is longer, and in the end somebody is told."""
+    """No attempt fails; each pause is longer, and finally there is an alert."""
     with judge_server() as server:
         server.status = 503
         async with node(dsn, clock, Checks(judge=OpenAIJudge(server.url, "m"))) as engine:
@@ -137,8 +137,8 @@ async def test_many_validators_run_each_gate_once(
     """Safe on any number of nodes."""
     ran: list[str] = []
 
-    async def count(_: Any, handed: CandidateOutput) -> bool:
-        ran.append(handed.task_id)
+    async def count(_: Any, output: CandidateOutput) -> bool:
+        ran.append(output.task_id)
         await asyncio.sleep(0)
         return True
 
@@ -156,7 +156,7 @@ async def test_many_validators_run_each_gate_once(
         assert statuses(connection) == {"COMPLETED": 30}
 
 
-async def test_slow_checks_run_side_by_side_and_no_more_than_allowed(dsn: str, clock: MovableClock) -> None:
+async def test_slow_checks_run_concurrently_up_to_the_limit(dsn: str, clock: MovableClock) -> None:
     running = most = 0
     together = asyncio.Barrier(3)
 
@@ -179,7 +179,7 @@ async def test_slow_checks_run_side_by_side_and_no_more_than_allowed(dsn: str, c
 
 
 async def test_a_lease_is_renewed_while_a_check_runs(dsn: str) -> None:
-    """By the real clock: a check that takes longer than its lease is still run once."""
+    """By the real clock: a check that takes longer than its lease runs once."""
     begun = 0
     renewed = asyncio.Event()
 
@@ -198,7 +198,7 @@ async def test_a_lease_is_renewed_while_a_check_runs(dsn: str) -> None:
         async def counted(outputs: Any, *, lease_sec: float) -> set[str]:
             nonlocal times
             times += 1
-            if times == 4:  # a third of the lease each: by now it would have run out
+            if times == 4:  # a third of the lease each: without renewal it would have expired
                 renewed.set()
             return await renew(outputs, lease_sec=lease_sec)
 
@@ -210,7 +210,7 @@ async def test_a_lease_is_renewed_while_a_check_runs(dsn: str) -> None:
     assert begun == 1
 
 
-async def test_a_check_of_a_task_that_was_cancelled_is_cut_off(dsn: str, clock: MovableClock) -> None:
+async def test_the_check_of_a_cancelled_task_is_cancelled(dsn: str, clock: MovableClock) -> None:
     ended = asyncio.Event()
     started = asyncio.Event()
 
@@ -230,12 +230,12 @@ async def test_a_check_of_a_task_that_was_cancelled_is_cut_off(dsn: str, clock: 
         await started.wait()
         await engine.operations.cancel(task.id, "not needed")
 
-        assert (await work)["given up"] == 1
+        assert (await work)["cancelled"] == 1
 
     assert ended.is_set()
 
 
-async def test_a_validator_that_is_told_to_stop_lets_go_at_once(dsn: str, clock: MovableClock) -> None:
+async def test_a_stopping_validator_ends_its_leases(dsn: str, clock: MovableClock) -> None:
     """Another one needn't wait for the lease."""
     started = asyncio.Event()
 
@@ -258,36 +258,36 @@ async def test_a_validator_that_is_told_to_stop_lets_go_at_once(dsn: str, clock:
         assert output.gate_runs == 2
 
 
-async def test_it_tells_what_waits_for_people(dsn: str, clock: MovableClock) -> None:
+async def test_it_announces_tasks_that_wait_for_people(dsn: str, clock: MovableClock) -> None:
     async with node(dsn, clock, Checks()) as engine:
         await engine.submission.submit([NewTask("errand", required_capabilities=["human"])] * 2)
 
-        assert await validator(engine).run_once() == {"people told": 2}
+        assert await validator(engine).run_once() == {"approvals announced": 2}
 
 
-async def test_a_check_without_a_verdict_may_cost_too(dsn: str, clock: MovableClock) -> None:
-    async def mumbles(_: Any, __: CandidateOutput) -> Verdict:
+async def test_a_check_without_a_verdict_may_cost_money(dsn: str, clock: MovableClock) -> None:
+    async def undecided(_: Any, __: CandidateOutput) -> Verdict:
         raise NoVerdict("hm", cost_usd=Decimal("0.1"))
 
     checks = Checks()
-    checks.register("mumbles", mumbles)
+    checks.register("undecided", undecided)
     async with node(dsn, clock, checks) as engine:
-        (task,) = await handed_in(engine, Gate("mumbles"))
+        (task,) = await handed_in(engine, Gate("undecided"))
         await validator(engine).run_once()
 
         assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.1")
 
 
-# Dying.
+# Crashes.
 
 
 async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> None:
-    """A real process, killed in the middle of a check: run again elsewhere, and no attempt has failed.
+    """A real process, killed in the middle of a check: the check is repeated, and no attempt fails.
 
-    Its command goes with it, and what that had started: else two would work in one directory.
+    Its command and that command's processes are killed: otherwise two would work in one directory.
     """
-    told = tmp_path / "told"
-    os.mkfifo(told)
+    reported = tmp_path / "reported"
+    os.mkfifo(reported)
     endless = (
         "import os, subprocess, sys, time;"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
@@ -299,17 +299,17 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
         (task,) = await handed_in(engine, Gate("test-pass", {"command": "test"}))
         doomed = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "tests.duties.validator_program", dsn, sys.executable, "-c", endless, str(told)),
+            *("-m", "tests.duties.validator_program", dsn, sys.executable, "-c", endless, str(reported)),
             cwd=ROOT,
         )
-        command, child = map(int, (await asyncio.to_thread(told.read_text)).split())
-        assert await validator(engine).run_once() == {"people told": 0}, "it is the other one's"
+        command, child = map(int, (await asyncio.to_thread(reported.read_text)).split())
+        assert await validator(engine).run_once() == {"approvals announced": 0}, "it is the other one's"
         doomed.kill()
         await doomed.wait()
 
         await asyncio.wait_for(gone(command), 20)
         await asyncio.wait_for(gone(child), 20)
-        # Its lease is two seconds long, by the database's clock.
+        # Its lease lasts two seconds, by the database's clock.
         while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -319,7 +319,7 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
     check_invariants(dsn)
 
 
-async def test_a_long_check_keeps_no_other_from_being_run(dsn: str, clock: MovableClock) -> None:
+async def test_a_long_check_does_not_block_others(dsn: str, clock: MovableClock) -> None:
     begun, end, quick_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def long(_: Any, __: CandidateOutput) -> bool:
@@ -344,8 +344,8 @@ async def test_a_long_check_keeps_no_other_from_being_run(dsn: str, clock: Movab
         await running
 
 
-async def test_one_that_fails_ends_no_other_check(dsn: str, clock: MovableClock) -> None:
-    """A check may have cost money: it isn't cut off because the verdict on another can't be written."""
+async def test_a_failing_check_does_not_end_others(dsn: str, clock: MovableClock) -> None:
+    """A check may have cost money: it isn't cancelled because the verdict of another can't be recorded."""
     both = asyncio.Barrier(2)
     failed = asyncio.Event()
     begun = 0
@@ -376,7 +376,7 @@ async def test_one_that_fails_ends_no_other_check(dsn: str, clock: MovableClock)
     assert (begun, counts["passed"], counts["failed"]) == (2, 1, 1)
 
 
-async def test_an_outage_ends_no_check(dsn: str, connection: psycopg.Connection) -> None:
+async def test_an_outage_does_not_end_checks(dsn: str, connection: psycopg.Connection) -> None:
     begun = 0
     started, end = asyncio.Event(), asyncio.Event()
 

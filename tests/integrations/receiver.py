@@ -1,4 +1,4 @@
-"""A real HTTP server that keeps what it is sent and answers as it is told to."""
+"""A real HTTP server that stores requests and sends configured responses."""
 
 import json
 import threading
@@ -24,9 +24,9 @@ class Received:
 class Receiver:
     url: str = ""
     got: list[Received] = field(default_factory=list)
-    #: For the next requests, one after the other; then 200.
+    #: Statuses of the next responses; then 200.
     answers: list[int] = field(default_factory=list)
-    #: Answers wait until this is set.
+    #: Responses wait until this is set.
     may_answer: threading.Event = field(default_factory=threading.Event)
 
 

@@ -1,4 +1,4 @@
-"""Senders against real receivers: what arrives, and what is said when it doesn't."""
+"""Senders with real receivers: what arrives, and the errors if it doesn't."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ from tests.integrations.receiver import Receiver, receiving
 
 AT = datetime(2026, 2, 8, 10, 30, tzinfo=UTC)
 NOTICE = Notice(kind=NoticeKind.DEAD_LETTER, at=AT, text="Task t failed", task_id="t", data={"error": "é"})
-TOLD = message("msg_7", [NOTICE])
+MESSAGE = message("msg_7", [NOTICE])
 KEY = b"0123456789abcdef"
 
 
@@ -43,10 +43,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 async def test_a_webhook_is_signed_over_id_time_and_body(receiver: Receiver) -> None:
-    """R-135: as a receiver checks it."""
+    """R-135: as a receiver verifies it."""
     sender = Webhook(f"{receiver.url}/hook?token=s3", KEY, {"x-team": "ops"}, clock=lambda: 1_770_000_000.9)
 
-    await sender.send(TOLD)
+    await sender.send(MESSAGE)
 
     (got,) = receiver.got
     signed = b"msg_7.1770000000." + got.body
@@ -74,7 +74,7 @@ async def test_a_webhook_is_signed_over_id_time_and_body(receiver: Receiver) -> 
 
 
 def test_the_signature_is_that_of_standard_webhooks() -> None:
-    """The example that its libraries are tested with."""
+    """The example from the tests of its libraries."""
     key = key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 
     found = signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
@@ -84,28 +84,28 @@ def test_the_signature_is_that_of_standard_webhooks() -> None:
 
 @pytest.mark.parametrize("status", [301, 400, 410, 500, 503])
 async def test_anything_but_success_is_a_failure(receiver: Receiver, status: int) -> None:
-    """A redirect too: what is signed goes nowhere else."""
+    """Including redirects: the signed message is sent nowhere else."""
     receiver.answers.append(status)
 
-    with pytest.raises(DeliveryError, match=f"^answered {status}$"):
-        await Webhook(receiver.url, KEY).send(TOLD)
+    with pytest.raises(DeliveryError, match=f"responded with HTTP {status}$"):
+        await Webhook(receiver.url, KEY).send(MESSAGE)
 
     assert len(receiver.got) == 1
 
 
-async def test_a_receiver_that_says_nothing(receiver: Receiver) -> None:
+async def test_a_receiver_that_does_not_respond(receiver: Receiver) -> None:
     receiver.may_answer.clear()
 
     with pytest.raises(DeliveryError, match=r"^no response within 0\.05 s$"):
-        await Webhook(receiver.url, KEY, timeout_sec=0.05).send(TOLD)
+        await Webhook(receiver.url, KEY, timeout_sec=0.05).send(MESSAGE)
 
 
-async def test_receivers_that_are_none() -> None:
-    """Refused, unknown, closed at once, not HTTP, not TLS: said in words, and never with the address."""
+async def test_addresses_without_a_receiver() -> None:
+    """Refused, unknown, closed immediately, not HTTP, not TLS: no error contains the URL."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/s3cret"
-        assert "refused" in await failure(Webhook(nobody, KEY))
+        unused = f"http://127.0.0.1:{closed.getsockname()[1]}/s3cret"
+        assert "refused" in await failure(Webhook(unused, KEY))
     assert "host name can't be resolved" in await failure(Webhook("http://nobody.invalid/s3cret", KEY))
 
     async def answer(said: bytes) -> tuple[str, str]:
@@ -129,14 +129,14 @@ async def test_receivers_that_are_none() -> None:
 
 async def failure(sender: Sender) -> str:
     with pytest.raises(DeliveryError) as caught:
-        await sender.send(TOLD)
+        await sender.send(MESSAGE)
     assert "s3cret" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """One that nobody vouches for, and its key."""
+    """A self-signed certificate, and its key."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("openssl is not installed")
@@ -146,7 +146,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: tuple[Path, Path]) -> None:
+async def test_an_untrusted_certificate_is_rejected(certificate: tuple[Path, Path]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
 
@@ -164,24 +164,24 @@ async def test_a_command_gets_the_message_on_its_standard_input(tmp_path: Path) 
     to = tmp_path / "got.json"
     program = f"import sys; open({str(to)!r}, 'w').write(sys.stdin.read())"
 
-    await Command((sys.executable, "-c", program)).send(TOLD)
+    await Command((sys.executable, "-c", program)).send(MESSAGE)
 
-    assert msgspec.json.decode(to.read_bytes(), type=Message) == TOLD
+    assert msgspec.json.decode(to.read_bytes(), type=Message) == MESSAGE
 
 
-async def test_a_command_that_fails_hangs_or_is_not_there() -> None:
+async def test_a_command_that_fails_hangs_or_does_not_exist() -> None:
     python = sys.executable
-    assert await failure(Command((python, "-c", "raise SystemExit(3)"))) == "ended with code 3"
+    assert await failure(Command((python, "-c", "raise SystemExit(3)"))) == "ended with exit code 3"
     assert "can't be started" in await failure(Command(("/nowhere/s3cret",)))
     hangs = Command((python, "-c", "import time; time.sleep(600)", "s3cret"), timeout_sec=0.05)
-    assert await failure(hangs) == "didn't end within 0.05 s"
+    assert await failure(hangs) == "did not finish within 0.05 s"
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["at work", "just started"])
-async def test_a_command_that_is_given_up_takes_along_what_it_has_started(
+async def test_a_command_that_times_out_is_killed_with_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """A script that waits for curl: every try would leave one behind."""
+    """As a script that waits for curl: every try would leave a process behind."""
     create, go = asyncio.create_subprocess_exec, asyncio.Event()
     if early:
 
@@ -194,7 +194,7 @@ async def test_a_command_that_is_given_up_takes_along_what_it_has_started(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     script = f"exec 3>{pipe}; sleep 600 & echo $! >&3; wait"
-    sending = asyncio.create_task(Command(("/bin/sh", "-c", script)).send(TOLD))
+    sending = asyncio.create_task(Command(("/bin/sh", "-c", script)).send(MESSAGE))
     with await asyncio.to_thread(pipe.open) as open_while_it_runs:
         started = int(await asyncio.to_thread(open_while_it_runs.readline))
         try:
@@ -215,10 +215,10 @@ OLD_MODULES = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @OLD_MODULES
 async def test_apprise_delivers(receiver: Receiver) -> None:
-    """R-135: Slack, e-mail and the rest go the same way; here to a plain JSON receiver."""
+    """R-135: here to a plain JSON receiver."""
     sender = Apprise("ops", receiver.url.replace("http://", "json://") + "/path")
 
-    await sender.send(TOLD)
+    await sender.send(MESSAGE)
 
     (got,) = receiver.got
     assert (got.json["title"], got.json["message"]) == ("Dead letter", "Task t failed")
@@ -226,24 +226,28 @@ async def test_apprise_delivers(receiver: Receiver) -> None:
 
 
 @OLD_MODULES
-async def test_apprise_that_fails_tells_no_address(
+async def test_a_failure_of_apprise_reveals_no_url(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     receiver.answers.append(500)
     sender = Apprise("ops", receiver.url.replace("http://", "json://user:s3cret@") + "/s3cret?+X-Key=s3cret")
 
-    assert await failure(sender) == "apprise could not deliver it"
-    with pytest.raises(SettingsError, match="'ops' has a url that apprise doesn't understand"):
+    assert await failure(sender) == "apprise could not deliver the message"
+    with pytest.raises(SettingsError, match="'ops' has a URL that apprise doesn't support"):
         Apprise("ops", "nosuch://s3cret")
 
     assert "s3cret" not in caplog.text
 
 
 def review(n: int = 0, **data: object) -> Message:
-    told = {"resolution": "retry", "reviewer": "ann", **data}
+    reported = {"resolution": "retry", "reviewer": "ann", **data}
     notice = Notice(
-        kind=NoticeKind.REVIEW, at=AT + timedelta(seconds=n), text="reviewed", task_id=f"task_{n}", data=told
+        kind=NoticeKind.REVIEW,
+        at=AT + timedelta(seconds=n),
+        text="reviewed",
+        task_id=f"task_{n}",
+        data=reported,
     )
     return message(f"msg_{n}", [notice])
 
@@ -272,12 +276,12 @@ async def test_decisions_are_logged_by_day(tmp_path: Path) -> None:
         "## 10:30:01 task_1: modify_and_retry\n"
         "<!-- task_1 2026-02-08T10:30:01+00:00 -->\n"
         "\n"
-        "- reviewer: none, retried by hand\n"
+        "- reviewer: none, retried manually\n"
         "- changed: /prompt\n"
     )
 
 
-def test_a_decision_that_comes_twice_is_logged_once(tmp_path: Path) -> None:
+def test_a_decision_delivered_twice_is_logged_once(tmp_path: Path) -> None:
     """R-134: also after a process died in the middle of a line."""
     append(tmp_path, review(0))
     (path,) = tmp_path.iterdir()
@@ -308,7 +312,7 @@ for n in range(int(sys.argv[2]), int(sys.argv[2]) + 25):
 
 
 def test_several_processes_append_to_one_file(tmp_path: Path) -> None:
-    """R-134: no line is lost, torn or doubled."""
+    """R-134: no line is lost, torn or repeated."""
     processes = [
         subprocess.Popen([sys.executable, "-c", WRITES_25, tmp_path, str(first)]) for first in (0, 25, 50, 60)
     ]
@@ -320,7 +324,7 @@ def test_several_processes_append_to_one_file(tmp_path: Path) -> None:
     assert (text.count("\n## "), text.count("# Dead letters reviewed")) == (85, 1)
 
 
-async def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     assert "can't be written" in await failure(ReviewLog(tmp_path / "file"))

@@ -1,4 +1,4 @@
-"""The operator's file of destinations: what it may say, and that no error shows a secret."""
+"""The operator's file of destinations; no error shows a secret."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> li
     return load(path, ENVIRON if environ is None else environ)
 
 
-def test_all_that_it_may_say(tmp_path: Path) -> None:
+def test_every_setting_of_the_file(tmp_path: Path) -> None:
     ops, pager, desk = read(tmp_path, FULL)
 
     assert isinstance(ops.sender, Webhook)
@@ -60,31 +60,31 @@ def test_all_that_it_may_say(tmp_path: Path) -> None:
     assert (desk.kinds, desk.throttle.most) == (frozenset({NoticeKind.REVIEW}), None)
 
 
-def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
+def test_no_repr_contains_a_secret(tmp_path: Path) -> None:
     assert SECRET not in repr(read(tmp_path, FULL))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("destinations: [{name: a, type: webhook, url: 's3cret", "it is no YAML at line 1"),
+        ("destinations: [{name: a, type: webhook, url: 's3cret", "not valid YAML at line 1"),
         ("- 1", "Expected `object`"),
         ("destinations: 1", "Expected `array`"),
         ("{}", "missing required field `destinations`"),
         ("destinations: [{name: a, type: pigeon}]", "Invalid value 'pigeon'"),
         ("destinations: [{name: a, type: review-log, folder: x, colour: red}]", "unknown field `colour`"),
-        ("destinations: [{name: a, type: command, command: []}]", "a: command must be a program"),
+        ("destinations: [{name: a, type: command, command: []}]", "a: command must have a program"),
         ("destinations: [{name: a b, type: review-log, folder: x}]", "the name 'a b'"),
         (
             "destinations: [{name: a, type: review-log, folder: x}, {name: a, type: review-log, folder: y}]",
-            "be given once",
+            "must be unique",
         ),
         (
             "destinations: [{name: a, type: command, command: [x], events: [rain]}]",
             "Invalid enum value 'rain'",
         ),
         ("destinations: [{name: a, type: command, command: [x], throttle: {most: 0}}]", "throttle"),
-        ("destinations: [{name: a, type: command, command: ['${NOBODY}']}]", "variable NOBODY is not set"),
+        ("destinations: [{name: a, type: command, command: ['${MISSING}']}]", "variable MISSING is not set"),
         ("destinations: [{name: a, type: webhook, url: 'ftp://s3cret', secret: '${KEY}'}]", "url must be"),
         (
             "destinations: [{name: a, type: webhook, url: 'http://u:s3cret@x', secret: '${KEY}'}]",
@@ -103,7 +103,7 @@ def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
         ("destinations: [{name: a, type: webhook, url: 5, secret: s3cret}]", "Expected `str`, got `int`"),
     ],
 )
-def test_what_is_wrong_is_named_and_shows_no_secret(tmp_path: Path, text: str, message: str) -> None:
+def test_faults_are_reported_without_secrets(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         read(tmp_path, text)
 
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named_and_shows_no_secret(tmp_path: Path, text: str, m
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         load(tmp_path / "nothing.yaml", {})
 

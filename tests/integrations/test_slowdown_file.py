@@ -1,4 +1,4 @@
-"""The file SLOWDOWN: what programs that look for it find (R-214, R-218)."""
+"""The file SLOWDOWN, for other programs (R-214, R-218)."""
 
 import json
 from datetime import timedelta
@@ -27,12 +27,12 @@ def signal(after_sec: float, wait: float) -> Message:
 
 
 def found(folder: Path) -> dict[str, object]:
-    told: dict[str, object] = json.loads((folder / "SLOWDOWN").read_text())
-    return told
+    reported: dict[str, object] = json.loads((folder / "SLOWDOWN").read_text())
+    return reported
 
 
 async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableClock, tmp_path: Path) -> None:
-    """R-214: half of what the provider asked for. A person who ends it is heard too."""
+    """R-214: half of what the provider asked for. Ending it manually is written, too."""
     path = tmp_path / "notifications.yaml"
     folder = tmp_path / ".loki" / "signals"
     path.write_text(f"destinations: [{{name: signals, type: slowdown-file, folder: {folder}}}]")
@@ -58,7 +58,7 @@ async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableCl
 
 
 def test_an_older_signal_never_overwrites_a_newer_one(tmp_path: Path) -> None:
-    """R-218: also the shorter of two decides, if it is the later one."""
+    """R-218: the later signal decides, even if it is shorter."""
     write(tmp_path, signal(0, 100))
     write(tmp_path, signal(10, 5))
     write(tmp_path, signal(1, 3_600))
@@ -67,7 +67,7 @@ def test_an_older_signal_never_overwrites_a_newer_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["SLOWDOWN"]
 
 
-def test_what_somebody_else_wrote_is_replaced(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "SLOWDOWN").write_text('{"wait": 7}')
 
     write(tmp_path, signal(0, 1))
@@ -75,14 +75,14 @@ def test_what_somebody_else_wrote_is_replaced(tmp_path: Path) -> None:
     assert found(tmp_path)["wait"] == 1
 
 
-async def test_a_folder_that_is_none_is_tried_again(tmp_path: Path) -> None:
+async def test_an_unusable_folder_is_a_failed_delivery(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(DeliveryError, match="can't be written"):
         await SlowdownFile(tmp_path / "file").send(signal(0, 1))
 
 
-def test_nobody_else_is_told_of_slow_downs(tmp_path: Path) -> None:
+def test_other_destinations_get_no_slowdowns(tmp_path: Path) -> None:
     path = tmp_path / "notifications.yaml"
     path.write_text(
         "destinations: [{name: a, type: command, command: [x]}, {name: b, type: slowdown-file, folder: y}]"

@@ -231,7 +231,7 @@ class _Run:
             await self._backend.drain(agent_id, incarnation)
 
     async def _leave(self, agent_id: str, incarnation: int, *, until: float) -> None:
-        # If it can't, the roll call finds out.
+        # If it can't, the offline detector finds out.
         with contextlib.suppress(UnavailableError, TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._backend.leave(agent_id, incarnation)

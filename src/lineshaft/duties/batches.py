@@ -1,4 +1,4 @@
-"""Many tasks in batches, none of which may keep the others from being moved."""
+"""Processing of many tasks in batches, in which one faulty task doesn't block the others."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,9 +9,9 @@ _log = logging.getLogger("lineshaft.duties")
 
 
 async def take_all(take: Callable[[int, Sequence[str]], Awaitable[int]], batch: int) -> int:
-    """Call `take` with a limit, and with whom to leave out, until it takes less; gives how many are stuck.
+    """Call `take` with a limit and the ids to skip until it takes fewer; returns the number of stuck tasks.
 
-    If a batch can't be moved, one task of it may be to blame: it is found by taking them singly.
+    If a batch fails, one of its tasks may be the cause: it is found by taking them one by one.
     """
     stuck: list[str] = []
     size = batch
@@ -19,7 +19,7 @@ async def take_all(take: Callable[[int, Sequence[str]], Awaitable[int]], batch: 
         try:
             taken = await take(size, stuck)
         except StuckTasksError as error:
-            _log.exception("Some tasks could not be moved; going on one by one")
+            _log.exception("Some tasks could not be moved; continuing one by one")
             if size == 1:
                 if not error.ids or len(stuck) >= batch:
                     raise

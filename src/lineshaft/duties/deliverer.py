@@ -1,7 +1,7 @@
-"""Tells people what happened: notes events for a destination, and sends until they have arrived.
+"""Delivers notifications: collects events for a destination, and sends them until they have arrived.
 
-Each destination has a deliverer of its own, so that one that is away, or hangs, holds up no other. What fails
-is tried again, ever more seldom, for half a day.
+Each destination has its own deliverer, so that one that is down or hangs doesn't delay the others. A failed
+delivery is repeated for half a day, with growing delays.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from lineshaft.integrations.notify import DeliveryError, Destination
 
 _log = logging.getLogger("lineshaft.duties")
 
-#: Messages that are sent one after the other under one lease ...
+#: Messages that are sent one after another under one lease ...
 _BATCH = 5
-#: ... each within this time, whatever the sender's own limit is.
+#: ... each within this time, regardless of the sender's own limit.
 _SEND_SEC = LEASE_SEC / (_BATCH + 1)
 _FIRST_WAIT_SEC, _LONGEST_WAIT_SEC = 5.0, 3_600.0
 _TRIES = 20
-#: Batches of one round: a duty that is told to stop ends soon.
+#: Batches per run, so that a duty stops soon after it is asked to.
 _BATCHES = 4
 _KEEP_SEC = 7 * 86_400.0
 
@@ -43,10 +43,10 @@ class Deliverer:
         to = self.destination
         counts: Counter[str] = Counter()
         collected = await self.outbox.collect(to.name, to.kinds)
-        counts["noted"] += collected.noted
+        counts["collected"] += collected.noted
         if collected.missed:
             _log.warning(
-                "Notifications for %s: events were deleted before they were read. What is left is told.",
+                "Notifications for %s: events were deleted before they were read. Sending the others.",
                 to.name,
             )
         for _ in range(_BATCHES):
@@ -55,7 +55,7 @@ class Deliverer:
                 counts[await self._send(to, parcel)] += 1
             if len(parcels) < _BATCH:
                 break
-        counts["forgotten"] += await self.outbox.forget(_KEEP_SEC, 1_000)
+        counts["deleted"] += await self.outbox.forget(_KEEP_SEC, 1_000)
         return counts
 
     async def _send(self, to: Destination, parcel: Parcel) -> str:
@@ -65,12 +65,14 @@ class Deliverer:
             return "delivered"
         again = self._wait(parcel.tries)
         await self.outbox.failed(parcel, error, again_in_sec=again)
-        outcome = "is given up" if again is None else f"is tried again in {again:.0f} s"
-        _log.warning("Notification %s for %s %s: %s", parcel.message.id, to.name, outcome, error)
+        outcome = "giving up" if again is None else f"retrying in {again:.0f} s"
+        _log.warning(
+            "Notification %s for %s was not delivered, %s: %s", parcel.message.id, to.name, outcome, error
+        )
         return "given up" if again is None else "not delivered"
 
     def _wait(self, tries: int) -> float | None:
-        """Twice as long each time, up to an hour, and not all at once; None: enough."""
+        """The delay before the next try: doubled each time, up to an hour, with jitter; None: give up."""
         if tries >= _TRIES:
             return None
         wait = min(_FIRST_WAIT_SEC * 2.0 ** (tries - 1), _LONGEST_WAIT_SEC)
@@ -78,15 +80,15 @@ class Deliverer:
 
 
 async def _try(to: Destination, parcel: Parcel) -> str | None:
-    """Why it was not delivered; None: it was."""
+    """Send a message; returns the cause of a failure, or None."""
     try:
         async with asyncio.timeout(_SEND_SEC):
             await to.sender.send(parcel.message)
     except DeliveryError as error:
         return str(error)
     except TimeoutError:
-        return f"it took longer than {_SEND_SEC:g} s"
-    except Exception as error:  # noqa: BLE001 - whatever a sender does, the others go on
-        # Not its text: that may have the address.
+        return f"timed out after {_SEND_SEC:g} s"
+    except Exception as error:  # noqa: BLE001 - a faulty sender must not stop the others
+        # Without its text, which may contain the URL.
         return f"the sender failed with {type(error).__name__}"
     return None

@@ -1,7 +1,7 @@
-"""Keeps the history within what the operator wants to keep: nothing is deleted unless a retention is set.
+"""Deletes old history; nothing is deleted unless a retention is set.
 
-Event partitions are made ahead, so that no transition ever waits for one, and dropped whole when too old.
-What is in them is counted for the metrics before, whether anybody asks for those or not.
+Event partitions are created in advance, so that no transition waits for one, and dropped whole when they are
+too old. Their events are counted for the metrics before that.
 """
 
 import logging
@@ -22,25 +22,27 @@ class Janitor:
     upkeep: Upkeep
     partitions: Partitions
     tally: Tally
-    #: How long finished tasks are kept; None: for ever.
+    #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
-    #: How long events are kept; None: for ever.
+    #: How long events are kept; None: forever.
     keep_events: timedelta | None = None
     ahead_days: int = 40
     interval_sec: float = 3_600.0
     batch: int = 1_000
-    #: There may be years to count or to delete. Each part is a transaction; another run does the rest.
+    #: There may be years of history to count or to delete. Each part is a transaction; the next run
+    #: continues.
     interruptible: bool = True
     name: str = "janitor"
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
         made = await self.partitions.ensure_partitions(self.ahead_days)
-        counts["event partitions made"] += len(made.made)
+        counts["event partitions created"] += len(made.made)
         if made.postponed:
             _log.warning(
-                "Event partitions could not be made, as the table is in use, or event_default holds too many "
-                "rows of them to move: %s. Their events stay there; retention deletes them row by row.",
+                "Could not create event partitions, because the table is in use or event_default has too "
+                "many of their rows to move: %s. Those events stay in event_default; retention deletes them "
+                "row by row.",
                 ", ".join(made.postponed),
             )
         await self.tally.count()
@@ -50,7 +52,7 @@ class Janitor:
             counts["events deleted"] += dropped.deleted
             if dropped.postponed:
                 _log.warning(
-                    "Event partitions that are too old could not be dropped, as the table is in use: %s",
+                    "Could not drop old event partitions, because the table is in use: %s",
                     ", ".join(dropped.postponed),
                 )
         if self.keep_tasks is not None:

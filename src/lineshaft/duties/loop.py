@@ -1,4 +1,4 @@
-"""Runs a duty at its interval until it is told to stop. A duty that fails is tried again, never given up."""
+"""Runs a duty at its interval until it is stopped. A failed duty runs again after its interval."""
 
 import asyncio
 import logging
@@ -20,12 +20,12 @@ class Duty(Protocol):
     def interval_sec(self) -> float: ...
 
     async def run_once(self) -> Counts:
-        """Do what there is to do; gives counts by outcome."""
+        """Do all pending work; returns counts by outcome."""
         ...
 
 
 async def _once(duty: Duty, stop: asyncio.Event) -> Counts:
-    """To its end; or, if the duty may be interrupted, until it is told to stop."""
+    """Run a duty once; an interruptible one only until `stop` is set."""
     if not getattr(duty, "interruptible", False):
         return await duty.run_once()
     work, stopped = asyncio.ensure_future(duty.run_once()), asyncio.ensure_future(stop.wait())
@@ -43,10 +43,9 @@ async def run(duty: Duty, stop: asyncio.Event) -> None:
         try:
             counts = await _once(duty, stop)
         except UnavailableError as error:
-            # The database comes back, or it doesn't; either way there is nothing to do but ask again.
             _log.warning("%s: %s", duty.name, error)
-        except Exception:  # noqa: BLE001 - logged with its traceback; a duty that stops is worse than any error
-            _log.exception("%s failed; it is tried again in %s s", duty.name, duty.interval_sec)
+        except Exception:  # noqa: BLE001 - logged with its traceback; a duty must keep running
+            _log.exception("%s failed; retrying in %s s", duty.name, duty.interval_sec)
         else:
             done = {outcome: count for outcome, count in counts.items() if count}
             if done:

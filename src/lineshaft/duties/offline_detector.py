@@ -1,4 +1,4 @@
-"""Marks agents offline that have not been heard of. What they held is the reaper's business."""
+"""Marks agents offline that stopped sending heartbeats. The reaper takes back their tasks."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from lineshaft.engine.agents import Fleet
 class OfflineDetector:
     fleet: Fleet
     interval_sec: float = 15.0
-    name: str = "roll call"
+    name: str = "offline detector"
 
     async def run_once(self) -> Counts:
         return {"agents offline": len(await self.fleet.mark_offline())}

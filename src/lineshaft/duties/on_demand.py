@@ -1,7 +1,7 @@
-"""The duties that agents wait for, done when one asks.
+"""The duties that agents depend on, run on request.
 
-So retries become due and agents die also where nobody runs the duties at their intervals, and to the moment
-where somebody does.
+This promotes retries and takes back lost tasks where no process runs the duties at their intervals, and
+without delay where one does.
 """
 
 import asyncio
@@ -17,41 +17,44 @@ from lineshaft.engine.engine import Engine
 
 _log = logging.getLogger("lineshaft.duties")
 
-#: So soon again, at the most, does upkeep come: a retry may be due in no time.
+#: The shortest pause between two runs: a retry may be due immediately.
 _SHORTEST_PAUSE_SEC = 0.05
 
 
 class OnDemand:
     def __init__(self, engine: Engine, wake_all: Callable[[], None]) -> None:
-        """`wake_all` is called when a guard lets agents go on, which nobody else tells them."""
+        """`wake_all` is called when a guard admits tasks again, of which agents get no other notice."""
         self._engine = engine
         self._wake_all = wake_all
-        #: Gates that take their time, run beside the rest.
+        #: Runs slow gates concurrently with the rest.
         self._validating: asyncio.Task[Counts] | None = None
-        #: When it was last looked whether a guard lets agents go on.
-        self._looked_at: datetime | None = None
+        #: When the guards were last checked.
+        self._checked_at: datetime | None = None
         self._running = asyncio.Lock()
-        #: How many have begun.
+        #: The number of runs started.
         self.runs = 0
-        self._coming: float | None = None
+        self._next_sec: float | None = None
 
     async def run(self) -> float | None:
-        """Gives the seconds until there is something again. A run that begins after the call serves it."""
-        asked = self.runs
+        """Run the duties; returns the seconds until they are needed again.
+
+        Callers share a run that starts after their call.
+        """
+        before = self.runs
         async with self._running:
-            if self.runs == asked:
+            if self.runs == before:
                 self.runs += 1
-                self._coming = await self._run()
-            return self._coming
+                self._next_sec = await self._run()
+            return self._next_sec
 
     async def _run(self) -> float | None:
         await Reaper(self._engine.upkeep).run_once()
         await Promoter(self._engine.upkeep).run_once()
         self._validate()
-        openings = await self._engine.working.openings(self._looked_at)
-        self._looked_at = openings.now
+        openings = await self._engine.working.openings(self._checked_at)
+        self._checked_at = openings.now
         if openings.opened:
-            # Nobody is told when a slow-down is over, a breaker may be probed, or a new day begins.
+            # There is no event when a slowdown ends, a breaker is due for a probe, or a new day begins.
             self._wake_all()
         coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
         return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
@@ -61,7 +64,7 @@ class OnDemand:
             if not self._validating.done():
                 return
             if not self._validating.cancelled() and (error := self._validating.exception()) is not None:
-                _log.warning("Gates could not be run: %s", error)
+                _log.warning("Could not run gates: %s", error)
         validator = Validator(self._engine.gates, self._engine.approvals)
         self._validating = asyncio.create_task(validator.run_once(), name="lineshaft validator")
 

@@ -1,10 +1,10 @@
-"""Makes READY what has waited long enough, moves tasks up as deadlines near, and mends what slipped through.
+"""Promotes due tasks to READY, re-keys tasks as their deadlines approach, and repairs inconsistencies.
 
-It also watches the money: tasks that nobody can afford are told once, spending that goes too fast is stopped.
+It also watches spending: tasks that no agent can afford are reported once, and spending that is too fast is
+stopped.
 
-Due are back-offs, rate-limit waits, snoozes and `run_at`. Tasks parked for a lock that is free, or in a
-generation that is closed, should not exist; they are looked for all the same, because nobody else would ever
-find them.
+Tasks become due after back-offs, rate-limit waits, snoozes and at `run_at`. Tasks parked for a free lock, or
+in a closed generation, should not exist; the promoter looks for them because nothing else would find them.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ class Promoter:
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
         failed: Exception | None = None
-        for step in (self._promote, self._rekey, self._mend):
+        for step in (self._promote, self._rekey, self._repair):
             try:
                 await step(counts)
             except UnavailableError:
                 raise
-            except Exception as error:  # noqa: BLE001 - told when the others are done, which it must not keep waiting
+            except Exception as error:  # noqa: BLE001 - raised after the other steps, which it must not stop
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -55,7 +55,7 @@ class Promoter:
             if rekeyed < self.batch:
                 return
 
-    async def _mend(self, counts: Counter[str]) -> None:
+    async def _repair(self, counts: Counter[str]) -> None:
         counts["locks expired"] += await self.upkeep.expire_locks()
         await self.upkeep.recheck_parked(self.batch)
         counts.update(await self.upkeep.watch_guards(self.batch))

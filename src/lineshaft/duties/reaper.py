@@ -1,7 +1,7 @@
-"""Takes back tasks whose agent is gone: claims never started, heartbeats missed, execution limits passed.
+"""Takes back tasks of lost agents: claims never started, heartbeats missed, time limits exceeded.
 
-The lease is the only thing it looks at, by the database's clock. Each task fails its attempt for the reason
-found and is retried or dead-lettered like any other failure.
+Only the lease counts, by the database's clock. The attempt fails with the reason found, and the task is
+retried or dead-lettered like after any other failure.
 """
 
 from collections import Counter

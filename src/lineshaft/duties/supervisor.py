@@ -1,4 +1,4 @@
-"""Runs all duties of one process side by side."""
+"""Runs all duties of one process concurrently."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
 
 
 async def supervise(duties: Sequence[Duty], stop: asyncio.Event) -> None:
-    """Until `stop` is set; a duty that is at work then is waited for."""
+    """Run duties until `stop` is set, and wait for those that are working."""
     await asyncio.gather(*(run(duty, stop) for duty in duties))
 
 

@@ -1,10 +1,10 @@
-"""Runs the gates that take their time: commands, judges, and checks of the user's own.
+"""Runs slow gates: commands, judges, and the user's own asynchronous checks.
 
-Each output is taken under a lease that is renewed while its check runs. A validator that dies stops renewing,
-and another one runs the check again: no attempt of the task fails for it. A check that comes to no verdict
-(the judge is away) is tried again, each time after a longer pause; at the fifth time somebody is told.
+Each output is taken under a lease that is renewed while its check runs. If a validator dies, the lease
+expires and another one repeats the check; the attempt doesn't fail. A check without a verdict (the judge is
+unreachable) is repeated with growing pauses; the fifth time raises an alert.
 
-It also tells, once for each, which tasks wait for a person.
+It also announces each task that waits for a person, once.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from lineshaft.errors import UnavailableError
 _log = logging.getLogger("lineshaft.duties")
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 5.0, 600.0
-_TOLD_AT = 5
-#: A check that has not answered by then is given up, and tried again. Commands have limits of their own.
+_ALERT_AT_RUN = 5
+#: A check that takes longer is cancelled and repeated. Commands have their own limits.
 _LONGEST_RUN_SEC = 100_000.0
 
 _Runs = dict[asyncio.Task[str], GatedOutput]
@@ -41,7 +41,7 @@ class Validator:
     concurrency: int = 4
     lease_sec: float = 60.0
     batch: int = 1_000
-    #: Whoever stops needn't wait for a check that takes an hour: it is run again elsewhere.
+    #: Stopping doesn't wait for a check, which may take an hour: it is repeated elsewhere.
     interruptible: bool = True
     name: str = "validator"
 
@@ -51,16 +51,16 @@ class Validator:
         async with self._renewing(runs):
             while True:
                 try:
-                    counts["people told"] += await self.approvals.announce(self.batch)
+                    counts["approvals announced"] += await self.approvals.announce(self.batch)
                     await self._take(runs)
                 except UnavailableError as error:
                     if not runs:
                         raise
-                    # What runs may have cost money already: it goes on, and the database may be back by then.
+                    # Running checks may have cost money: they continue, and the database may return in time.
                     _log.warning("%s: %s", self.name, error)
                 if not runs:
                     return counts
-                # No longer than between two runs: a check may take hours, and others come meanwhile.
+                # At most one interval: a check may take hours, and new outputs arrive in the meantime.
                 done, _ = await asyncio.wait(
                     runs, timeout=self.interval_sec, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -73,31 +73,31 @@ class Validator:
             runs[asyncio.create_task(self._run(output), name=f"lineshaft gate {output.id}")] = output
 
     async def _run(self, output: GatedOutput) -> str:
-        """Run one gate and hand its verdict in; gives what came of it."""
+        """Run one gate and record its verdict; returns the outcome for the counts."""
         gate = output.all_gates[output.gate_no]
         try:
             async with asyncio.timeout(_LONGEST_RUN_SEC):
                 verdict = await self.gates.checks.check(gate.method, gate.schema, output.candidate)
         except (NoVerdict, TimeoutError) as error:
             cost = error.cost_usd if isinstance(error, NoVerdict) else NOTHING
-            await self._postpone(output, str(error) or "it took too long", cost_usd=cost)
+            await self._postpone(output, str(error) or "timed out", cost_usd=cost)
             return "without a verdict"
         try:
             moved = await self.gates.settle(output, verdict)
         except UnavailableError as error:
-            # The lease runs out by itself, and the check is run again.
-            _log.warning("The verdict on %s can't be written: %s", output.id, error)
+            # The lease expires, and the check is repeated.
+            _log.warning("Can't record the verdict on %s: %s", output.id, error)
             return "without a verdict"
         if moved.error is not None:
             return "too late"
-        return "passed" if verdict.passed else "refused"
+        return "passed" if verdict.passed else "rejected"
 
     async def _postpone(self, output: GatedOutput, error: str, *, cost_usd: Decimal | None) -> None:
-        _log.warning("The gate %s of %s came to no verdict: %s", output.gate, output.id, error)
+        _log.warning("Gate %s of %s reached no verdict: %s", output.gate, output.id, error)
         pause = min(_FIRST_PAUSE_SEC * 2 ** (min(output.gate_runs, 20) - 1), _LONGEST_PAUSE_SEC)
         with contextlib.suppress(UnavailableError):
             await self.gates.postpone(
-                output, error, delay_sec=pause, cost_usd=cost_usd, alert=output.gate_runs == _TOLD_AT
+                output, error, delay_sec=pause, cost_usd=cost_usd, alert=output.gate_runs == _ALERT_AT_RUN
             )
 
     @asynccontextmanager
@@ -106,15 +106,15 @@ class Validator:
         try:
             yield
         finally:
-            cut_off = list(runs.values())
+            cancelled = list(runs.values())
             started = [renewal, *runs]
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
-            if cut_off:
-                # Another one needn't wait until this one is given up for dead.
+            if cancelled:
+                # End the leases, so that another validator needn't wait for them to expire.
                 with contextlib.suppress(UnavailableError):
-                    await self.gates.renew(cut_off, lease_sec=0)
+                    await self.gates.renew(cancelled, lease_sec=0)
 
     async def _renew(self, runs: _Runs) -> None:
         while True:
@@ -124,19 +124,19 @@ class Validator:
             try:
                 ours = await self.gates.renew(list(runs.values()), lease_sec=self.lease_sec)
             except UnavailableError as error:
-                _log.warning("Leases on gates can't be renewed: %s", error)
+                _log.warning("Can't renew the leases of gates: %s", error)
                 continue
             for task, output in runs.items():
                 if output.id not in ours:
-                    # Cancelled meanwhile, or another validator has it: whatever it said would count no more.
+                    # The task was cancelled, or another validator has it: the verdict would not count.
                     task.cancel()
 
 
 def _outcome(run: asyncio.Task[str], output: GatedOutput) -> str:
     if run.cancelled():
-        return "given up"
+        return "cancelled"
     if (error := run.exception()) is not None:
-        # Of this one alone: the checks of others go on. Its lease runs out, and it is tried again.
-        _log.error("The gate %s of %s failed", output.gate, output.id, exc_info=error)
+        # The other checks continue. The lease expires, and this check is repeated.
+        _log.error("Gate %s of %s failed", output.gate, output.id, exc_info=error)
         return "failed"
     return run.result()

@@ -1,7 +1,8 @@
-"""Where notifications go: a webhook, a command, whatever apprise can reach, the log of reviews.
+"""Destinations of notifications: webhooks, commands, services that apprise reaches, the review log.
 
-A sender has one method, which sends one message or says why it could not. It keeps nothing and tries nothing
-twice: the outbox does (store/outbox.py). Addresses hold secrets: none is in an error, a log line or a repr.
+A sender has one method, which sends a message or raises DeliveryError. It has no state and never repeats a
+delivery: the outbox does (engine/feed/outbox.py). URLs contain secrets: no error, log line or repr contains
+one.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from lineshaft.model.notices import Message, NoticeKind
 
 
 class DeliveryError(Exception):
-    """It was not delivered. The text says why, without the address."""
+    """A message was not delivered. The text gives the cause, without the URL."""
 
 
 class Sender(Protocol):

@@ -1,4 +1,4 @@
-"""Slack, e-mail and whatever else apprise can reach. An extra: `pip install 'lineshaft[notify]'`."""
+"""Slack, e-mail and other services that apprise can reach. An extra: `pip install 'lineshaft[notify]'`."""
 
 import logging
 from importlib import import_module
@@ -8,7 +8,7 @@ from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import DeliveryError
 from lineshaft.model.notices import Message, NoticeKind
 
-_BAD = frozenset({NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL, NoticeKind.DAG_FAILED})
+_FAILURES = frozenset({NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL, NoticeKind.DAG_FAILED})
 
 
 class Apprise:
@@ -17,16 +17,16 @@ class Apprise:
             library: Any = import_module("apprise")
         except ImportError:
             raise SettingsError(
-                f"Destination {name!r} needs apprise, which isn't installed: pip install 'lineshaft[notify]'."
+                f"Destination {name!r} needs apprise: pip install 'lineshaft[notify]'."
             ) from None
-        # It logs addresses, in full where it doesn't understand one, and what it sends with logs their paths.
+        # Both libraries log URLs, which contain secrets.
         logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
         logging.getLogger("urllib3").setLevel(logging.ERROR)
         self._recipients = library.Apprise()
         if not self._recipients.add(url):
-            raise SettingsError(f"Destination {name!r} has a url that apprise doesn't understand.")
+            raise SettingsError(f"Destination {name!r} has a URL that apprise doesn't support.")
 
     async def send(self, message: Message) -> None:
-        kind = "failure" if message.kind in _BAD else "warning"
+        kind = "failure" if message.kind in _FAILURES else "warning"
         if not await self._recipients.async_notify(title=message.title, body=message.text, notify_type=kind):
-            raise DeliveryError("apprise could not deliver it")
+            raise DeliveryError("apprise could not deliver the message")

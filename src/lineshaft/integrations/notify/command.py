@@ -1,4 +1,4 @@
-"""A command of the operator's, with the message as JSON on its standard input (R-135)."""
+"""A command of the operator's, with the message as JSON on its standard input."""
 
 import asyncio
 import contextlib
@@ -28,13 +28,13 @@ class Command:
             async with asyncio.timeout(self.timeout_sec):
                 await process.communicate(msgspec.json.encode(message))
         except TimeoutError:
-            raise DeliveryError(f"didn't end within {self.timeout_sec:g} s") from None
+            raise DeliveryError(f"did not finish within {self.timeout_sec:g} s") from None
         finally:
             if process.returncode is None:
                 _kill(process)
                 await process.wait()
         if process.returncode != 0:
-            raise DeliveryError(f"ended with code {process.returncode}")
+            raise DeliveryError(f"ended with exit code {process.returncode}")
 
     async def _started(self) -> Process:
         starting = asyncio.ensure_future(
@@ -45,7 +45,7 @@ class Command:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It may be at work already, and have started others.
+            # The process may be running already, and may have started others.
             with contextlib.suppress(OSError):
                 process = await starting
                 _kill(process)
@@ -54,6 +54,6 @@ class Command:
 
 
 def _kill(process: Process) -> None:
-    """With what it has started: a script waits for curl, say."""
+    """Kill the process group: a script may be waiting for curl."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The operator's file of destinations (LINESHAFT_NOTIFICATIONS). docs/notifications.md describes it.
 
-Addresses and keys are secrets: `${NAME}` takes one from the environment, and no message shows a value.
+URLs and keys are secrets: `${NAME}` reads one from the environment, and no message shows a value.
 """
 
 import binascii
@@ -30,7 +30,7 @@ _HEADER = re.compile(r"[A-Za-z0-9-]+")
 
 
 class ThrottleConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    #: Messages of one kind; what is over is told together.
+    #: Messages of one kind; further notices are combined into one message.
     most: int = 10
     seconds: float = 60.0
 
@@ -39,7 +39,7 @@ class _Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     name: str
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"  # no address, no key
+        return f"{type(self).__name__}({self.name!r})"  # without URL and key
 
 
 class _Alerting(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,25 +77,23 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path, environ: Mapping[str, str]) -> list[Destination]:
-    """The destinations of a file, or SettingsError with what is wrong with it."""
+    """Read the destinations from a file; raises SettingsError with what is wrong."""
     try:
         document = _expanded(msgspec.yaml.decode(path.read_bytes()), environ)
         config = msgspec.convert(document, type=_File)
     except OSError as error:
-        raise _unusable(path, error.strerror or type(error).__name__) from None
+        raise _invalid(path, error.strerror or type(error).__name__) from None
     except msgspec.ValidationError as error:
-        raise _unusable(path, str(error)) from None
+        raise _invalid(path, str(error)) from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        # Its text shows the line, with whatever secret is in it.
+        # The error's text quotes the line, which may contain a secret.
         mark = getattr(error.__context__, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise _unusable(path, f"it is no YAML{where}") from None
+        raise _invalid(path, f"not valid YAML{where}") from None
     names = [each.name for each in config.destinations]
     for name in names:
         if not _NAME.fullmatch(name) or names.count(name) > 1:
-            raise _unusable(
-                path, f"the name {name!r} must be of letters, digits, _ . and -, and be given once"
-            )
+            raise _invalid(path, f"the name {name!r} must be unique, of letters, digits, _ . and -")
     return [_destination(path, each) for each in config.destinations]
 
 
@@ -109,7 +107,9 @@ def _destination(path: Path, config: _Config) -> Destination:
         return Destination(config.name, sender, frozenset({NoticeKind.SLOWDOWN}), Throttle(most=None))
     throttle = config.throttle
     if throttle.most < 1 or not 0 < throttle.seconds <= 86_400:  # noqa: PLR2004 - a day
-        raise _unusable(path, f"{config.name}: throttle needs most of 1 or more, and seconds up to a day")
+        raise _invalid(
+            path, f"{config.name}: throttle.most must be at least 1, and throttle.seconds at most a day"
+        )
     if isinstance(config, WebhookConfig):
         sender = _webhook(path, config)
     elif isinstance(config, AppriseConfig):
@@ -117,7 +117,7 @@ def _destination(path: Path, config: _Config) -> Destination:
     elif config.command:
         sender = Command(config.command)
     else:
-        raise _unusable(path, f"{config.name}: command must be a program and its arguments")
+        raise _invalid(path, f"{config.name}: command must have a program and its arguments")
     kinds = frozenset(config.events) or DEFAULT_KINDS
     return Destination(config.name, sender, kinds, Throttle(throttle.most, throttle.seconds))
 
@@ -126,24 +126,24 @@ def _webhook(path: Path, config: WebhookConfig) -> Webhook:
     parts = urlsplit(config.url)
     plain = config.url.isascii() and config.url.isprintable() and " " not in config.url
     if parts.scheme not in {"http", "https"} or not parts.hostname or not plain or "@" in parts.netloc:
-        raise _unusable(
-            path, f"{config.name}: url must be http:// or https://, without a user; put that into headers"
+        raise _invalid(
+            path, f"{config.name}: url must be http:// or https://, without a user; use headers instead"
         )
     try:
         key = key_of(config.secret)
     except (binascii.Error, ValueError):
-        raise _unusable(path, f"{config.name}: secret begins with whsec_ but is not base 64") from None
+        raise _invalid(path, f"{config.name}: secret begins with whsec_ but is not base 64") from None
     if len(key) < _MIN_SECRET:
-        raise _unusable(path, f"{config.name}: secret must have at least {_MIN_SECRET} bytes")
+        raise _invalid(path, f"{config.name}: secret must have at least {_MIN_SECRET} bytes")
     for name, value in config.headers.items():
         if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
-            raise _unusable(path, f"{config.name}: the header {name!r} or its value can't be sent")
+            raise _invalid(path, f"{config.name}: the header {name!r} or its value can't be sent")
     headers = {name.lower(): value for name, value in config.headers.items()}
     return Webhook(config.url, key, headers)
 
 
 def _expanded(value: Any, environ: Mapping[str, str]) -> Any:
-    """With `${NAME}` replaced, wherever a text stands."""
+    """The value with `${NAME}` replaced in every string."""
     if isinstance(value, dict):
         return {key: _expanded(inner, environ) for key, inner in value.items()}
     if isinstance(value, list):
@@ -155,5 +155,5 @@ def _expanded(value: Any, environ: Mapping[str, str]) -> Any:
     return _VARIABLE.sub(lambda match: environ[match[1]], value)
 
 
-def _unusable(path: Path, why: str) -> SettingsError:
-    return SettingsError(f"The notifications file {path} can't be used: {why}.")
+def _invalid(path: Path, fault: str) -> SettingsError:
+    return SettingsError(f"The notifications file {path} is not valid: {fault}.")

@@ -1,7 +1,7 @@
-"""The log of reviews: `dlq-review-{date}.md`, one file a UTC day, every decision about a dead letter (R-134).
+"""The review log: `dlq-review-{date}.md`, one file per UTC day with every decision about a dead letter.
 
-Any number of processes may append to one file: each takes a lock on it, and skips what is there already, so
-that a message that comes twice is written once.
+Several processes can append to one file: each locks it and skips entries that it already contains, so a
+message that is delivered twice is written once.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def _append(path: Path, day: str, mark: str, notice: Notice) -> None:
         known = log.read().decode(errors="replace")
         if mark in known:
             return
-        # What a process that died in the middle of a line left is not continued.
+        # Don't continue a line that a killed process left unfinished.
         start = "" if known.endswith("\n") or not known else "\n"
         head = f"{start}\n" if known else f"# Dead letters reviewed on {day} (UTC)\n\n"
         entry = "\n".join(_lines(mark, notice))
@@ -58,11 +58,11 @@ def _lines(mark: str, notice: Notice) -> Iterator[str]:
     yield f"## {time} {notice.task_id}: {data.get('resolution', 'retry')}"
     yield mark
     yield ""
-    yield f"- reviewer: {_one_line(data.get('reviewer') or 'none, retried by hand')}"
+    yield f"- reviewer: {_one_line(data.get('reviewer') or 'none, retried manually')}"
     for name in ("note", "category", "error", "not_before", "changed", "with"):
         if (value := data.get(name)) is not None:
-            told = ", ".join(map(str, value)) if isinstance(value, list) else value
-            yield f"- {name.replace('_', ' ')}: {_one_line(told)}"
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"- {name.replace('_', ' ')}: {_one_line(text)}"
 
 
 def _one_line(value: object) -> str:

@@ -1,8 +1,8 @@
-"""The file `SLOWDOWN`, for programs that look for it as document 000 has it (R-214, R-218).
+"""The file `SLOWDOWN`, for programs that share a `.loki` folder.
 
-It is JSON: `wait` in seconds, and `key`, `until` and `at` for those who want to know more. The latest signal
-is in it, also one that a person ended (`wait` 0); one that comes late doesn't overwrite a newer one. It
-appears as a whole: whoever reads it finds the old or the new one.
+It is JSON: `wait` in seconds, with `key`, `until` and `at` for details. It contains the latest signal,
+including the end of a slowdown (`wait` 0); a late signal doesn't overwrite a newer one. The file is replaced
+atomically.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def write(folder: Path, message: Message) -> None:
     signals = [msgspec.convert({**notice.data, "at": notice.at}, Signal) for notice in message.notices]
     latest = max(signals, key=lambda signal: signal.at)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _exclusive(folder):
         known = _read(folder / NAME)
         if known is not None and known.at > latest.at:
             return
@@ -54,8 +54,8 @@ def write(folder: Path, message: Message) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time writes here."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Lock the folder against other writers."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -68,4 +68,4 @@ def _read(path: Path) -> Signal | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Signal)
     except (FileNotFoundError, msgspec.MsgspecError):
-        return None  # none yet, or one that somebody else wrote
+        return None  # no file yet, or one of another program

@@ -1,7 +1,6 @@
-"""A signed webhook, as Standard Webhooks has it: receivers check it with a library of their language.
+"""Webhooks signed according to Standard Webhooks, so that receivers can verify them with a library.
 
-The signature is HMAC-SHA256 over `id.timestamp.body`, so that nobody else can send one, change one, or send
-an old one again later.
+The signature is HMAC-SHA256 over `id.timestamp.body`, which prevents forged, modified and replayed messages.
 """
 
 import base64
@@ -25,7 +24,7 @@ _SUCCESS = range(200, 300)
 class Webhook:
     url: str = field(repr=False)
     key: bytes = field(repr=False)
-    #: For a receiver that wants more than the signature.
+    #: For receivers that need more than the signature.
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     timeout_sec: float = 10.0
     clock: Callable[[], float] = time.time
@@ -46,7 +45,7 @@ class Webhook:
         except NoResponseError as error:
             raise DeliveryError(str(error)) from None
         if response.status not in _SUCCESS:
-            raise DeliveryError(f"answered {response.status}")
+            raise DeliveryError(f"the receiver responded with HTTP {response.status}")
 
 
 def signature(key: bytes, message_id: str, sent_at: int, body: bytes) -> str:
@@ -55,7 +54,7 @@ def signature(key: bytes, message_id: str, sent_at: int, body: bytes) -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """Of `whsec_` and base 64, as Standard Webhooks writes it, or of any other text as it is."""
+    """The key of a secret: `whsec_` and base 64, as in Standard Webhooks, or any other text."""
     if secret.startswith(_PREFIX):
         return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     return secret.encode()
