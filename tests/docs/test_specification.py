@@ -135,18 +135,6 @@ def test_tags_on_the_page_itself_lead_to_an_item() -> None:
     assert tags_in(text).single - set(specification().items) == set()
 
 
-def test_source_code_has_no_tags() -> None:
-    """Requirements are named by the tests that prove them; a comment gives the reason itself."""
-    found = {
-        (str(path.relative_to(ROOT)), tag)
-        for path in sorted((ROOT / "src").rglob("*"))
-        if path.suffix in {".py", ".sql", ".md"}
-        for tag in tags_in(path.read_text(encoding="utf-8")).single
-    }
-
-    assert sorted(found) == []
-
-
 @pytest.mark.parametrize(
     ("text", "single", "ranges"),
     [
