@@ -25,6 +25,7 @@ from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.operations import Operations
 from lineshaft.engine.transition.spawn import Parting
 from lineshaft.engine.transition.working import Working
+from lineshaft.engine.work import Work
 
 
 class Engine:
@@ -66,6 +67,8 @@ class Engine:
             self.database, self.lifecycle, daily_budget=self.rules.daily_budget_usd is not None
         )
         self.parting = Parting(self.database, self.lifecycle, self.operations)
+        #: What agents do with the tasks they hold.
+        self.work = Work(self.lifecycle, self.working, self.parting, self.operations)
         self.gates = Gates(self.database, self.lifecycle, self.checks)
         self.lifecycle.gatekeeper = self.gates
         self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.insights)

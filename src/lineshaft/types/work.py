@@ -16,6 +16,8 @@ from lineshaft.model.fields import LONGEST_SECONDS, MAX_TEXT
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, is_storable
+from lineshaft.model.tasks import NewTask
+from lineshaft.types.tasks import Submitted
 
 NOTHING = Decimal(0)
 
@@ -131,6 +133,73 @@ class Release:
             raise_faults({"delay_sec": number_fault(self.delay_sec, 0, LONGEST_SECONDS)})
 
 
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Cancel a task by its claim and, with `cascade`, everything that depends on it."""
+
+    claim: ClaimRef
+    reason: str
+    cascade: bool = True
+    spent: Spent = UNREPORTED
+
+
+#: Longer names would not fit into the index.
+MAX_STEP_NAME = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    claim: ClaimRef
+    name: str
+    #: The result, as JSON.
+    data: bytes
+    #: Of this step alone.
+    cost_usd: Decimal = NOTHING
+    #: Of the whole attempt since its claim; None: nothing new.
+    cost_so_far_usd: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad step is refused alone and not with all others of its call.
+        if not 1 <= len(self.name) <= MAX_STEP_NAME or not is_storable(self.name):
+            fault = (
+                f"must be a text of 1 to {MAX_STEP_NAME} characters without U+0000, got {self.name[:100]!r}"
+            )
+            raise InvalidInputError(errors=[("name", fault)])
+        check_json(data=self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class NewCheckpoint:
+    claim: ClaimRef
+    #: As JSON.
+    data: bytes
+
+    def __post_init__(self) -> None:
+        check_json(data=self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSpawn:
+    """Children to create in the DAG of a held task; with `wait` the task pauses until all have ended.
+
+    With a key the children are created once, however often the call is repeated. Without one, only a repeated
+    call with `wait` is recognized, because it ended the claim.
+    """
+
+    claim: ClaimRef
+    tasks: Sequence[NewTask]
+    key: str | None = None
+    wait: bool = False
+    spent: Spent = UNREPORTED
+    #: Saved in the same transaction, as JSON.
+    checkpoint: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
+        check_json(checkpoint=self.checkpoint)
+
+
 def check_progress_size(progress: bytes | None) -> None:
     """It goes with heartbeats, which must be quick, and each is kept as an event."""
     if progress is not None and len(progress) > MAX_PROGRESS_BYTES:
@@ -184,6 +253,23 @@ class Spawned:
     children: list[Child]
     #: The claim is over: the parent is claimed again when all of them have ended.
     paused: bool
+    #: The same tasks in the same order: whether each was created, or existed before.
+    submitted: Sequence[Submitted] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnResult:
+    """One result of a batch of spawns: `spawned`, or why nothing was created."""
+
+    id: str
+    spawned: Spawned | None = None
+    error: LineshaftError | None = None
+
+    def unwrap(self) -> Spawned:
+        if self.error is not None:
+            raise self.error
+        assert self.spawned is not None  # noqa: S101 - one of the two is always there
+        return self.spawned
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +295,23 @@ class RemainingBudgets:
     task: Decimal | None = None
     agent: Decimal | None = None
     dag: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One result of a batch of steps: the step's data and what is left to spend, or why it isn't recorded."""
+
+    id: str
+    #: The result that counts, as JSON: the first one recorded.
+    data: bytes | None = None
+    budgets: RemainingBudgets = RemainingBudgets()
+    error: LineshaftError | None = None
+
+    def unwrap(self) -> bytes:
+        if self.error is not None:
+            raise self.error
+        assert self.data is not None  # noqa: S101 - one of the two is always there
+        return self.data
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):

@@ -89,7 +89,11 @@ class Parting:
                 if known is None or known[1] != claim.epoch or not wait:
                     raise
                 # The same call again: the parent waits already.
-                return Spawned([Child(name) for name in known[0]], paused=True)
+                return Spawned(
+                    [Child(name) for name in known[0]],
+                    paused=True,
+                    submitted=[Submitted(name, duplicate=True) for name in known[0]],
+                )
             # While the parent is locked: of two calls at once the second finds what the first made.
             known = await self._read_step(connection, step)
             names = [] if known is None else known[0]
@@ -112,7 +116,7 @@ class Parting:
                 booked = {"id": claim.id, "epoch": claim.epoch, "cost": spent.cost_usd}
                 await connection.execute(self._sql["book_cost"], booked)
                 await changes.write(connection)
-            return Spawned([ends.get(name) or Child(name) for name in names], paused)
+            return Spawned([ends.get(name) or Child(name) for name in names], paused, children)
 
         return await self._database.run(work, pipeline=False)
 
