@@ -116,7 +116,7 @@ async def bench_latency(dsn: str, sizes: Sizes, report: Report) -> None:
                 # Its outcome is written; it looks for more once, and is idle.
                 await asyncio.sleep(UNTIL_IDLE_SEC)
 
-            def round_trip() -> None:
+            def pipelined() -> None:
                 begin = time.perf_counter()
                 writer.execute(BARE_SUBMIT, [str(time.perf_counter_ns())])
                 for _ in listener.notifies(timeout=10, stop_after=1):
@@ -130,7 +130,7 @@ async def bench_latency(dsn: str, sizes: Sizes, report: Report) -> None:
                     ours.clear()
                     floor.clear()
                 await submit()
-                round_trip()
+                pipelined()
             agent.stop()
             await running
     for name, share, goal in (("p50", 50, "≤ 2"), ("p99", 99, "≤ 3")):

@@ -66,7 +66,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def attempts(shaft: Lineshaft, task_id: str) -> list[Attempt]:
-    return await engine_of(shaft).insights.attempts(task_id)
+    return await engine_of(shaft).read.attempts(task_id)
 
 
 async def kinds(shaft: Lineshaft, task_id: str) -> list[str]:

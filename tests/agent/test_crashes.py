@@ -33,7 +33,7 @@ async def test_killed(shaft: Lineshaft, where: str, tmp_path: Path, point: str) 
     task_id = await submit(shaft)
     async with agent_process(where, log, "--wait-at", point) as process:
         await process.reaches(point)
-        assert list(await engine_of(shaft).insights.steps(task_id)) == RECORDED_BEFORE[point]
+        assert list(await engine_of(shaft).read.steps(task_id)) == RECORDED_BEFORE[point]
         await process.kill()
 
     second = make_agent("second", Points(log), interval=0.3, grace=5)
@@ -123,7 +123,7 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
 
     assert task.result == {"sum": 3, "by": "second"}
     steps = {"first": b"1", "second": b"2"}
-    found = await engine_of(shaft).insights.steps(task_id)
+    found = await engine_of(shaft).read.steps(task_id)
     assert {name: bytes(data) for name, data in found.items()} == steps
     # The zombie reached "completing" in neither case: its next write told it that it was over.
     assert log.read_text().splitlines().count("completing") == 1

@@ -55,5 +55,5 @@ async def test_a_running_handler_sees_a_slow_down(shaft: Lineshaft) -> None:
     async with at_work(agent, shaft=shaft):
         await shaft.submit(NewTask("t"))
         await soon(started)
-        await engine_of(shaft).guards.slow_down("model:m", 100)
+        await engine_of(shaft).slowdowns.slow_down("model:m", 100)
         await soon(seen)

@@ -324,7 +324,7 @@ async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
         async def look() -> None:
             async with Engine(engine_of(shaft).database.dsn, max_connections=1) as engine:
                 while not reaping.is_set():
-                    await engine.upkeep.reap(10)
+                    await engine.maintenance.reap(10)
                     await asyncio.sleep(0.05)
 
         asyncio.run(look())

@@ -36,7 +36,7 @@ async def reaper(dsn: str) -> AsyncIterator[None]:
     async def reap() -> None:
         async with Engine(dsn, max_connections=1) as engine:
             while True:
-                await engine.upkeep.reap(10)
+                await engine.maintenance.reap(10)
                 await asyncio.sleep(0.02)
 
     reaping = asyncio.create_task(reap())
@@ -133,7 +133,7 @@ async def test_a_silent_connection_is_noticed_within_a_heartbeat(
         await soon(running)
 
         async def lease() -> object:
-            task = await engine_of(shaft).insights.task(submitted.id)
+            task = await engine_of(shaft).read.task(submitted.id)
             assert task.status is Status.RUNNING
             return task.lease_until
 

@@ -65,7 +65,7 @@ async def test_whom_it_slows(
     task = await one(shaft, agent, "t", model_preferences=[claimed] if claimed else [])
 
     assert (task.status, task.attempts) == (Status.RETRYING, 0)
-    (slowdown,) = (await engine_of(shaft).insights.slowdowns()).items
+    (slowdown,) = (await engine_of(shaft).read.slowdowns()).items
     assert slowdown.key == key
     waits = (slowdown.until - (await attempts(shaft, task.id))[0].ended_at).total_seconds()  # type: ignore[operator]
     assert waits == pytest.approx(500, abs=1)

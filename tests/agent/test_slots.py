@@ -263,7 +263,7 @@ async def test_a_thread_that_ends_while_its_timeout_is_written_is_counted_once(
 
 
 async def _is(shaft: Lineshaft, task_id: str, status: Status) -> bool:
-    return (await engine_of(shaft).insights.task(task_id)).status is status
+    return (await engine_of(shaft).read.task(task_id)).status is status
 
 
 async def _somebody_waits(connection: psycopg.Connection) -> bool:

@@ -20,7 +20,7 @@ async def test_heartbeats_arrive_though_a_new_connection_takes_longer_than_one_m
             # The heart has no connection yet: five round trips and more, of 0.14 s each.
             proxy.delay_sec = 0.07
             while len(leases) < 3:
-                leases.add((await near.insights.task(submitted.id)).lease_until)
+                leases.add((await near.read.task(submitted.id)).lease_until)
                 await asyncio.sleep(0.05)
             return "done"
 

@@ -326,7 +326,7 @@ async def test_a_claim_that_was_lost_records_nothing(
                     "UPDATE lineshaft.task_live SET lease_until = now() - interval '1 s' WHERE id = %s",
                     [ctx.id],
                 )
-                await engine_of(shaft).upkeep.reap(10)
+                await engine_of(shaft).maintenance.reap(10)
                 return "zombie"
 
             await ctx.step("s", stolen)

@@ -43,7 +43,7 @@ async def test_what_becomes_ready_after_a_crash_can_be_claimed(cluster: Cluster)
             return [task.type for task in (await engine.claims.claim("a", view.incarnation, limit=1)).tasks]
 
     async with Engine(cluster.primary.dsn, max_connections=1) as engine:
-        assert await engine.upkeep.turn_generation(5)
+        assert await engine.maintenance.turn_generation(5)
     await cluster.restart(signal.SIGQUIT, 0)
     assert await submit_and_claim() == ["t"]
 

@@ -176,7 +176,9 @@ async def test_events_of_a_standalone_task_s_dag_are_its_task_s(shaft: Lineshaft
 
 
 async def test_a_database_that_is_not_migrated_is_refused_with_the_command(empty_dsn: str) -> None:
-    with pytest.raises(DatabaseError, match=r"0001 schema is pending\. Run 'lineshaft migrate up'"):
+    with pytest.raises(
+        DatabaseError, match=r"migration 0001 schema is not applied\. Run 'lineshaft migrate up'"
+    ):
         async with Lineshaft(empty_dsn):
             pass
 

@@ -100,7 +100,7 @@ async def test_the_notices_of_a_fleet(
         poison = await submit(engine, "poison", max_attempts=10)
         for agent in (one, two, two):
             clock.advance(3_600)
-            await engine.upkeep.promote_due(10)
+            await engine.maintenance.promote_due(10)
             await fail(engine, await take(engine, agent))
         happen(connection, clock, "breaker.opened", data={"key": "code"})
         happen(connection, clock, "budget.blocked", dag_id="dag_x")

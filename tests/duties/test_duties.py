@@ -49,12 +49,12 @@ def kinds(connection: psycopg.Connection) -> list[str]:
 
 def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
     partitions, tally = Partitions(engine.database), Tally(engine.database)
-    return Janitor(engine.upkeep, partitions, tally, keep_tasks=keep_tasks)
+    return Janitor(engine.maintenance, partitions, tally, keep_tasks=keep_tasks)
 
 
 async def closed(engine: Engine) -> None:
     """Wait until only the current generation is open. Writers of other databases count, too."""
-    while await engine.upkeep.close_generations(100):
+    while await engine.maintenance.close_generations(100):
         pass
 
 
@@ -73,10 +73,10 @@ async def test_the_reaper_takes_back_lost_tasks(
     """R-062, R-072, F-18, F-25: a claim never started, a heartbeat missed; both use an attempt."""
     (task,) = await claimed(engine, NewTask("code"), start=start)
     clock.advance(seconds - 2)
-    assert await Reaper(engine.upkeep).run_once() == {}
+    assert await Reaper(engine.maintenance).run_once() == {}
     clock.advance(2)
 
-    assert await Reaper(engine.upkeep).run_once() == {reason: 1}
+    assert await Reaper(engine.maintenance).run_once() == {reason: 1}
 
     assert statuses(connection) == {"code": "RETRYING"}
     row = connection.execute("SELECT agent_id, outcome, category, error FROM lineshaft.attempt").fetchone()
@@ -100,7 +100,7 @@ async def test_the_time_limit_applies_despite_heartbeats(
         assert answer == {task.id: "continue"}
     clock.advance(5)
 
-    assert await Reaper(engine.upkeep).run_once() == {"execution_limit": 1}
+    assert await Reaper(engine.maintenance).run_once() == {"execution_limit": 1}
 
     assert connection.execute("SELECT category FROM lineshaft.attempt").fetchone() == ("timeout",)
 
@@ -116,7 +116,7 @@ async def test_a_task_in_validation_by_its_agent_is_reaped(
     assert moved.status == "VALIDATING"
     clock.advance(91)
 
-    assert await Reaper(engine.upkeep).run_once() == {"heartbeat_timeout": 1}
+    assert await Reaper(engine.maintenance).run_once() == {"heartbeat_timeout": 1}
     assert statuses(connection) == {"code": "RETRYING"}
 
 
@@ -127,7 +127,7 @@ async def test_many_reapers_at_once_reap_each_task_once(
     clock.advance(91)
     async with Engine(dsn, clock=clock) as other:
         results = await asyncio.gather(
-            *(Reaper(e.upkeep, batch=7).run_once() for e in (engine, other, engine, other))
+            *(Reaper(e.maintenance, batch=7).run_once() for e in (engine, other, engine, other))
         )
 
     assert sum(counts.get("heartbeat_timeout", 0) for counts in results) == 60
@@ -142,7 +142,7 @@ async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(
     (task,) = await claimed(engine, NewTask("failing", max_attempts=2))
     await engine.lifecycle.fail([Failure(ref(task), "boom")])
     await engine.submission.submit([NewTask("later", run_at=clock.now() + timedelta(seconds=400))])
-    assert await Promoter(engine.upkeep).run_once() == {
+    assert await Promoter(engine.maintenance).run_once() == {
         "promoted": 0,
         "rekeyed": 0,
         "deadlines missed": 0,
@@ -154,10 +154,10 @@ async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(
     assert statuses(connection) == {"failing": "RETRYING", "later": "PENDING"}
 
     clock.advance(30)
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
     assert statuses(connection) == {"failing": "READY", "later": "PENDING"}
     clock.advance(380)
-    counts = await Promoter(engine.upkeep).run_once()
+    counts = await Promoter(engine.maintenance).run_once()
 
     assert counts["promoted"] == 1
     assert statuses(connection) == {"failing": "READY", "later": "READY"}
@@ -175,7 +175,7 @@ async def test_run_at_does_not_override_dependencies(
         ],
     )
     clock.advance(61)
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
     assert statuses(connection) == {"up": "READY", "down": "PENDING"}
 
     (task,) = await claimed(engine)
@@ -198,18 +198,18 @@ async def test_a_deadline_raises_the_rank_and_is_reported_when_missed(
     )
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=9))
     clock.advance(2 * 3600 + 60)  # an hour before: 60 − 20 = 40 and a little less
-    assert (await Promoter(engine.upkeep).run_once())["rekeyed"] == 1
+    assert (await Promoter(engine.maintenance).run_once())["rekeyed"] == 1
     (first,) = (await engine.claims.claim("a1", view.incarnation)).tasks
     assert first.type == "due"
     assert "task.deadline_missed" not in kinds(connection)
 
     clock.advance(3600)
-    counts = await Promoter(engine.upkeep).run_once()
+    counts = await Promoter(engine.maintenance).run_once()
 
     assert counts["deadlines missed"] == 1
     assert kinds(connection).count("task.deadline_missed") == 1
     clock.advance(3600)
-    assert (await Promoter(engine.upkeep).run_once())["deadlines missed"] == 0
+    assert (await Promoter(engine.maintenance).run_once())["deadlines missed"] == 0
 
 
 async def test_an_expired_lock_is_reported_and_its_waiters_return(
@@ -228,7 +228,7 @@ async def test_an_expired_lock_is_reported_and_its_waiters_return(
     )
     clock.advance(601)
 
-    counts = await Promoter(engine.upkeep).run_once()
+    counts = await Promoter(engine.maintenance).run_once()
 
     assert counts["locks expired"] == 1
     assert "lock.expired" in kinds(connection)
@@ -242,7 +242,7 @@ async def test_a_task_parked_for_a_free_lock_is_found(engine: Engine, connection
     view = await engine.fleet.register(NewAgent(id="a1"))
     assert (await engine.claims.claim("a1", view.incarnation)).tasks == []
 
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
 
     assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
@@ -254,9 +254,9 @@ async def test_generations_rotate_without_losing_tasks(
     await engine.submission.submit([NewTask("code") for _ in range(30)])
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     await engine.claims.claim("a1", view.incarnation, limit=20)
-    assert not await engine.upkeep.turn_generation(49), "ten remain, only forty-nine have left"
+    assert not await engine.maintenance.turn_generation(49), "ten remain, only forty-nine have left"
 
-    assert await engine.upkeep.turn_generation(50)
+    assert await engine.maintenance.turn_generation(50)
     await closed(engine)
 
     assert connection.execute("SELECT no FROM lineshaft.generation").fetchall() == [(2,)]
@@ -270,8 +270,8 @@ async def test_a_submitter_that_commits_late_into_a_closing_generation_is_not_lo
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     async with await psycopg.AsyncConnection.connect(dsn) as submitter:
         await engine.submission.submit([NewTask("late")], connection=submitter)
-        assert await engine.upkeep.turn_generation(5)
-        assert await engine.upkeep.close_generations(100) == 1, "the submitter might still write into it"
+        assert await engine.maintenance.turn_generation(5)
+        assert await engine.maintenance.close_generations(100) == 1, "the submitter might still write into it"
         await submitter.commit()
 
     (late,) = (await engine.claims.claim("a1", view.incarnation)).tasks
@@ -285,7 +285,7 @@ async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
     """It should not exist. Every rotation searches the last generations, and the janitor all of them."""
     view = await engine.fleet.register(NewAgent(id="a1", max_concurrent_tasks=100))
     for _ in range(9):
-        assert await engine.upkeep.turn_generation(5)
+        assert await engine.maintenance.turn_generation(5)
         await closed(engine)
     old, recent = await engine.submission.submit([NewTask("old"), NewTask("recent")])
     for task, generation in ((old, 2), (recent, 8)):
@@ -293,7 +293,7 @@ async def test_a_task_in_a_generation_that_was_closed_long_ago_is_brought_back(
             "UPDATE lineshaft.task_live SET generation = %s WHERE id = %s", [generation, task.id]
         )
 
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
     assert [task.id for task in (await engine.claims.claim("a1", view.incarnation, limit=9)).tasks] == [
         recent.id
     ]
@@ -308,7 +308,7 @@ async def test_an_old_reader_does_not_keep_a_generation_open(engine: Engine, dsn
     with psycopg.connect(dsn) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM lineshaft.task_live")
-        assert await engine.upkeep.turn_generation(5)
+        assert await engine.maintenance.turn_generation(5)
 
         await closed(engine)
 
@@ -323,7 +323,7 @@ async def test_a_rotation_that_was_rolled_back_loses_no_task(
     await engine.submission.submit([NewTask("unseen")])
     view = await engine.fleet.register(NewAgent(id="a1"))
 
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
 
     assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
@@ -336,7 +336,7 @@ async def test_a_task_in_a_closed_generation_is_swept_up(
     view = await engine.fleet.register(NewAgent(id="a1"))
     assert (await engine.claims.claim("a1", view.incarnation)).tasks == []
 
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
 
     assert len((await engine.claims.claim("a1", view.incarnation)).tasks) == 1
 
@@ -509,7 +509,7 @@ async def test_dags_without_budget_do_not_hide_others(engine: Engine, connection
     later = max(dags, key=lambda dag: dag.id)
     connection.execute("UPDATE lineshaft.dag SET budget_ceiling_usd = 5 WHERE id = %s", [later.id])
 
-    await Promoter(engine.upkeep, batch=1).run_once()
+    await Promoter(engine.maintenance, batch=1).run_once()
 
     (task,) = (await engine.claims.claim("a1", view.incarnation, limit=5)).tasks
     assert task.id == later.tasks["w"].id
@@ -528,10 +528,10 @@ async def test_a_task_that_cannot_be_reaped_does_not_block_others(
     )
     clock.advance(10_000)
 
-    counts = await Reaper(engine.upkeep).run_once()
+    counts = await Reaper(engine.maintenance).run_once()
 
     assert counts == {"stuck": 1, "heartbeat_timeout": 1}
-    assert (await engine.insights.task(good.id)).status == "RETRYING"
+    assert (await engine.read.task(good.id)).status == "RETRYING"
 
 
 async def test_a_task_that_cannot_be_promoted_does_not_block_others(
@@ -550,7 +550,7 @@ async def test_a_task_that_cannot_be_promoted_does_not_block_others(
     connection.execute("UPDATE lineshaft.dag SET total = 0")
     clock.advance(10_000)
 
-    counts = await Promoter(engine.upkeep).run_once()
+    counts = await Promoter(engine.maintenance).run_once()
 
     assert (counts["stuck"], counts["promoted"]) == (1, 1)
-    assert (await engine.insights.task(later.id)).status == "READY"
+    assert (await engine.read.task(later.id)).status == "READY"

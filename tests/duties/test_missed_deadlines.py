@@ -16,7 +16,7 @@ from tests.world import complete, kill, register, submit, take
 async def reported(engine: Engine, connection: psycopg.Connection) -> list[str]:
     """The tasks with a missed deadline after two runs of the promoter."""
     for _ in range(2):
-        await Promoter(engine.upkeep).run_once()
+        await Promoter(engine.maintenance).run_once()
     return [
         row[0]
         for row in connection.execute(
@@ -28,7 +28,7 @@ async def reported(engine: Engine, connection: psycopg.Connection) -> list[str]:
 async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
     """A task whose deadline has passed since the promoter's last run."""
     task_id = await submit(engine, "late", deadline=clock.now() + timedelta(seconds=30), **fields)
-    await Promoter(engine.upkeep).run_once()
+    await Promoter(engine.maintenance).run_once()
     clock.advance(31)
     return task_id
 

@@ -73,7 +73,7 @@ async def test_a_command_decides(
         assert await validator(engine).run_once() == {"approvals announced": 0, "passed": 1, "rejected": 1}
 
         assert statuses(connection) == {"COMPLETED": 1, "DEAD_LETTERED": 1}
-        task = await engine.insights.task(refused.id)
+        task = await engine.read.task(refused.id)
         assert task.failure_category == "invalid_output"
         assert task.failure_reason == (
             "test-pass: the command bad ended with exit code 1; last output: two tests failed"
@@ -97,7 +97,7 @@ async def test_a_judge_decides_and_its_cost_is_charged(
             (verdict,) = attempt.verdicts
             assert (verdict.score, verdict.model, verdict.cost_usd) == (0.4, "gpt-4o-mini", 0.05)
             assert verdict.reasons == ["the judge's score is 0.4, below 0.7", "too dry"]
-            assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.05")
+            assert (await engine.read.task(task.id)).cost_usd == Decimal("0.05")
             assert connection.execute("SELECT spent_usd FROM lineshaft.agent").fetchone() == (
                 Decimal("0.05"),
             )
@@ -275,7 +275,7 @@ async def test_a_check_without_a_verdict_may_cost_money(dsn: str, clock: Movable
         (task,) = await handed_in(engine, Gate("undecided"))
         await validator(engine).run_once()
 
-        assert (await engine.insights.task(task.id)).cost_usd == Decimal("0.1")
+        assert (await engine.read.task(task.id)).cost_usd == Decimal("0.1")
 
 
 # Crashes.
@@ -313,9 +313,9 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
         while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-        found = await engine.insights.task(task.id)
+        found = await engine.read.task(task.id)
         assert (found.status, found.attempts) == ("COMPLETED", 0)
-        assert [attempt.outcome for attempt in await engine.insights.attempts(task.id)] == ["completed"]
+        assert [attempt.outcome for attempt in await engine.read.attempts(task.id)] == ["completed"]
     check_invariants(dsn)
 
 

@@ -10,7 +10,6 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.deliverer import Deliverer
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox, Throttle
-from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.integrations.notify import DeliveryError, Destination
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
@@ -52,7 +51,7 @@ async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableCl
             "at": clock.now().isoformat().replace("+00:00", "Z"),
         }
         clock.advance(1)
-        await Interventions(engine.database).end_slowdown("model:large")
+        await engine.slowdowns.end("model:large")
         await deliverer.run_once()
         assert (found(folder)["wait"], found(folder)["key"]) == (0, "model:large")
 

@@ -66,7 +66,7 @@ async def test_the_leases_of_two_of_a_batch_run_out_together(
     child, stray = await two_of_a_batch(one)
     clock.advance(1_000)
 
-    await one.upkeep.reap(100)
+    await one.maintenance.reap(100)
 
     assert status(connection, child.id) == Status.DEAD_LETTERED
     assert status(connection, stray.id) == Status.CANCELLED

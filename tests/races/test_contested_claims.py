@@ -45,7 +45,7 @@ async def test_what_is_just_being_taken_is_of_an_older_generation(engine: Engine
     await register(engine)
     (old,) = await engine.submission.submit([NewTask("a")])
     with held(dsn, CLAIMING, [old.id]):
-        assert await engine.upkeep.turn_generation(5)
+        assert await engine.maintenance.turn_generation(5)
         (new,) = await engine.submission.submit([NewTask("a")])
         assert await claimed(engine) == [new.id]
 

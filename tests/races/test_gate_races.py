@@ -186,11 +186,11 @@ async def test_refusing_against_reaping(
         if first == "check":
             checking = asyncio.ensure_future(gatekeeper.check([ref(task)]))
             await waiting(look, 1)
-            assert await two.upkeep.reap(10) == {}, "the reaper leaves alone what is locked"
+            assert await two.maintenance.reap(10) == {}, "the reaper leaves alone what is locked"
             holder.rollback()
             moved = (await checking)[task.id]
         else:
-            reaping = asyncio.ensure_future(two.upkeep.reap(10))
+            reaping = asyncio.ensure_future(two.maintenance.reap(10))
             await waiting(look, 1)
             checking = asyncio.ensure_future(gatekeeper.check([ref(task)]))
             await waiting(look, 2)
@@ -199,7 +199,7 @@ async def test_refusing_against_reaping(
             moved = (await checking)[task.id]
     assert (moved.status == "RETRYING") is (first == "check")
     assert isinstance(moved.error, StaleClaimError) is (first == "reaper")
-    await two.upkeep.reap(10)
+    await two.maintenance.reap(10)
 
     assert ends(connection, task.id) == ["task.failed"]
     assert connection.execute("SELECT attempts FROM lineshaft.task_live").fetchone() == (1,)

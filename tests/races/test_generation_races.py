@@ -30,8 +30,8 @@ async def test_a_bulk_submission_is_held_up_while_its_generation_is_left(
         )
         await waiting(connection, 1)
         for _ in range(4):
-            assert await engine.upkeep.turn_generation(5_000)
-            await engine.upkeep.close_generations(5_000)
+            assert await engine.maintenance.turn_generation(5_000)
+            await engine.maintenance.close_generations(5_000)
         holder.rollback()
         await submitting
     assert len(await claimed(engine, 5)) == 5
@@ -54,7 +54,7 @@ async def test_a_turn_that_is_interrupted_in_its_middle_is_finished_by_the_next(
     await register(engine, max_concurrent_tasks=10)
     (old,) = await engine.submission.submit([NewTask("a")])
     connection.execute(SQL["announce_generation"])
-    assert await engine.upkeep.turn_generation(5)
+    assert await engine.maintenance.turn_generation(5)
     with connection.transaction(force_rollback=True):
         connection.execute(SQL["announce_generation"])
     connection.execute(SQL["announce_generation"])
@@ -63,7 +63,7 @@ async def test_a_turn_that_is_interrupted_in_its_middle_is_finished_by_the_next(
     (new,) = await engine.submission.submit([NewTask("a")])
     assert sorted(await claimed(engine, 5)) == sorted([old.id, new.id])
     # Transactions of other tests, on the same server, may hold it up for a moment.
-    while await engine.upkeep.close_generations(100):
+    while await engine.maintenance.close_generations(100):
         pass
 
 
@@ -73,9 +73,9 @@ async def test_what_a_turn_moves_is_told(engine: Engine, dsn: str) -> None:
     await engine.submission.submit([NewTask("a") for _ in range(3)])
     with psycopg.connect(dsn, autocommit=True) as listener:
         listener.execute("LISTEN lineshaft")
-        assert await engine.upkeep.turn_generation(50)
+        assert await engine.maintenance.turn_generation(50)
         assert next(listener.notifies(timeout=60)).payload == "1"
         listener.execute("UPDATE lineshaft.task_live SET generation = 1")
-        await engine.upkeep.close_generations(50)
-        await engine.upkeep.sweep_generations(50)
+        await engine.maintenance.close_generations(50)
+        await engine.maintenance.sweep_generations(50)
         assert next(listener.notifies(timeout=60)).payload == "1"

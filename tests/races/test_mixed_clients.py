@@ -70,7 +70,7 @@ class Crowd:
                     draw.choice([*self.dags, virtual]), draw.choice([1, 3, None])
                 )
             case "recheck":
-                await engine.upkeep.recheck_parked(100)
+                await engine.maintenance.recheck_parked(100)
 
 
 def task(draw: random.Random, **fields: Any) -> NewTask:
@@ -98,4 +98,4 @@ async def test_whatever_they_do_it_adds_up(engines: tuple[Engine, Engine], seed:
                 continue
 
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    await engines[0].upkeep.recheck_parked(1_000)
+    await engines[0].maintenance.recheck_parked(1_000)

@@ -80,5 +80,5 @@ async def test_a_ceiling_is_raised_while_a_claim_parks(
         await claim
 
     if not claim.result().tasks:
-        await one.upkeep.recheck_parked(10)
+        await one.maintenance.recheck_parked(10)
         assert [task.id for task in await running(one)] == [task_id]

@@ -156,11 +156,11 @@ async def test_a_heartbeat_saves_its_task_from_the_reaper(
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         beat = asyncio.ensure_future(one.lifecycle.heartbeat("a1", 1, [Beat(ref(task))]))
         await waiting(look, 1)
-        assert await two.upkeep.reap(10) == {}
+        assert await two.maintenance.reap(10) == {}
         holder.rollback()
 
         assert await beat == {task.id: "continue"}
-        assert await two.upkeep.reap(10) == {}
+        assert await two.maintenance.reap(10) == {}
         assert status(look, task.id) == Status.RUNNING
 
 
@@ -171,7 +171,7 @@ async def test_a_heartbeat_that_comes_after_the_reaper_is_told(
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     clock.advance(91)
-    assert await two.upkeep.reap(10) == {"heartbeat_timeout": 1}
+    assert await two.maintenance.reap(10) == {"heartbeat_timeout": 1}
 
     assert await one.lifecycle.heartbeat("a1", 1, [Beat(ref(task))]) == {task.id: "lost"}
 
@@ -359,8 +359,8 @@ async def test_sixteen_clients_doing_everything_at_once(engines: tuple[Engine, E
                 case "submit":
                     await _allowed(engine.submission.submit([NewTask("t", depends_on=[dice.choice(roots)])]))
                 case "tick":
-                    await engine.upkeep.promote_due(100)
-                    await engine.upkeep.reap(100)
+                    await engine.maintenance.promote_due(100)
+                    await engine.maintenance.reap(100)
 
     await asyncio.gather(*(client(number) for number in range(16)))
 

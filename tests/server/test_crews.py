@@ -6,7 +6,6 @@ import psycopg
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import LaneDirectory
-from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.signals import Signals
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.long_poll import DEPARTURE
@@ -49,9 +48,9 @@ async def test_one_run_of_upkeep_serves_all_who_asked_before_it_began(served: Se
 async def test_a_wake_up_that_was_used_is_not_passed_around(dsn: str, engine: Engine) -> None:
     """Two idle agents would wake each other for ever."""
     await engine.submission.submit([NewTask("code")])  # so that the lane is known
-    async with Wakeups(dsn) as wakeups:
+    directory = LaneDirectory(engine.working, dsn)
+    async with directory.wakeups as wakeups:
         await wakeups.wait_until(healthy=True)
-        directory = LaneDirectory(engine.working, wakeups)
         room = WaitingRoom(directory, wakeups, Signals(engine.database))
         agents = [await engine.fleet.register(NewAgent(id=name)) for name in ("a", "b")]
         never = asyncio.create_task(asyncio.Event().wait())

@@ -282,7 +282,7 @@ async def test_the_delays_of_003(serve: Serve, clock: MovableClock) -> None:
             due = datetime.fromisoformat(found["scheduledFor"])
             assert (due - clock.now()).total_seconds() == delay
             clock.advance(delay)
-            await served.service.engine.upkeep.promote_due(10)
+            await served.service.engine.maintenance.promote_due(10)
         await fail(client, agent)
 
         found = await look(client, made["id"])

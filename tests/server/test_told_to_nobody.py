@@ -57,7 +57,7 @@ async def test_the_database_goes_before_all_is_read(
     owner, name = {
         "crew": (engine.working, "past_attempts"),
         "history": (engine.claims, "_read_history"),
-    }.get(way, (engine.insights, "tasks_by_id"))
+    }.get(way, (engine.read, "tasks_by_id"))
 
     def go(owner: Any, name: str) -> None:
         real = getattr(owner, name)

@@ -100,7 +100,7 @@ async def test_a_rate_limit_slows_the_model_down(client: Client) -> None:
 
 async def test_a_slow_down_of_a_provider_is_told_to_those_who_use_it(client: Client, served: Served) -> None:
     agents = [await client.register(name, models_available=[f"{name}/large"]) for name in ("one", "two")]
-    await served.service.engine.guards.slow_down("provider:one", 60)
+    await served.service.engine.slowdowns.slow_down("provider:one", 60)
 
     beats = [
         await client.post(f"/v1/agents/{agent['id']}/heartbeat", {"incarnation": agent["incarnation"]})

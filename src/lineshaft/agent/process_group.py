@@ -87,9 +87,9 @@ class AgentProcess:
             try:
                 coming = await self._backend.upkeep()
             except UnavailableError as error:
-                _log.debug("Upkeep has to wait: %s", error)
+                _log.debug("Maintenance has to wait: %s", error)
             except Exception:  # noqa: BLE001 - logged; without upkeep nothing would ever be due
-                _log.exception("Upkeep failed; it is tried again in %s s", pause)
+                _log.exception("Maintenance failed; it is tried again in %s s", pause)
             else:
                 pause = pause if coming is None else min(pause, coming)
             with contextlib.suppress(TimeoutError):

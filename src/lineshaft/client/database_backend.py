@@ -12,9 +12,9 @@ from lineshaft.client.backend import HeartbeatTransport, Idler
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
-from lineshaft.engine.feed.reading import Reading
 from lineshaft.engine.feed.wakeups import Waiter, Wakeups
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
@@ -86,7 +86,9 @@ class DatabaseBackend:
             # Starting a server takes a moment, in which the event loop has better things to do.
             dsn = await asyncio.to_thread(location.__enter__)
             opening.callback(location.__exit__, None, None, None)
-            await asyncio.to_thread(_prepare, dsn, embedded=self._settings.database_url is None)
+            # The embedded database is ours to migrate; any other one is its operator's.
+            prepare = migrate.up if self._settings.database_url is None else migrate.check_ready
+            await asyncio.to_thread(prepare, dsn)
             self._engine = await opening.enter_async_context(
                 Engine(
                     dsn,
@@ -142,22 +144,22 @@ class DatabaseBackend:
         if submitted.duplicate or connection is not None or not all(task.duplicate for task in known):
             return submitted
         # Each task stands for one that exists already, so no DAG was made: it is that of the first.
-        first = await self.engine.insights.task(known[0].id)
+        first = await self.engine.read.task(known[0].id)
         return SubmittedDag(first.dag_id, submitted.tasks)
 
     # Reading and operating.
 
     async def task(self, task_id: str) -> Task:
-        return await self.engine.insights.task(task_id)
+        return await self.engine.read.task(task_id)
 
     async def tasks(self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None) -> Page[Task]:
-        return await self.engine.insights.tasks(filters, order=order, limit=limit, cursor=cursor)
+        return await self.engine.read.tasks(filters, order=order, limit=limit, cursor=cursor)
 
     async def dag(self, dag_id: str) -> Dag:
-        return await self.engine.insights.dag(dag_id)
+        return await self.engine.read.dag(dag_id)
 
     async def why(self, task_id: str) -> Why:
-        return await self.engine.insights.why(task_id)
+        return await self.engine.read.why(task_id)
 
     async def events(
         self,
@@ -168,8 +170,8 @@ class DatabaseBackend:
         dag_id: str | None,
         kinds: Collection[str] | None,
     ) -> EventPage:
-        reading = Reading(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
-        return await reading.page(after, self.engine.insights)
+        reading = EventQuery(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
+        return await reading.page(after, self.engine.read)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         return await self.engine.working.finished(ids)
@@ -284,10 +286,12 @@ class DatabaseBackend:
     async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
         async with self._subscribing:
             if self._directory is None:
-                wakeups = Wakeups(self.engine.database.dsn, listen=self._settings.sessions)
-                self._wakeups = await self._resources.enter_async_context(wakeups)
-                self._directory = LaneDirectory(self.engine.working, wakeups)
-                self._resources.push_async_callback(self._directory.close)
+                directory = LaneDirectory(
+                    self.engine.working, self.engine.database.dsn, listen=self._settings.sessions
+                )
+                self._wakeups = await self._resources.enter_async_context(directory.wakeups)
+                self._directory = directory
+                self._resources.push_async_callback(directory.close)
         interest = Interest(agent.types or (), agent.capabilities, agent.models_available)
         await self._directory.enter(interest)
         return self._seated(agent, self._directory.waiter(interest))
@@ -325,24 +329,3 @@ class DatabaseBackend:
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         return await self.engine.working.retry_within(types, within_sec)
-
-
-def _prepare(dsn: str, *, embedded: bool) -> None:
-    """The embedded database is ours to migrate; any other one is its operator's."""
-    if embedded:
-        migrate.up(dsn)
-        return
-    migrate.check_server(dsn)
-    unsettled = [status for status in migrate.status(dsn) if status.state is not migrate.State.APPLIED]
-    if not unsettled:
-        return
-    first = unsettled[0]
-    if first.state is migrate.State.UNKNOWN:
-        raise DatabaseError(
-            f"The database has migration {first.version:04d}, which this version of Lineshaft doesn't know: "
-            "a newer one was here. Upgrade Lineshaft."
-        )
-    raise DatabaseError(
-        f"The database is not ready: migration {first.version:04d} {first.name} is {first.state}. "
-        "Run 'lineshaft migrate up' (and 'lineshaft migrate verify' if that doesn't help)."
-    )

@@ -21,7 +21,7 @@ from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import HeartbeatTransport, Idler
 from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
 from lineshaft.client.problems import strange
-from lineshaft.engine.read.reading import check_limit
+from lineshaft.engine.read.snapshot import check_limit
 from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.http_client import Address, Pool

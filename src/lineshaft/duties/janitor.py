@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.feed.partitions import Partitions
-from lineshaft.engine.maintenance import Upkeep
+from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
 
 _log = logging.getLogger("lineshaft.duties")
@@ -19,7 +19,7 @@ _log = logging.getLogger("lineshaft.duties")
 
 @dataclass(frozen=True, slots=True)
 class Janitor:
-    upkeep: Upkeep
+    maintenance: Maintenance
     partitions: Partitions
     tally: Tally
     #: How long finished tasks are kept; None: forever.
@@ -57,9 +57,9 @@ class Janitor:
                 )
         if self.keep_tasks is not None:
             while True:
-                deleted = await self.upkeep.delete_finished(self.keep_tasks.total_seconds(), self.batch)
+                deleted = await self.maintenance.delete_finished(self.keep_tasks.total_seconds(), self.batch)
                 counts["finished tasks deleted"] += deleted
                 if deleted < self.batch:
                     break
-        await self.upkeep.sweep_generations(self.batch)
+        await self.maintenance.sweep_generations(self.batch)
         return counts

@@ -48,8 +48,8 @@ class OnDemand:
             return self._next_sec
 
     async def _run(self) -> float | None:
-        await Reaper(self._engine.upkeep).run_once()
-        await Promoter(self._engine.upkeep).run_once()
+        await Reaper(self._engine.maintenance).run_once()
+        await Promoter(self._engine.maintenance).run_once()
         self._validate()
         openings = await self._engine.working.openings(self._checked_at)
         self._checked_at = openings.now

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
-from lineshaft.engine.maintenance import Upkeep
+from lineshaft.engine.maintenance import Maintenance
 from lineshaft.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
 class Promoter:
-    upkeep: Upkeep
+    maintenance: Maintenance
     interval_sec: float = 5.0
     batch: int = 1_000
     name: str = "promoter"
@@ -40,7 +40,7 @@ class Promoter:
 
     async def _promote(self, counts: Counter[str]) -> None:
         async def take(limit: int, without: Sequence[str]) -> int:
-            due = await self.upkeep.promote_due(limit, without)
+            due = await self.maintenance.promote_due(limit, without)
             counts["promoted"] += due
             return due
 
@@ -49,14 +49,14 @@ class Promoter:
 
     async def _rekey(self, counts: Counter[str]) -> None:
         while True:
-            rekeyed, missed = await self.upkeep.rekey_deadlines(self.batch)
+            rekeyed, missed = await self.maintenance.rekey_deadlines(self.batch)
             counts["rekeyed"] += rekeyed
             counts["deadlines missed"] += missed
             if rekeyed < self.batch:
                 return
 
     async def _repair(self, counts: Counter[str]) -> None:
-        counts["locks expired"] += await self.upkeep.expire_locks()
-        await self.upkeep.recheck_parked(self.batch)
-        counts.update(await self.upkeep.watch_guards(self.batch))
-        await self.upkeep.close_generations(self.batch)
+        counts["locks expired"] += await self.maintenance.expire_locks()
+        await self.maintenance.recheck_parked(self.batch)
+        counts.update(await self.maintenance.watch_guards(self.batch))
+        await self.maintenance.close_generations(self.batch)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
-from lineshaft.engine.maintenance import Upkeep
+from lineshaft.engine.maintenance import Maintenance
 
 
 @dataclass(frozen=True, slots=True)
 class Reaper:
-    upkeep: Upkeep
+    maintenance: Maintenance
     interval_sec: float = 5.0
     batch: int = 200
     name: str = "reaper"
@@ -24,7 +24,7 @@ class Reaper:
         counts: Counter[str] = Counter()
 
         async def take(limit: int, without: Sequence[str]) -> int:
-            reaped = await self.upkeep.reap(limit, without)
+            reaped = await self.maintenance.reap(limit, without)
             counts.update(reaped)
             return sum(reaped.values())
 

@@ -22,10 +22,10 @@ from lineshaft.settings import Settings
 
 def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     duties: list[Duty] = [
-        Reaper(engine.upkeep, interval_sec=settings.reaper_interval_sec),
-        Promoter(engine.upkeep, interval_sec=settings.promoter_interval_sec),
+        Reaper(engine.maintenance, interval_sec=settings.reaper_interval_sec),
+        Promoter(engine.maintenance, interval_sec=settings.promoter_interval_sec),
         Janitor(
-            engine.upkeep,
+            engine.maintenance,
             Partitions(engine.database),
             Tally(engine.database),
             keep_tasks=_days(settings.keep_tasks_days),

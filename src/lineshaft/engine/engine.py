@@ -10,11 +10,12 @@ from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
+from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.engine.guards.slowdowns import Guards
-from lineshaft.engine.maintenance import Upkeep
+from lineshaft.engine.guards.slowdowns import Slowdowns
+from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
@@ -45,17 +46,18 @@ class Engine:
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
         self.submission = Submission(self.database, lanes, gate_faults=self.checks.faults)
-        self.guards = Guards(self.database)
+        self.slowdowns = Slowdowns(self.database)
+        self.locks = Locks(self.database)
         self.breakers = Breakers(self.database, self.rules.breakers)
         self.lifecycle = Lifecycle(self.database, lanes, breakers=self.breakers)
         self.budgets = Budgets(self.database, self.lifecycle, self.rules)
-        self.upkeep = Upkeep(self.database, self.lifecycle, self.breakers, self.budgets)
-        self.insights = Insights(self.database, daily_budget_usd=self.rules.daily_budget_usd)
+        self.maintenance = Maintenance(self.database, self.lifecycle, self.breakers, self.budgets)
+        self.read = Queries(self.database, daily_budget_usd=self.rules.daily_budget_usd)
         self.returning = UndeliveredClaims(self.lifecycle.release)
         self.claims = Claims(
             self.database,
-            self.upkeep,
-            self.insights.why_not,
+            self.maintenance,
+            self.read.why_not,
             self.breakers,
             self.returning,
             daily_budget_usd=self.rules.daily_budget_usd,
@@ -71,7 +73,7 @@ class Engine:
         self.work = Work(self.lifecycle, self.working, self.parting, self.operations)
         self.gates = Gates(self.database, self.lifecycle, self.checks)
         self.lifecycle.gatekeeper = self.gates
-        self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.insights)
+        self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.read)
         self.reports = Reports(self.database)
 
     async def __aenter__(self) -> Self:

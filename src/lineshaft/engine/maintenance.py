@@ -27,7 +27,7 @@ class StuckTasksError(LineshaftError):
         self.ids = ids
 
 
-class Upkeep:
+class Maintenance:
     def __init__(
         self, database: Database, lifecycle: Lifecycle, breakers: Breakers, budgets: Budgets
     ) -> None:

@@ -10,8 +10,6 @@ from lineshaft.duties.on_demand import OnDemand
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import LaneDirectory
-from lineshaft.engine.feed.wakeups import Wakeups
-from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.engine.signals import Signals
@@ -47,13 +45,12 @@ class Service:
         self.events = Events(self.engine.database)
         self.tokens = Tokens(self.engine.database)
         self.signals = Signals(self.engine.database)
-        self.metrics = MetricsReader(self.engine.database, self.engine.insights, self.engine.fleet)
-        self.interventions = Interventions(self.engine.database)
+        self.metrics = MetricsReader(self.engine.database, self.engine.read, self.engine.fleet)
         self.tail = Tail(self.events)
         self.officeplane = Officeplane(first_is_extra=settings.max_retries_are == "extra")
-        self.updates = Updates(self.tail, self.events, self.engine.insights, self.officeplane)
-        self.wakeups = Wakeups(dsn, listen=settings.sessions)
-        self.directory = LaneDirectory(self.engine.working, self.wakeups)
+        self.updates = Updates(self.tail, self.events, self.engine.read, self.officeplane)
+        self.directory = LaneDirectory(self.engine.working, dsn, listen=settings.sessions)
+        self.wakeups = self.directory.wakeups
         self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
         #: Whoever asks for work takes turns, on half of the connections: when thousands ask at once, those

@@ -80,7 +80,7 @@ async def test_an_overdrawn_dag_gets_nothing(world: World) -> None:
 
     assert [task.id for task in await world.claim(agent, 10)] == [other]
     assert world.live(dag.tasks["1"].id)["parked"] == "dag_budget"
-    assert [reason.code for reason in (await world.engine.insights.why(dag.tasks["1"].id)).reasons] == [
+    assert [reason.code for reason in (await world.engine.read.why(dag.tasks["1"].id)).reasons] == [
         "dag_budget"
     ]
     await world.engine.budgets.add_dag_budget(dag.id, Decimal("0.5"))

@@ -122,7 +122,7 @@ async def test_with_deadlines_the_order_is_exact_to_half_a_point(
     inputs = await submit_groups(world, groups)
     world.age(seconds=waits)
     now = world.clock.now()
-    await world.engine.upkeep.rekey_deadlines(10_000)
+    await world.engine.maintenance.rekey_deadlines(10_000)
 
     assert_ordered(inputs, await drain(world, batch, len(inputs)), now)
 
@@ -171,7 +171,7 @@ async def test_after_changes_the_order_is_that_of_the_formula(
         await world.engine.operations.change(name, **wish)
         inputs[name] = replace(inputs[name], **wish)
     now = world.clock.now()
-    await world.engine.upkeep.rekey_deadlines(10_000)
+    await world.engine.maintenance.rekey_deadlines(10_000)
 
     assert_ordered(inputs, await drain(world, batch, len(inputs)), now)
 

@@ -89,7 +89,7 @@ async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
         await engine.submission.submit([*kinds, *extra])
         tasks = (await engine.claims.claim("ann", 1, limit=31, start=True)).tasks
         await engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
-        views = [await engine.insights.task(task.id) for task in tasks if task.lock_key is None]
+        views = [await engine.read.task(task.id) for task in tasks if task.lock_key is None]
         return [(view.type, view.priority) for view in views]
 
     plain = await order()
@@ -179,8 +179,8 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             await early.execute("SELECT now()")
             await engine.lifecycle.complete([Completion(ref(first))])
             await early.execute(statement, parameters)
-        upstream = await engine.insights.task(first.id)
-        downstream = await engine.insights.task(dag.tasks["b"].id)
+        upstream = await engine.read.task(first.id)
+        downstream = await engine.read.task(dag.tasks["b"].id)
 
     assert upstream.completed_at is not None
     assert downstream.started_at is not None

@@ -26,7 +26,7 @@ async def fail(world: World, task: ClaimedTask, **details: Any) -> Status:
 
 
 async def breaker(world: World, key: str = "code") -> Breaker | None:
-    found = (await world.engine.insights.breakers(limit=100)).items
+    found = (await world.engine.read.breakers(limit=100)).items
     return next((item for item in found if item.key == key), None)
 
 

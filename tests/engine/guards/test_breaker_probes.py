@@ -55,8 +55,8 @@ async def test_looking_hands_out_nothing(world: World) -> None:
     task_id = await world.one(required_capabilities=["rust"])
     world.age(seconds=61)
 
-    await world.engine.insights.breakers()
-    assert not (await world.engine.insights.why(task_id)).runnable
+    await world.engine.read.breakers()
+    assert not (await world.engine.read.why(task_id)).runnable
     assert await world.claim(agent) == []
     assert (await state(world))[0] == "open"
 
@@ -93,14 +93,14 @@ async def test_a_failed_probe_opens_it_again(world: World, how: str) -> None:
         await world.agent("ann")
     else:
         world.age(seconds=91)
-        await world.engine.upkeep.reap(10)
+        await world.engine.maintenance.reap(10)
 
     found = await breaker(world)
     assert found is not None
     assert (found.state, found.probe_task_id, found.opened_at) == ("open", None, world.clock.now())
     assert told(world)[-2:] == ["breaker.opened", "alert"]
     world.age(seconds=61)
-    await world.engine.upkeep.promote_due(10)
+    await world.engine.maintenance.promote_due(10)
     assert len(await world.claim(await world.agent())) == 1
 
 

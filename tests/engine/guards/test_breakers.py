@@ -81,7 +81,7 @@ async def test_every_attempt_counts_not_only_the_last(world: World) -> None:
     await world.one(**AGAIN)
     for _ in range(2):
         await fail(world, await world.take(agent))
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
 
     assert await state(world) == ("open", 2)
 
@@ -105,7 +105,7 @@ async def test_a_silent_agent_counts(world: World) -> None:
     await world.one()
     await world.take(agent)
     world.age(seconds=91)
-    await world.engine.upkeep.reap(10)
+    await world.engine.maintenance.reap(10)
 
     assert await state(world) == ("closed", 1)
 
@@ -237,12 +237,12 @@ async def test_why_tells_about_probes(world: World) -> None:
     first, second = await world.submit(NewTask("code"), NewTask("code"))
 
     async def why(task_id: str) -> str:
-        return " ".join(reason.detail for reason in (await world.engine.insights.why(task_id)).reasons)
+        return " ".join(reason.detail for reason in (await world.engine.read.why(task_id)).reasons)
 
     at = (world.clock.now() + timedelta(seconds=60)).isoformat().replace("+00:00", "Z")
     assert f"after 2 failures. The first claim after {at} gets one task as a probe" in await why(first)
     world.age(seconds=61)
-    assert (await world.engine.insights.why(second)).runnable, "as the probe"
+    assert (await world.engine.read.why(second)).runnable, "as the probe"
     probe = await world.take(agent)
     assert f"task {probe.id} is its probe and decides whether it closes" in await why(second)
 

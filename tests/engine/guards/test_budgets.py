@@ -52,7 +52,7 @@ async def test_attempts_together_may_cost_so_much(world: World) -> None:
     await world.one(max_total_cost_usd=1, max_attempts=9)
     assert await world.fail(await world.take(agent), spent=cost("0.4")) is Status.RETRYING
     world.age(hours=1)
-    await world.engine.upkeep.promote_due(10)
+    await world.engine.maintenance.promote_due(10)
 
     task = await world.take(agent)
     assert await world.fail(task, spent=cost("0.6")) is Status.DEAD_LETTERED
@@ -128,7 +128,7 @@ async def test_a_standalone_task_gets_a_ceiling(world: World, claimed: bool) -> 
     if claimed:
         await world.fail(await world.take(agent), spent=cost("1.5"))
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
     dag_id = world.task(task_id)["dag_id"]
 
     await world.engine.budgets.set_dag_budget(dag_id, 3)
@@ -186,7 +186,7 @@ async def test_what_its_dag_cant_pay_is_told_once(world: World) -> None:
     agent = await world.agent()
     dag = await world.dag(NewTask("code", max_cost_usd=2, key="a"), NewTask("x", key="b"), ceiling=1)
     assert await world.claim(agent, types=["code"]) == []
-    promoter = Promoter(world.engine.upkeep)
+    promoter = Promoter(world.engine.maintenance)
 
     counts = [(await promoter.run_once())["tasks nobody can afford"] for _ in range(3)]
 
@@ -340,12 +340,12 @@ async def test_the_end_of_the_days_money_is_told_once(
 
         (alert,) = alerts(world)
         assert alert["message"].startswith("5 USD of the 10 USD for 2026-02-08 (UTC) are spent")
-        why = await world.engine.insights.why(second)
+        why = await world.engine.read.why(second)
         assert [reason.code for reason in why.reasons] == ["daily_budget"]
         with pytest.raises(BudgetExceededError, match="5 USD are left of the daily budget"):
             await world.engine.claims.claim_task(agent.id, agent.incarnation, second)
         clock.advance(86_400)
-        assert (await world.engine.insights.why(second)).runnable
+        assert (await world.engine.read.why(second)).runnable
         assert await world.engine.budgets.watch() == 0
         assert world.status(first) == "COMPLETED"
 
@@ -359,7 +359,7 @@ async def test_money_that_goes_too_fast_stops_everything(
     async with ruled(dsn, connection, clock, FAST) as world:
         agent = await world.agent()
         await world.submit(*(NewTask("code") for _ in range(9)))
-        promoter = Promoter(world.engine.upkeep)
+        promoter = Promoter(world.engine.maintenance)
         await promoter.run_once()
         for spent in ("2", "3"):
             clock.advance(60)
@@ -378,7 +378,7 @@ async def test_money_that_goes_too_fast_stops_everything(
         assert await world.claim(agent) == []
         (task_id,) = {row["id"] for row in world.rows("SELECT min(id) AS id FROM lineshaft.tasks")}
         ready = world.row("SELECT id FROM lineshaft.task_live WHERE status = 'READY' LIMIT 1")["id"]
-        (reason,) = (await world.engine.insights.why(ready)).reasons
+        (reason,) = (await world.engine.read.why(ready)).reasons
         assert "Everything is paused: 5.01 USD were spent" in reason.detail
         assert task_id
 

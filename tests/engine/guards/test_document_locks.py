@@ -105,7 +105,7 @@ async def test_an_expired_lock_is_taken_over(world: World) -> None:
     assert await world.claim(new) == []
 
     world.age(seconds=1)
-    await world.engine.upkeep.expire_locks()
+    await world.engine.maintenance.expire_locks()
     second = await world.take(new)
 
     lock = world.lock("lost:1") or {}
@@ -128,7 +128,7 @@ async def test_a_lock_lasts_as_long_as_the_lease(world: World) -> None:
     await world.engine.lifecycle.heartbeat(agent.id, agent.incarnation, [Beat(ref(task))])
     world.age(minutes=89)
 
-    await world.engine.upkeep.expire_locks()
+    await world.engine.maintenance.expire_locks()
     assert await world.claim(agent) == []
 
 

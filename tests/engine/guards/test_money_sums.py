@@ -231,15 +231,15 @@ class Money(RuleBasedStateMachine):
     def tomorrow(self) -> None:
         """Whoever holds something falls silent overnight."""
         self.clock.advance(86_400)
-        self.runner.run(self.engine.upkeep.reap(100))
+        self.runner.run(self.engine.maintenance.reap(100))
         for name in list(self.held):
             self.pay(name, None)
-        self.runner.run(self.engine.upkeep.promote_due(100))
+        self.runner.run(self.engine.maintenance.promote_due(100))
 
     @rule()
     def promote(self) -> None:
         self.clock.advance(1)
-        self.runner.run(self.engine.upkeep.promote_due(100))
+        self.runner.run(self.engine.maintenance.promote_due(100))
 
     @invariant()
     def it_adds_up(self) -> None:

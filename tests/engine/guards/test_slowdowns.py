@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 import pytest
 
 from lineshaft.engine.feed.wakeups import Wakeups
-from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.engine.guards.slowdowns import RateLimited
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.errors import InvalidInputError, NotFoundError
@@ -15,14 +14,14 @@ from tests.world import World
 
 
 async def in_force(world: World) -> dict[str, datetime]:
-    return {item.key: item.until for item in (await world.engine.insights.slowdowns()).items}
+    return {item.key: item.until for item in (await world.engine.read.slowdowns()).items}
 
 
 async def signal(world: World, wait: float, model: str | None = "m") -> None:
     """As a task that met a rate limit does, in the transaction of its own."""
     limit = RateLimited("ann", model, wait, "429")
     async with world.engine.database.connection() as connection:
-        await world.engine.guards.signal_slowdowns(connection, [limit])
+        await world.engine.slowdowns.signal_slowdowns(connection, [limit])
 
 
 async def test_a_rate_limit_slows_others_for_half_the_wait(world: World) -> None:
@@ -54,7 +53,7 @@ async def test_whom_a_broadcast_holds_back(world: World, key: str, held_back: li
         await world.one(type_, model_preferences=[model])
     await world.one("none")
 
-    until = await world.engine.guards.slow_down(key, 30, "they said so")
+    until = await world.engine.slowdowns.slow_down(key, 30, "they said so")
 
     assert until == world.clock.now() + timedelta(seconds=30)
     claims = await world.claims(agent, 9, types=list(models))
@@ -70,9 +69,9 @@ async def test_whom_a_broadcast_holds_back(world: World, key: str, held_back: li
 async def test_why_names_a_provider_that_is_slowed_down(world: World) -> None:
     await world.agent(models_available=("acme/large",))
     task_id = await world.one(model_preferences=["acme/large"])
-    await world.engine.guards.slow_down("provider:acme", 30)
+    await world.engine.slowdowns.slow_down("provider:acme", 30)
 
-    (reason,) = (await world.engine.insights.why(task_id)).reasons
+    (reason,) = (await world.engine.read.why(task_id)).reasons
 
     assert reason.code == "slowdown"
     assert "acme/large until 2026-02-08T09:00:30Z" in reason.detail
@@ -98,7 +97,7 @@ async def test_an_older_signal_never_prolongs_a_newer_one(world: World) -> None:
     )
 
     await signal(world, 1000)
-    assert await world.engine.guards.slow_down("model:m", 1000) is None
+    assert await world.engine.slowdowns.slow_down("model:m", 1000) is None
 
     assert await in_force(world) == newest
     assert len(world.rows("SELECT FROM lineshaft.events WHERE kind = 'signal.slowdown'")) == 1
@@ -109,11 +108,10 @@ async def test_one_that_was_ended_by_hand_stays_ended(world: World) -> None:
     agent = await world.agent("ann", models_available=("m",))
     await world.one()
     await signal(world, 100)
-    interventions = Interventions(world.engine.database)
     async with Wakeups(world.engine.database.dsn) as wakeups:
         with wakeups.waiter(None) as waiter:
             await waiter.wait(0)
-            await interventions.end_slowdown("model:m")
+            await world.engine.slowdowns.end("model:m")
             assert await waiter.wait(20)
 
     assert await in_force(world) == {}
@@ -127,15 +125,15 @@ async def test_one_that_was_ended_by_hand_stays_ended(world: World) -> None:
     await signal(world, 100)
     assert list(await in_force(world)) == ["model:m"]
     with pytest.raises(NotFoundError):
-        await interventions.end_slowdown("model:other")
+        await world.engine.slowdowns.end("model:other")
 
 
 async def test_heartbeats_tell(world: World) -> None:
     """R-218: visible to agents, each for its own models."""
     for name, models in {"ann": ("m",), "bob": ("acme/x", "n"), "cid": ("z",)}.items():
         await world.agent(name, models_available=models)
-    until = await world.engine.guards.slow_down("model:m", 30)
-    later = await world.engine.guards.slow_down("provider:acme", 60)
+    until = await world.engine.slowdowns.slow_down("model:m", 30)
+    later = await world.engine.slowdowns.slow_down("provider:acme", 60)
     heartbeats = Heartbeats(world.engine.database.dsn, clock=world.clock)
     everybody = [Presence(name, 1) for name in ("ann", "bob", "cid")]
     try:
@@ -163,7 +161,7 @@ async def test_heartbeats_tell(world: World) -> None:
 )
 async def test_broadcasts_that_make_no_sense(world: World, key: str, wait: float) -> None:
     with pytest.raises(InvalidInputError, match="must be"):
-        await world.engine.guards.slow_down(key, wait)
+        await world.engine.slowdowns.slow_down(key, wait)
 
     assert world.rows("SELECT FROM lineshaft.slowdown") == []
 
@@ -171,7 +169,7 @@ async def test_broadcasts_that_make_no_sense(world: World, key: str, wait: float
 async def test_a_slow_down_never_costs_an_attempt(world: World) -> None:
     agent = await world.agent()
     task_id = await world.one()
-    await world.engine.guards.slow_down("*", 30)
+    await world.engine.slowdowns.slow_down("*", 30)
     assert await world.claim(agent) == []
 
     assert (world.task(task_id)["status"], world.task(task_id)["attempts"]) == ("READY", 0)

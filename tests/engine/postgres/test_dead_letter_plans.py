@@ -39,7 +39,7 @@ def test_each_list_has_its_index(
 ) -> None:
     connection.execute(FILL)
     connection.execute(PLAN_BY_INDEX)
-    connection.execute(catalog.load("read/insights")["plan_for_filters"], {})
+    connection.execute(catalog.load("read/queries")["plan_for_filters"], {})
     start: dict[str, Any] = {
         "after_at": None,
         "after_id": None,

@@ -197,3 +197,17 @@ def wait_until(connection: psycopg.Connection, condition: str) -> None:
         row = connection.execute(condition.encode()).fetchone()
         if row and row[0]:
             return
+
+
+def test_a_database_must_have_the_schema_of_this_version(empty_dsn: str) -> None:
+    with pytest.raises(MigrationError, match=r"0001 schema is not applied\. Run 'lineshaft migrate up'"):
+        migrate.check_ready(empty_dsn)
+    migrate.up(empty_dsn)
+    migrate.check_ready(empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) "
+            "VALUES (99, 'x', '', now())"
+        )
+    with pytest.raises(MigrationError, match="newer than this Lineshaft"):
+        migrate.check_ready(empty_dsn)

@@ -32,9 +32,7 @@ async def all_kinds(events: Events, after: str | None = None) -> tuple[list[str]
 
 
 async def completed(world: World) -> int:
-    totals = (
-        await MetricsReader(world.engine.database, world.engine.insights, world.engine.fleet).read()
-    ).totals
+    totals = (await MetricsReader(world.engine.database, world.engine.read, world.engine.fleet).read()).totals
     return int(sum(totals.completed.values()))
 
 

@@ -11,7 +11,6 @@ from psycopg import sql
 
 from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.feed.events import Events
-from lineshaft.engine.guards.interventions import Interventions
 from lineshaft.engine.review import approvals
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
@@ -110,9 +109,9 @@ TEXTS: dict[str, Call] = {
     "a DAG's ceiling": lambda world, text: world.engine.budgets.set_dag_budget(text, 1),
     "a breaker to open": lambda world, text: world.engine.breakers.open(text),
     "a breaker to reset": lambda world, text: world.engine.breakers.reset(text),
-    "a model to slow down": lambda world, text: world.engine.guards.slow_down(f"model:{text}", 1),
-    "a slow-down to end": lambda world, text: Interventions(world.engine.database).end_slowdown(text),
-    "a lock to release": lambda world, text: Interventions(world.engine.database).release_lock(text),
+    "a model to slow down": lambda world, text: world.engine.slowdowns.slow_down(f"model:{text}", 1),
+    "a slow-down to end": lambda world, text: world.engine.slowdowns.end(text),
+    "a lock to release": lambda world, text: world.engine.locks.release(text),
     "a dead letter": lambda world, text: world.engine.dead_letters.resolve(text, decided()),
     "a reviewer": lambda world, text: world.engine.dead_letters.resolve("x", decided(reviewer=text)),
     "a note": lambda world, text: world.engine.dead_letters.resolve("x", decided(note=text)),
@@ -125,13 +124,13 @@ TEXTS: dict[str, Call] = {
     ),
     "a token's name": lambda world, text: Tokens(world.engine.database).create(text, "read"),
     "a token's scope": lambda world, text: Tokens(world.engine.database).create("x", text),
-    "a task to look at": lambda world, text: world.engine.insights.task(text),
-    "a DAG to look at": lambda world, text: world.engine.insights.dag(text),
-    "why": lambda world, text: world.engine.insights.why(text),
-    "steps to look at": lambda world, text: world.engine.insights.steps(text),
-    "a breaker to look at": lambda world, text: world.engine.insights.breaker(text),
-    "a cursor": lambda world, text: world.engine.insights.tasks(cursor=text),
-    "an order": lambda world, text: world.engine.insights.tasks(order=text),
+    "a task to look at": lambda world, text: world.engine.read.task(text),
+    "a DAG to look at": lambda world, text: world.engine.read.dag(text),
+    "why": lambda world, text: world.engine.read.why(text),
+    "steps to look at": lambda world, text: world.engine.read.steps(text),
+    "a breaker to look at": lambda world, text: world.engine.read.breaker(text),
+    "a cursor": lambda world, text: world.engine.read.tasks(cursor=text),
+    "an order": lambda world, text: world.engine.read.tasks(order=text),
     "where to go on in the events": lambda world, text: Events(world.engine.database).read(text, limit=1),
     "reports to search for": lambda world, text: world.engine.reports.search(text),
 }
@@ -142,7 +141,7 @@ def decided(**fields_: Any) -> ResolutionRequest:
 
 
 async def dead_letter(world: World) -> None:
-    """`ann` is there, and a task `dead` lies on the desk."""
+    """`ann` is there, and a task `dead` lies on the dead_letters."""
     await world.one(id="dead", max_attempts=1)
     await world.fail(await world.take(await world.agent("ann")))
 
@@ -164,11 +163,11 @@ async def test_texts_that_can_not_be_stored(world: World, text: str) -> None:
 @pytest.mark.parametrize("text", UNSTORABLE)
 async def test_filters_that_can_not_be_stored(world: World, text: str) -> None:
     """They find nothing, or are refused by name."""
-    insights, desk = world.engine.insights, world.engine.dead_letters
+    read, dead_letters = world.engine.read, world.engine.dead_letters
     looks: list[tuple[type[Any], Callable[[Any], Awaitable[Page[Any]]]]] = [
-        (TaskFilter, insights.tasks),
-        (DagFilter, insights.dags),
-        (DeadLetterFilter, desk.letters),
+        (TaskFilter, read.tasks),
+        (DagFilter, read.dags),
+        (DeadLetterFilter, dead_letters.letters),
     ]
     for kind, look in looks:
         for field in msgspec.structs.fields(kind):
@@ -217,7 +216,7 @@ async def test_odd_characters_come_back_as_they_were(world: World) -> None:
     assert (task.type, task.title, task.model, task.lock_key) == (name, name, name, name)
     assert await world.complete(task, {ODD: ODD}) == "COMPLETED"
 
-    (found,) = (await world.engine.insights.tasks(TaskFilter(tag=[name], type=[name], q=[name]))).items
+    (found,) = (await world.engine.read.tasks(TaskFilter(tag=[name], type=[name], q=[name]))).items
     assert found.id == dag.tasks[name].id
     row = world.task(found.id)
     assert (row["spec"], world.end(found.id)["output"]) == (spec, {ODD: ODD})

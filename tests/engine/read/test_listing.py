@@ -28,7 +28,7 @@ async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
 
 async def listed(engine: Engine, *, limit: int = 500, order: str = "created_at", **filters: Any) -> list[str]:
     return await every(
-        lambda cursor: engine.insights.tasks(TaskFilter(**filters), order=order, limit=limit, cursor=cursor),
+        lambda cursor: engine.read.tasks(TaskFilter(**filters), order=order, limit=limit, cursor=cursor),
         limit,
     )
 
@@ -127,7 +127,7 @@ async def test_a_walk_gives_short_pages_rather_than_long_waits(
     monkeypatch.setattr(listing, "SCAN", 10)
     monkeypatch.setattr(listing, "PARTS", 2)
 
-    page = await engine.insights.tasks(TaskFilter(type=["nothing"]))
+    page = await engine.read.tasks(TaskFilter(type=["nothing"]))
 
     assert page.items == []
     assert page.next_cursor is not None, f"20 of {len(crowd)} tasks were looked at"
@@ -135,10 +135,10 @@ async def test_a_walk_gives_short_pages_rather_than_long_waits(
 
 async def test_lists_are_stable_while_tasks_arrive(engine: Engine, clock: MovableClock) -> None:
     ids = [await submit(engine) for _ in range(6)]
-    first = await engine.insights.tasks(limit=3)
+    first = await engine.read.tasks(limit=3)
     clock.advance(1)
     await submit(engine)
-    second = await engine.insights.tasks(limit=3, cursor=first.next_cursor)
+    second = await engine.read.tasks(limit=3, cursor=first.next_cursor)
 
     assert [t.id for t in [*first.items, *second.items]] == sorted(ids, reverse=True)
 
@@ -164,7 +164,7 @@ async def test_order_by_priority_is_that_of_claims(
         )
         clock.advance(rng.randrange(90))
 
-    everything = await engine.insights.tasks(TaskFilter(status=["READY"]), limit=500)
+    everything = await engine.read.tasks(TaskFilter(status=["READY"]), limit=500)
     expected = by_priority(everything.items)
     # All pages are sorted as of the first: nothing is shown twice, or never, because time goes on.
     ids = await every(
@@ -179,7 +179,7 @@ async def test_order_by_priority_is_that_of_claims(
 
 
 async def _later(engine: Engine, clock: MovableClock, filters: TaskFilter, cursor: str | None) -> Page[Task]:
-    page = await engine.insights.tasks(filters, order="priority", limit=7, cursor=cursor)
+    page = await engine.read.tasks(filters, order="priority", limit=7, cursor=cursor)
     clock.advance(600)
     return page
 
@@ -196,7 +196,7 @@ async def test_order_by_priority_has_parked_tasks_and_all_live_states(engine: En
     holder = await take(engine, ann)
     parked = await submit(engine, lock_key="doc", priority=10)
     assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
-    assert (await engine.insights.task(parked)).parked == "lock"
+    assert (await engine.read.task(parked)).parked == "lock"
     free = await submit(engine, priority=20)
     waiting = await submit(engine, priority=5, depends_on=[free])
     cancelled = await submit(engine, priority=0)
@@ -204,7 +204,7 @@ async def test_order_by_priority_has_parked_tasks_and_all_live_states(engine: En
 
     assert await listed(engine, order="priority") == [holder.id, waiting, parked, free]
     ready = TaskFilter(status=["READY"])
-    page = await engine.insights.tasks(ready, order="priority")
+    page = await engine.read.tasks(ready, order="priority")
     assert [task.id for task in page.items] == [parked, free]
 
 
@@ -239,7 +239,7 @@ async def test_parked_tasks_have_their_place_in_a_long_queue(
 )
 async def test_what_makes_no_sense_is_refused(engine: Engine, options: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        await engine.insights.tasks(**options)
+        await engine.read.tasks(**options)
     assert [name for name, _ in caught.value.errors] == [place]
 
 
@@ -253,16 +253,16 @@ async def test_a_cursor_is_good_for_its_own_list_only(
             "slowdown",
             {"key": f"k{n}", "signalled_at": clock.now(), "until": datetime.max.replace(tzinfo=UTC)},
         )
-    tasks = (await engine.insights.tasks(limit=1)).next_cursor
-    ordered = (await engine.insights.tasks(limit=1, order="priority")).next_cursor
-    breakers = (await engine.insights.breakers(limit=1)).next_cursor
+    tasks = (await engine.read.tasks(limit=1)).next_cursor
+    ordered = (await engine.read.tasks(limit=1, order="priority")).next_cursor
+    breakers = (await engine.read.breakers(limit=1)).next_cursor
     assert None not in {tasks, ordered, breakers}
 
     for read in (
-        lambda: engine.insights.tasks(cursor=ordered),
-        lambda: engine.insights.tasks(cursor=tasks, order="priority"),
-        lambda: engine.insights.dags(cursor=tasks),
-        lambda: engine.insights.slowdowns(cursor=breakers),
+        lambda: engine.read.tasks(cursor=ordered),
+        lambda: engine.read.tasks(cursor=tasks, order="priority"),
+        lambda: engine.read.dags(cursor=tasks),
+        lambda: engine.read.slowdowns(cursor=breakers),
     ):
         with pytest.raises(InvalidInputError, match="next_cursor"):
             await read()
@@ -270,9 +270,9 @@ async def test_a_cursor_is_good_for_its_own_list_only(
 
 async def test_an_unknown_state_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidInputError, match="Unknown task state 'odd'"):
-        await engine.insights.tasks(TaskFilter(status=["odd"]))
+        await engine.read.tasks(TaskFilter(status=["odd"]))
     with pytest.raises(InvalidInputError, match="status: must be one of pending"):
-        await engine.insights.dags(DagFilter(status=["odd"]))
+        await engine.read.dags(DagFilter(status=["odd"]))
 
 
 # Plans.
@@ -306,7 +306,7 @@ def test_a_page_of_a_long_history_is_read_by_index(
         "INSERT INTO lineshaft.task_end (id, status, ended_at, epoch, attempts)"
         " SELECT 'task_' || n, 'COMPLETED', now(), 1, 0 FROM generate_series(1, 30000) AS n"
     )
-    sql = catalog.load("read/insights", "read/listing", "read/stats")
+    sql = catalog.load("read/queries", "read/listing", "read/stats")
     place = {"after_at": None, "after_id": None, "limit": 51, "scan": listing.SCAN, "most": listing.FEW}
     with connection.transaction():
         connection.execute(PLAN_BY_INDEX)

@@ -76,7 +76,7 @@ async def test_what_nobody_asks_for_is_counted_before_it_is_dropped(
 
     await janitor.run_once()
 
-    found = await MetricsReader(engine.database, engine.insights, engine.fleet).read()
+    found = await MetricsReader(engine.database, engine.read, engine.fleet).read()
     assert connection.execute("SELECT count(*) FROM lineshaft.event").fetchone() == (0,)
     assert found.totals.completed == {"code": 1}
 
@@ -90,7 +90,7 @@ async def test_agents_of_long_ago_are_not_told_of(engine: Engine, clock: Movable
     await OfflineDetector(engine.fleet).run_once()
     await engine.fleet.register(NewAgent(id="here"))
 
-    found = await MetricsReader(engine.database, engine.insights, engine.fleet).read()
+    found = await MetricsReader(engine.database, engine.read, engine.fleet).read()
 
     assert [(agent.id, agent.status) for agent in found.agents] == [
         ("gone today", "offline"),

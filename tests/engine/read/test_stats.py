@@ -11,7 +11,7 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.read.stats import Bounds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -37,7 +37,7 @@ def depth(stats: Stats) -> dict[tuple[str, str | None], int]:
 
 
 async def test_an_empty_queue(database: Database, clock: MovableClock) -> None:
-    stats = await Insights(database).stats()
+    stats = await Queries(database).stats()
 
     assert (stats.as_of, stats.depth, stats.oldest_ready_at, stats.oldest_ready_sec) == (
         clock.now(),
@@ -60,7 +60,7 @@ async def test_depth_by_state_and_tier(database: Database, factory: Factory) -> 
     for status in (Status.COMPLETED, Status.COMPLETED, Status.CANCELLED, Status.DEAD_LETTERED):
         factory.task(status)
 
-    stats = await Insights(database).stats()
+    stats = await Queries(database).stats()
 
     assert depth(stats) == {
         ("PENDING", "normal"): 1,
@@ -82,7 +82,7 @@ async def test_what_was_never_ready_has_no_age(
     factory.task(Status.PENDING, state={"priority": 60, "due_at": clock.now() + timedelta(days=9)})
     clock.advance(86_400)
 
-    assert depth(await Insights(database).stats()) == {("PENDING", "low"): 1}
+    assert depth(await Queries(database).stats()) == {("PENDING", "low"): 1}
 
 
 async def test_a_deadline_counts_before_it_is_ready(
@@ -90,7 +90,7 @@ async def test_a_deadline_counts_before_it_is_ready(
 ) -> None:
     factory.task(Status.PENDING, state={"priority": 45, "deadline": clock.now()})
 
-    assert depth(await Insights(database).stats()) == {("PENDING", "critical"): 1}
+    assert depth(await Queries(database).stats()) == {("PENDING", "critical"): 1}
 
 
 async def test_the_oldest_ready(database: Database, factory: Factory, clock: MovableClock) -> None:
@@ -100,7 +100,7 @@ async def test_the_oldest_ready(database: Database, factory: Factory, clock: Mov
     factory.task(Status.RETRYING, state={"ready_at": oldest - timedelta(hours=1)})
 
     for bounds in (Bounds(), Bounds(most=1, pages=1)):
-        stats = await Insights(database, bounds=bounds).stats()
+        stats = await Queries(database, bounds=bounds).stats()
         assert (stats.oldest_ready_at, stats.oldest_ready_sec) == (oldest, 3 * 3600)
         assert stats.oldest_ready_exact
 
@@ -118,7 +118,7 @@ async def test_few_of_a_state_are_exact_among_many_of_others(
     for status in (Status.RUNNING, Status.RUNNING, Status.CLAIMED, Status.RETRYING):
         factory.task(status)
 
-    stats = await Insights(database, bounds=Bounds(most=100, pages=60)).stats()
+    stats = await Queries(database, bounds=Bounds(most=100, pages=60)).stats()
 
     exact = {item.status: item.count for item in stats.depth if item.exact}
     assert exact == {Status.RUNNING: 2, Status.CLAIMED: 1, Status.RETRYING: 1}
@@ -137,7 +137,7 @@ async def test_a_long_history_is_estimated(
     )
     factory.task(Status.DEAD_LETTERED)
 
-    stats = await Insights(database, bounds=Bounds(most=100, pages=60)).stats()
+    stats = await Queries(database, bounds=Bounds(most=100, pages=60)).stats()
 
     found = {item.status: item for item in stats.depth}
     assert (found[Status.DEAD_LETTERED].count, found[Status.DEAD_LETTERED].exact) == (1, True)
@@ -151,7 +151,7 @@ async def test_parked_tasks_are_ready_ones(database: Database, factory: Factory)
     for _ in range(6):
         factory.task(Status.PENDING, state={"due_at": None, "blocked": 1})
 
-    stats = await Insights(database, bounds=SMALL).stats()
+    stats = await Queries(database, bounds=SMALL).stats()
 
     (ready,) = [item for item in stats.depth if item.status is Status.READY]
     assert (ready.count, ready.exact) == (3, True)
@@ -169,7 +169,7 @@ async def test_throughput_of_the_last_minute_and_hour(
     ended_at(factory, now, Status.CANCELLED)
     ended_at(factory, now - timedelta(minutes=2), Status.DEAD_LETTERED)
 
-    stats = await Insights(database).stats()
+    stats = await Queries(database).stats()
 
     minute, hour = stats.throughput["last_minute"], stats.throughput["last_hour"]
     assert (minute.completed, minute.cancelled, minute.dead_lettered) == (2, 1, 0)
@@ -185,7 +185,7 @@ async def test_throughput_beyond_the_bound_goes_by_rate(
     for n in range(0, 3600, 10):
         ended_at(factory, clock.now() - timedelta(seconds=n))
 
-    hour = (await Insights(database, bounds=Bounds(part_rows=6)).stats()).throughput["last_hour"]
+    hour = (await Queries(database, bounds=Bounds(part_rows=6)).stats()).throughput["last_hour"]
 
     assert not hour.exact
     assert hour.completed == pytest.approx(360, rel=0.1)
@@ -197,7 +197,7 @@ async def test_all_at_the_same_instant_is_no_division_by_nothing(
     for _ in range(10):
         ended_at(factory, clock.now())
 
-    stats = await Insights(database, bounds=SMALL).stats()
+    stats = await Queries(database, bounds=SMALL).stats()
 
     assert stats.throughput["last_minute"].completed >= 3
     assert not stats.throughput["last_minute"].exact
@@ -216,7 +216,7 @@ async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClo
             return ClaimRef(task.id, task.epoch)
 
         async def spent() -> Decimal:
-            stats = await engine.insights.stats()
+            stats = await engine.read.stats()
             assert stats.spend_today_exact
             return stats.spend_today_usd
 
@@ -225,7 +225,7 @@ async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClo
         assert await spent() == 1
         clock.advance(86_400)
         assert await spent() == 0
-        await engine.upkeep.promote_due(10)
+        await engine.maintenance.promote_due(10)
         task = await take()
         await engine.lifecycle.heartbeat("ann", ann.incarnation, [Beat(task, spent=Spent(Decimal("0.25")))])
         assert await spent() == Decimal("0.25"), "what is under way counts"
@@ -246,7 +246,7 @@ async def test_the_day_begins_at_midnight_utc(
     ended_at(factory, midnight - timedelta(microseconds=1), cost_usd=2)
     ended_at(factory, clock.now(), cost_usd=4)
 
-    assert (await Insights(database).stats()).spend_today_usd == 5
+    assert (await Queries(database).stats()).spend_today_usd == 5
 
 
 async def test_spent_beyond_the_bound_goes_by_rate(
@@ -256,7 +256,7 @@ async def test_spent_beyond_the_bound_goes_by_rate(
     for n in range(540):
         ended_at(factory, clock.now() - timedelta(minutes=n), cost_usd=Decimal("0.1"))
 
-    stats = await Insights(database, bounds=Bounds(part_rows=10)).stats()
+    stats = await Queries(database, bounds=Bounds(part_rows=10)).stats()
 
     assert not stats.spend_today_exact
     assert float(stats.spend_today_usd) == pytest.approx(54, rel=0.1)

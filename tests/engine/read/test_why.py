@@ -32,7 +32,7 @@ async def claim(engine: Engine, agent: AgentInfo, limit: int = 1) -> list[Claime
 
 
 async def reasons(engine: Engine, task_id: str) -> dict[str, str]:
-    why = await engine.insights.why(task_id)
+    why = await engine.read.why(task_id)
     assert why.runnable is (why.status is Status.READY and not why.reasons)
     return {reason.code.value: reason.detail for reason in why.reasons}
 
@@ -98,10 +98,10 @@ async def test_what_is_held_or_has_ended_needs_no_reason(engine: Engine) -> None
     await submit(engine)
     (task,) = await claim(engine, ann)
 
-    why = await engine.insights.why(task.id)
+    why = await engine.read.why(task.id)
     assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, [])
     await engine.operations.cancel(task.id, "x")
-    why = await engine.insights.why(task.id)
+    why = await engine.read.why(task.id)
     assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, [])
 
 
@@ -188,7 +188,7 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
         "slowdown", {"key": "*", "signalled_at": now, "until": now + timedelta(seconds=1), "reason": "429"}
     )
 
-    why = await engine.insights.why(task_id)
+    why = await engine.read.why(task_id)
 
     assert [reason.code for reason in why.reasons] == ["paused", "paused", "breaker_open", "slowdown"]
     details = " ".join(reason.detail for reason in why.reasons)
@@ -231,7 +231,7 @@ async def test_a_lock_names_its_holder(engine: Engine, clock: MovableClock) -> N
     assert list(await reasons(engine, task_id)) == ["lock_held"], "parked by the claim, the reason stays"
     clock.advance(601)
     assert "is free now: the promoter" in (await reasons(engine, task_id))["lock_held"]
-    await engine.upkeep.expire_locks()
+    await engine.maintenance.expire_locks()
     assert await reasons(engine, task_id) == {}
 
 
@@ -396,7 +396,7 @@ async def test_runnable_means_that_some_claim_would_get_it(
         ready = connection.execute("SELECT id FROM lineshaft.task_live WHERE status = 'READY'").fetchall()
         for (task_id,) in ready:
             expected = any(would_be_claimed(connection, clock, task_id, agent) for agent in chaos.agents)
-            why = await engine.insights.why(task_id)
+            why = await engine.read.why(task_id)
             assert why.runnable is expected, (seed, why)
             assert why.runnable is not bool(why.reasons)
             met.update(reason.code for reason in why.reasons)

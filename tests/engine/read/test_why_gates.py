@@ -17,7 +17,7 @@ async def slow(_: Any, __: CandidateOutput) -> bool:
 
 async def reason(world: World, task_id: str) -> tuple[str, str]:
     """The one there is."""
-    why = await world.engine.insights.why(task_id)
+    why = await world.engine.read.why(task_id)
     assert not why.runnable
     (found,) = why.reasons
     return found.code.value, found.detail
@@ -94,7 +94,7 @@ async def test_a_task_that_only_a_person_can_do(world: World) -> None:
     with pytest.raises(CapabilityMismatchError, match="Waits for a person"):
         await world.engine.claims.claim_task(ann.id, ann.incarnation, task_id)
     await world.agent(capabilities=["human"])
-    assert (await world.engine.insights.why(task_id)).runnable
+    assert (await world.engine.read.why(task_id)).runnable
 
 
 async def test_what_waits_for_it_says_so(world: World) -> None:

@@ -185,7 +185,7 @@ async def test_a_person_answers_a_task(world: World) -> None:
     assert world.status(dag.tasks["b"].id) == "READY"
     assert world.dag_row(dag.id)["status"] == "running"
     assert "dag.running" in world.dag_kinds(dag.id)
-    (attempt,) = await world.engine.insights.attempts(task_id)
+    (attempt,) = await world.engine.read.attempts(task_id)
     assert (attempt.outcome, attempt.agent_id) == ("completed", "human:ann")
 
 

@@ -43,7 +43,7 @@ async def test_an_entry_has_the_whole_history_and_what_it_cost(world: World) -> 
         (two, "Timeout after 300s", "0.08", 299),
     ):
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
         task = await world.take(agent)
         world.age(seconds=seconds)
         await world.fail(task, error, spent=cost(spent))
@@ -73,7 +73,7 @@ async def test_each_retry_is_told_with_its_number_and_delay(world: World) -> Non
     agent = await world.agent()
     for _ in range(2):
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
         await world.fail(await world.take(agent), uniform=lambda: 0.5)
 
     query = (
@@ -91,7 +91,7 @@ async def test_a_poison_pill_skips_the_attempts_that_are_left(world: World) -> N
     statuses = []
     for agent in (one, other, other):
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
         statuses.append(await world.fail(await world.take(agent)))
 
     assert statuses == ["RETRYING", "RETRYING", "DEAD_LETTERED"]
@@ -107,7 +107,7 @@ async def test_one_agent_alone_makes_no_poison_pill(world: World) -> None:
     agent = await world.agent()
     for _ in range(3):
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
         await world.fail(await world.take(agent))
 
     assert not (await world.engine.dead_letters.letter(task_id)).poison_pill
@@ -245,7 +245,7 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
     world.age(days=400)
 
     partitions, tally = Partitions(world.engine.database), Tally(world.engine.database)
-    await Janitor(world.engine.upkeep, partitions, tally, keep_tasks=timedelta(days=1)).run_once()
+    await Janitor(world.engine.maintenance, partitions, tally, keep_tasks=timedelta(days=1)).run_once()
 
     assert world.rows("SELECT id FROM lineshaft.task WHERE id = %s", gone) == []
     assert set(kept) == set(await ids(world, hidden=True))

@@ -55,7 +55,7 @@ async def test_retry_begins_again_with_the_preferred_models(world: World) -> Non
     models = []
     for _ in range(3):
         world.age(hours=1)
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
         task = await world.take(agent)
         models.append(task.model)
         await world.fail(task)
@@ -79,7 +79,7 @@ async def test_retry_later(world: World) -> None:
     assert world.status(now) == "READY"
     await world.complete(await world.take(agent))
     world.age(days=1)
-    await world.engine.upkeep.promote_due(10)
+    await world.engine.maintenance.promote_due(10)
     assert (await world.take(agent)).id == later
 
 
@@ -273,7 +273,7 @@ async def test_a_revived_dag_goes_on_where_it_stopped(world: World) -> None:
     await world.complete(await world.take(agent))
     await world.fail(await world.take(agent))
     assert world.dag_row(dag.id)["status"] == "failed"
-    assert (await world.engine.insights.task(c)).blocked_reason == f"Upstream {b} is DEAD_LETTERED"
+    assert (await world.engine.read.task(c)).blocked_reason == f"Upstream {b} is DEAD_LETTERED"
 
     await world.engine.dead_letters.resolve(b, decision("retry"))
 

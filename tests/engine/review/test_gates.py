@@ -45,7 +45,7 @@ async def test_an_output_that_passes_completes_its_task_at_once(world: World) ->
         None,
     )
     assert [(v["method"], v["passed"]) for v in attempt["verdicts"]] == [("regex", True)]
-    assert [a.outcome for a in await world.engine.insights.attempts(task.id)] == ["completed"]
+    assert [a.outcome for a in await world.engine.read.attempts(task.id)] == ["completed"]
 
 
 async def test_an_output_that_is_refused_fails_its_attempt(world: World) -> None:
@@ -68,7 +68,7 @@ async def test_an_output_that_is_refused_fails_its_attempt(world: World) -> None
     assert world.kinds(task_id)[-3:] == ["task.validating", "task.failed", "task.retry_scheduled"]
     row = world.agent_row(agent)
     assert (row["held"], row["reserved_usd"], row["spent_usd"]) == (0, ZERO, Decimal("0.25"))
-    await world.engine.upkeep.promote_due(10)
+    await world.engine.maintenance.promote_due(10)
     await world.take(agent)
     (past,) = (await world.engine.working.past_attempts([task_id]))[task_id]
     assert (past.category, past.error) == ("invalid_output", attempt["error"])
@@ -101,7 +101,7 @@ async def test_after_two_refused_outputs_the_fallback_models_take_over(world: Wo
         task = await world.take(agent)
         models.append(task.model)
         await hand_in(world, task, "no")
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
 
     assert models == ["small", "small", "big"]
 
@@ -229,7 +229,7 @@ async def test_with_a_decision_report_it_completes(world: World) -> None:
 
     assert await hand_in(world, await world.take(agent), {"page": 1}, REPORT) is Status.COMPLETED
 
-    view = await world.engine.insights.task(task_id)
+    view = await world.engine.read.task(task_id)
     assert (view.output.data, view.output.decision_report) == ({"page": 1}, REPORT)
 
 

@@ -40,7 +40,7 @@ async def test_a_gate_that_runs_elsewhere_holds_nothing(world: World) -> None:
     assert (row["reserved_usd"], row["spent_usd"]) == (ZERO, Decimal("0.25"))
     assert (await world.take(agent)).type == "next", "the slot, the lock and the DAG's money are free"
     world.age(days=30)
-    assert await world.engine.upkeep.reap(10) == {"heartbeat_timeout": 1}, "only the other one"
+    assert await world.engine.maintenance.reap(10) == {"heartbeat_timeout": 1}, "only the other one"
     assert world.status(task.id) == "VALIDATING"
 
 
@@ -90,7 +90,7 @@ async def test_a_refusal_elsewhere_is_a_failed_attempt_too(world: World) -> None
     for agent in (one, one, two):
         await hand_in(world, await world.take(agent), "x", cost_usd=Decimal("0.1"), tokens_input=2)
         moved = await world.engine.gates.settle(await taken(world), rejected("ugly", "slow"))
-        await world.engine.upkeep.promote_due(10)
+        await world.engine.maintenance.promote_due(10)
 
     assert moved is not None
     assert moved.status is Status.DEAD_LETTERED, "two agents, three attempts: a poison pill"

@@ -62,7 +62,7 @@ async def test_retention_deletes_the_key_with_the_last_task(world: World) -> Non
         await world.complete(await world.take(agent))
     world.clock.advance(2 * 86_400)
     for _ in TASKS:
-        await world.engine.upkeep.delete_finished(86_400, 1)
+        await world.engine.maintenance.delete_finished(86_400, 1)
 
     assert world.rows("SELECT * FROM lineshaft.dag") == []
     assert world.rows("SELECT * FROM lineshaft.dag_key") == []

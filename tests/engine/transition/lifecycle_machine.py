@@ -347,7 +347,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.promoted()
 
     def promoted(self) -> None:
-        self.runner.run(self.engine.upkeep.promote_due(100))
+        self.runner.run(self.engine.maintenance.promote_due(100))
         for task in self.tasks.values():
             if task.status == "RETRYING":
                 task.status = "READY"
@@ -357,7 +357,7 @@ class Lifecycle(RuleBasedStateMachine):
     def everybody_dies(self) -> None:
         """All agents fall silent; the reaper takes everything back."""
         self.clock.advance(91)
-        self.runner.run(self.engine.upkeep.reap(100))
+        self.runner.run(self.engine.maintenance.reap(100))
         dead = []
         for name, task in self.tasks.items():
             if task.agent is not None:

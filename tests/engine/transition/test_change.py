@@ -164,12 +164,12 @@ async def test_a_deadline_that_is_past_is_told_once(world: World) -> None:
     await world.engine.operations.change(task_id, deadline=past)
     await world.engine.operations.change(task_id, priority=10)
 
-    assert await world.engine.upkeep.rekey_deadlines(10) == (1, 1)
+    assert await world.engine.maintenance.rekey_deadlines(10) == (1, 1)
     await world.engine.operations.change(task_id, priority=20, deadline=past)
-    assert await world.engine.upkeep.rekey_deadlines(10) == (0, 0)
+    assert await world.engine.maintenance.rekey_deadlines(10) == (0, 0)
 
     await world.engine.operations.change(task_id, deadline=past - timedelta(minutes=1))
-    assert await world.engine.upkeep.rekey_deadlines(10) == (1, 1)
+    assert await world.engine.maintenance.rekey_deadlines(10) == (1, 1)
     assert world.kinds(task_id).count("task.deadline_missed") == 2
 
 

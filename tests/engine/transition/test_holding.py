@@ -149,7 +149,7 @@ async def test_release(world: World) -> None:
     assert [attempt["outcome"] for attempt in world.attempts(task_id)] == ["released", "released"]
     assert await world.claim(agent) == []
     world.age(seconds=30)
-    assert await world.engine.upkeep.promote_due(10) == 1
+    assert await world.engine.maintenance.promote_due(10) == 1
     assert (await world.take(agent)).epoch == 3
 
 

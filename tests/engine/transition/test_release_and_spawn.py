@@ -155,7 +155,7 @@ async def test_a_claim_that_has_failed_already_is_over(world: World) -> None:
     await world.one()
     task = await world.take()
     world.age(hours=1)
-    await world.engine.upkeep.reap(10)
+    await world.engine.maintenance.reap(10)
 
     with pytest.raises(StaleClaimError, match=r"it is RETRYING now\. The claim ended"):
         await world.engine.parting.spawn(ref(task), "k", KIDS, wait=False)

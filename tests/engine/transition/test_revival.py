@@ -76,7 +76,7 @@ async def test_retry_of_a_batch_later(world: World) -> None:
 
     assert await world.claim(agent) == []
     world.age(seconds=60)
-    await world.engine.upkeep.promote_due(10)
+    await world.engine.maintenance.promote_due(10)
     for _ in range(2):
         await world.complete(await world.take(agent))
     assert world.status(batch) == "COMPLETED"

@@ -24,7 +24,7 @@ from lineshaft.engine.claim.fast_path import FastPath
 from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.round_trip import round_trip, transaction
+from lineshaft.engine.postgres.pipeline import pipelined, transaction
 from lineshaft.errors import LineshaftError, NotFoundError, SupersededError, UnavailableError
 from lineshaft.types.work import Claim, ClaimedTask, Resumed
 
@@ -40,7 +40,7 @@ _MOVED_AT_ONCE = 5_000
 
 
 class Generations(Protocol):
-    """What claims ask of the upkeep."""
+    """What claims ask of maintenance."""
 
     async def turn_generation(self, left: int) -> bool: ...
 
@@ -280,7 +280,7 @@ class Claims:
         calls = [(self._sql["claim_tasks"], {**self._database.now, **parameters})]
         if parameters["daily_budget"] is not None:
             calls.insert(0, (self._sql["lock_day"], {}))
-        *_, rows = await round_trip(connection, *calls)
+        *_, rows = await pipelined(connection, *calls)
         now, claim_ttl_sec, *of_all = rows[0][-10:]
         agent_id = parameters["agent_id"]
         tasks: list[ClaimedTask] = []
@@ -297,7 +297,7 @@ class Claims:
         return found
 
     async def _claim_plain(self, connection: Connection, parameters: dict[str, Any]) -> _Plain:
-        (rows,) = await round_trip(connection, (self._plain, {**self._database.now, **parameters}))
+        (rows,) = await pipelined(connection, (self._plain, {**self._database.now, **parameters}))
         rows.sort(key=itemgetter(-1))
         *_, now, claim_ttl_sec, has_room, weigh, contested, missed, _ = rows[0]
         self._shortcut.tried(parameters["agent_id"], worked=not weigh)

@@ -35,15 +35,15 @@ class Interest:
 
 
 class LaneDirectory:
-    def __init__(self, working: Working, wakeups: Wakeups) -> None:
+    def __init__(self, working: Working, dsn: str, *, listen: bool = True) -> None:
+        """The caller opens and closes `wakeups`; see there for `dsn` and `listen`."""
         self._working = working
-        self._wakeups = wakeups
+        self.wakeups = Wakeups(dsn, listen=listen, on_unwanted=self._look_up)
         self._interests: set[Interest] = set()
         self._known: set[int] = set()
         #: Lanes that moved and are being looked up.
         self._asked: set[int] = set()
         self._learning: asyncio.Task[None] | None = None
-        wakeups.on_unwanted = self._look_up
 
     async def enter(self, interest: Interest) -> None:
         self._interests.add(interest)
@@ -58,7 +58,7 @@ class LaneDirectory:
 
     @contextlib.contextmanager
     def waiter(self, interest: Interest) -> Iterator[Waiter]:
-        with self._wakeups.waiter(interest.lanes) as waiter:
+        with self.wakeups.waiter(interest.lanes) as waiter:
             try:
                 yield waiter
             finally:
@@ -87,7 +87,7 @@ class LaneDirectory:
                 # Also those of no interest to anybody here: once is enough.
                 self._known |= asked
                 for lane_id in asked:
-                    self._wakeups.wake(lane_id)
+                    self.wakeups.wake(lane_id)
 
 
 def _types_of(interests: Iterable[Interest]) -> list[str] | None:

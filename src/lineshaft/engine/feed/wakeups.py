@@ -164,12 +164,14 @@ class Wakeups:
         first_pause: float = 0.1,
         longest_pause: float = 5.0,
         listen: bool = True,
+        on_unwanted: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`dsn` must lead to the database itself: a pooler in transaction mode delivers no notifications.
 
         Behind one, don't `listen`: a connection that is never told anything looks just like a quiet one.
         A connection that was cut off is noticed after `probe_interval` and `answer_timeout` at the latest.
-        The pauses are those between attempts to open a new one.
+        The pauses are those between attempts to open a new one. `on_unwanted` is called with each lane that
+        moves while it has no waiter here.
         """
         self._dsn = dsn
         self._listen = listen
@@ -188,8 +190,7 @@ class Wakeups:
         self._remembered: set[int] = set()
         #: Lanes that were declined while nobody else waited, for whoever had begun to look before this move.
         self._declined: dict[int, int] = {}
-        #: Told of each such lane: nobody may have known that it exists.
-        self.on_unwanted: Callable[[int], None] = lambda _: None
+        self._on_unwanted = on_unwanted
         #: How often everybody was woken.
         self.calls = 0
         #: How often it was heard that a lane has moved.
@@ -257,7 +258,7 @@ class Wakeups:
             if waiter.wants(lane) and waiter.offer(lane):
                 return
         self._remembered.add(lane)
-        self.on_unwanted(lane)
+        self._on_unwanted(lane)
 
     def wake_other(self, lane: int, moves: int) -> None:
         """Wake one who began to look before this many lanes had moved."""

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.errors import NotFoundError
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
 from lineshaft.model.storable import is_storable, replace_unstorable
 
@@ -28,10 +29,11 @@ class RateLimited:
     reason: str
 
 
-class Guards:
+class Slowdowns:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = catalog.load("guards/slowdowns")
+        self._wake_everybody = catalog.load("transition/operations")["wake_everybody"]
 
     async def signal_slowdowns(self, connection: Connection, limits: Sequence[RateLimited]) -> None:
         """As part of the transaction that records the rate limits."""
@@ -64,6 +66,20 @@ class Guards:
             )
             row = await cursor.fetchone()
         return None if row is None else row[0]
+
+    async def end(self, key: str) -> None:
+        """End a slowdown that is in force; agents look for work again at once."""
+        unknown = NotFoundError(f"There is no slowdown {key!r} in force.")
+        if not is_storable(key):
+            raise unknown
+
+        async def work(connection: Connection) -> None:
+            cursor = await connection.execute(self._sql["end_slowdown"], {**self._database.now, "key": key})
+            if await cursor.fetchone() is None:
+                raise unknown
+            await connection.execute(self._wake_everybody, {})
+
+        await self._database.run(work)
 
 
 def _key_fault(key: str) -> str | None:

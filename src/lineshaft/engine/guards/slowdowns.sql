@@ -46,3 +46,17 @@ logged AS (
     SELECT signalled_at, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', %(wait)s::double precision) FROM written
 )
 SELECT until FROM written
+
+-- name: end_slowdown
+-- The row stays as the latest signal: an older one that arrives late must not bring the slowdown back.
+WITH over AS (
+    UPDATE lineshaft.slowdown SET signalled_at = clock.now, until = clock.now
+    FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    WHERE key = %(key)s::text AND until > clock.now
+    RETURNING key, until
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, data)
+    SELECT until, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', 0, 'by_hand', true) FROM over
+)
+SELECT key FROM over

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 Connection = AsyncConnection[Any]
 
-#: It lost against another transaction, or its prepared statements were dropped (store/round_trip.py).
+#: It lost against another transaction, or its prepared statements were dropped (pipeline.py).
 _TRY_AGAIN = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,

@@ -113,6 +113,18 @@ def check_server(dsn: str) -> str:
         return f"PostgreSQL {version}, database {info.dbname} as {info.user} at {info.host}"
 
 
+def check_ready(dsn: str) -> None:
+    """Refuse a database whose schema is not the one of this version; changes nothing."""
+    with _connect(dsn) as connection:
+        _check_server(connection)
+        known = bundled()
+        pending = _next_pending(_compare(connection, known), known)
+    if pending is not None:
+        raise MigrationError(
+            f"The database is not ready: migration {pending} is not applied. Run 'lineshaft migrate up'."
+        )
+
+
 def up(
     dsn: str,
     migrations: Sequence[Migration] | None = None,

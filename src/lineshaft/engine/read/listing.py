@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from lineshaft.engine.read.reading import Reader, Row, decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.read.snapshot import Reader, Row, decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import ENDED, LIVE, Status
 from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names

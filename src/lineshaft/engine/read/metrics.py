@@ -7,7 +7,7 @@ from decimal import Decimal
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.model.retry import FailureCategory
 from lineshaft.types import AgentInfo, Stats
 
@@ -84,9 +84,9 @@ class Tally:
 
 
 class MetricsReader:
-    def __init__(self, database: Database, insights: Insights, fleet: Fleet) -> None:
+    def __init__(self, database: Database, queries: Queries, fleet: Fleet) -> None:
         self._database = database
-        self._insights = insights
+        self._queries = queries
         self._fleet = fleet
         self._tally = Tally(database)
         self._sql = catalog.load("read/metrics")
@@ -98,7 +98,7 @@ class MetricsReader:
             ((quantiles,),) = await cursor.fetchall()
         return Metrics(
             await self._tally.totals(),
-            await self._insights.stats(),
+            await self._queries.stats(),
             await self._fleet.read_all(seen_within_sec=_SEEN_WITHIN_SEC),
             dict(zip(_QUANTILES, quantiles or (), strict=False)),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET, Raw
 
-from lineshaft.engine.read.reading import Row
+from lineshaft.engine.read.snapshot import Row
 from lineshaft.model import graph
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.engine.read.reading import Reader, Row
+from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.model.priority import TIER_ENDS, Tier
 from lineshaft.model.states import ENDED, Status
 from lineshaft.types import Depth, Stats, Throughput

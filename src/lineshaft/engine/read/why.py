@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from lineshaft.checks.registry import HUMAN
-from lineshaft.engine.read.reading import Row
 from lineshaft.engine.read.rows import dead_above
+from lineshaft.engine.read.snapshot import Row
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,

@@ -20,8 +20,8 @@ from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
-from lineshaft.engine.read.insights import Insights
-from lineshaft.engine.read.reading import check_limit, decode_cursor, encode_cursor
+from lineshaft.engine.read.queries import Queries
+from lineshaft.engine.read.snapshot import check_limit, decode_cursor, encode_cursor
 from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
@@ -77,11 +77,11 @@ class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
 
 
 class Approvals:
-    def __init__(self, database: Database, lifecycle: Lifecycle, gates: Gates, insights: Insights) -> None:
+    def __init__(self, database: Database, lifecycle: Lifecycle, gates: Gates, queries: Queries) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self._gates = gates
-        self._insights = insights
+        self._queries = queries
         self._sql = catalog.load("review/approvals")
 
     async def waiting(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
@@ -103,7 +103,7 @@ class Approvals:
                 found += await rows.fetchall()
         found.sort(key=lambda row: (row.since, row.id))
         page, more = found[:limit], len(found) > limit
-        tasks = {task.id: task for task in await self._insights.tasks_by_id([row.id for row in page])}
+        tasks = {task.id: task for task in await self._queries.tasks_by_id([row.id for row in page])}
         return Page(
             # One that was decided in this moment is gone, or will be on the next look.
             [
@@ -197,7 +197,7 @@ class Approvals:
         await changes.write(connection)
 
     async def _refusal(self, task_id: str) -> Exception:
-        (found,) = await self._insights.tasks_by_id([task_id]) or (None,)
+        (found,) = await self._queries.tasks_by_id([task_id]) or (None,)
         if found is None:
             return NotFoundError(f"There is no task {task_id}.")
         if found.status is Status.VALIDATING:

@@ -11,7 +11,8 @@ from msgspec import Meta, Raw, Struct
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.listing import patterns
-from lineshaft.engine.read.reading import (
+from lineshaft.engine.read.rows import failed_attempt
+from lineshaft.engine.read.snapshot import (
     Reader,
     Row,
     check_limit,
@@ -20,7 +21,6 @@ from lineshaft.engine.read.reading import (
     in_snapshot,
     refuse_unstorable,
 )
-from lineshaft.engine.read.rows import failed_attempt
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status

@@ -8,7 +8,7 @@ from psycopg.rows import dict_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.read.reading import (
+from lineshaft.engine.read.snapshot import (
     check_limit,
     decode_cursor,
     encode_cursor,

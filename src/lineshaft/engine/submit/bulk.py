@@ -8,7 +8,7 @@ found on the way ends the transaction, and nothing was changed.
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from lineshaft.engine.postgres.copying import Copy, Layout, copy_in_turn, written_out
+from lineshaft.engine.postgres.copy import Copy, Layout, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -49,12 +49,12 @@ class AlikeTasks:
             lane_id=lane_id,
         )
         live = live_columns([one], now, generation)
-        await copy_in_turn(
+        await copy_all(
             connection,
             [
                 lambda: Copy(layout.statement, self._parts(layout)),
-                lambda: written_out("task_live", {**live, "id": self.ids}, LIVE_DEFAULTS),
-                lambda: written_out("event", event_columns({**live, "id": self.ids}, now), {}),
+                lambda: copy_of("task_live", {**live, "id": self.ids}, LIVE_DEFAULTS),
+                lambda: copy_of("event", event_columns({**live, "id": self.ids}, now), {}),
             ],
         )
 

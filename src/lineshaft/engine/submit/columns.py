@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from lineshaft.engine.postgres.copying import Column, Same
+from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
 from lineshaft.model.priority import PriorityInputs, rank, rekey_at
@@ -91,7 +91,9 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
     """What goes into `task`. What alike tasks share is worked out once."""
     shared = {id(draft.row): draft.row for draft in drafts}
     if len(shared) == 1:
-        columns: dict[str, Column] = {name: Same(value) for name, value in row_values(drafts[0].row).items()}
+        columns: dict[str, Column] = {
+            name: Constant(value) for name, value in row_values(drafts[0].row).items()
+        }
     else:
         of_row = {key: _row_values(row) for key, row in shared.items()}
         rows = [of_row[id(draft.row)] for draft in drafts]
@@ -169,7 +171,7 @@ def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dic
     if all(draft.row is first.row and is_plain(draft) for draft in drafts):
         values = _live_values(first, now, generation)
         columns: dict[str, Column] = {
-            name: Same(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
+            name: Constant(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
         }
     else:
         rows = [_live_values(draft, now, generation) for draft in drafts]
@@ -181,11 +183,11 @@ def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column
     """What is told of new tasks."""
     status = live["status"]
     kinds: Column
-    if isinstance(status, Same):
-        kinds = Same(_CREATED_READY if status.value == "READY" else _CREATED)
+    if isinstance(status, Constant):
+        kinds = Constant(_CREATED_READY if status.value == "READY" else _CREATED)
     else:
         kinds = [_CREATED_READY if each == "READY" else _CREATED for each in status]
-    return {"task_id": live["id"], "at": Same(now), "kinds": kinds, "dag_id": live["dag_id"]}
+    return {"task_id": live["id"], "at": Constant(now), "kinds": kinds, "dag_id": live["dag_id"]}
 
 
 def is_plain(draft: Draft) -> bool:

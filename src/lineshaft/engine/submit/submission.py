@@ -18,10 +18,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.copying import Column, Same, copy_in_turn, written_out
+from lineshaft.engine.postgres.copy import Column, Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import column_literal
-from lineshaft.engine.postgres.round_trip import round_trip
+from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.submit.bulk import AlikeTasks
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -157,7 +157,7 @@ class Submission:
         else:
             call = self._sql["insert_tasks"], {**self._database.now, **_columns(drafts)}
         with _naming_taken_ids():
-            await self._database.run_alone(lambda own: round_trip(own, call))
+            await self._database.run_alone(lambda own: pipelined(own, call))
         return True
 
     async def _run(
@@ -327,16 +327,16 @@ class Submission:
     async def _copy(self, connection: Connection, new: list[Draft]) -> None:
         now, generation = await self._read_clock(connection)
         live = live_columns(new, now, generation)
-        await copy_in_turn(
+        await copy_all(
             connection,
             [
-                lambda: written_out("task", {**task_columns(new), "created_at": Same(now)}, TASK_DEFAULTS),
-                lambda: written_out("task_live", live, LIVE_DEFAULTS),
-                lambda: written_out("event", event_columns(live, now), {}),
+                lambda: copy_of("task", {**task_columns(new), "created_at": Constant(now)}, TASK_DEFAULTS),
+                lambda: copy_of("task_live", live, LIVE_DEFAULTS),
+                lambda: copy_of("event", event_columns(live, now), {}),
             ],
         )
         status = live["status"]
-        if isinstance(status, Same):
+        if isinstance(status, Constant):
             awake = [new[0].lane_id] if status.value == "READY" else []
         else:
             awake = [draft.lane_id for draft, each in zip(new, status, strict=True) if each == "READY"]
@@ -351,7 +351,7 @@ class Submission:
                 "depends_on": [name for _, name in edges],
                 "satisfied": [name in satisfied for _, name in edges],
             }
-            await copy_in_turn(connection, [lambda: written_out("edge", columns, _EDGE_DEFAULTS)])
+            await copy_all(connection, [lambda: copy_of("edge", columns, _EDGE_DEFAULTS)])
         elif edges:
             await connection.execute(
                 self._sql["insert_edges"],
@@ -367,7 +367,7 @@ class Submission:
 def _columns(new: list[Draft]) -> dict[str, str | None]:
     """The parameters of insert_tasks."""
     columns = {
-        name: [column.value] * len(new) if isinstance(column, Same) else column
+        name: [column.value] * len(new) if isinstance(column, Constant) else column
         for name, column in task_columns(new).items()
     } | {
         "live_dag_id": [draft.live_dag_id for draft in new],

@@ -10,7 +10,7 @@ from lineshaft.engine.claim.fast_path import FastPath
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import column_literal, json_text, raw_json
-from lineshaft.engine.postgres.round_trip import Rows, round_trip, transaction
+from lineshaft.engine.postgres.pipeline import Rows, pipelined, transaction
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.fail import Failing
 from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
@@ -49,7 +49,7 @@ class Completing(Failing):
         done: set[str] = set()
         if completions and self._shortcut.is_open():
             call = _COMPLETE_PLAIN, {**self._database.now, **_completion_columns(completions)}
-            (rows,) = await self._database.run_alone(lambda own: round_trip(own, call))
+            (rows,) = await self._database.run_alone(lambda own: pipelined(own, call))
             done = {row[0] for row in rows}
             self._shortcut.tried(worked=2 * len(done) >= len(completions))
         rest = [item for item in completions if item.claim.id not in done]

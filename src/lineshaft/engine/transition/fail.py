@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from lineshaft.engine.guards.breakers import Breakers, FailedAttempt
-from lineshaft.engine.guards.slowdowns import Guards, RateLimited
+from lineshaft.engine.guards.slowdowns import RateLimited, Slowdowns
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
@@ -48,7 +48,7 @@ class Failing(TaskLocks):
         self._lanes = lanes
         self._uniform = uniform
         self._breakers = breakers or Breakers(database)
-        self._guards = Guards(database)
+        self._slowdowns = Slowdowns(database)
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
         """A failed attempt: retried, waited for (a rate limit), or dead-lettered, as the model decides."""
@@ -126,7 +126,7 @@ class Failing(TaskLocks):
             elif breaker.counts_against(failure.kind):
                 against.append(FailedAttempt(task.id, task.type, task.model))
         await self._breakers.failed(connection, against)
-        await self._guards.signal_slowdowns(connection, limits)
+        await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
 
     async def _decide_all(

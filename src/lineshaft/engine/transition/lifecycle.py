@@ -15,7 +15,7 @@ from lineshaft.engine.claim.claims import LOCK_TTL_SEC
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import json_text
-from lineshaft.engine.postgres.round_trip import round_trip
+from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.complete import Completing
 from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
@@ -33,7 +33,7 @@ class Lifecycle(Completing):
         if has_duplicate_tasks(claims):
             return [answer for claim in claims for answer in await self.start([claim])]
         call = _SQL["start_tasks"], {**self._database.now, **claim_columns(claims)}
-        (rows,) = await self._database.run_alone(lambda own: round_trip(own, call))
+        (rows,) = await self._database.run_alone(lambda own: pipelined(own, call))
         started = {row[0] for row in rows}
         if all(claim.id in started for claim in claims):
             return [Moved(claim.id, Status.RUNNING) for claim in claims]

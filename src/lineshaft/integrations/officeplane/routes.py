@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from lineshaft import __version__
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.officeplane.conversion import priority_word
@@ -59,7 +59,7 @@ async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
     fits = TaskFilter(
         lock_key=tuple(lock_key(name) for name in query.document_id), priority_from=low, priority_to=high
     )
-    found = await _newest(call.service.engine.insights, fits, states, query.limit)
+    found = await _newest(call.service.engine.read, fits, states, query.limit)
     return Answer([call.service.officeplane.view(task) for task in found])
 
 
@@ -85,7 +85,7 @@ async def submit_document_task(call: Call, body: Raw, query: InQuery) -> Answer:
         )
     except InvalidInputError as error:
         raise in_their_words(error) from None
-    found = await call.service.engine.insights.task(submitted.id)
+    found = await call.service.engine.read.task(submitted.id)
     if submitted.duplicate:
         return Answer(call.service.officeplane.view(found, duplicate=True))
     return Answer(call.service.officeplane.view(found), 201)
@@ -136,7 +136,7 @@ def _asked(body: Raw, query: InQuery) -> NewDocumentTask:
 
 
 async def _task(call: Call) -> Answer:
-    found = await call.service.engine.insights.task(call.path["id"])
+    found = await call.service.engine.read.task(call.path["id"])
     return Answer(call.service.officeplane.view(found))
 
 
@@ -162,24 +162,24 @@ def _state(name: str) -> str:
     return name.upper()
 
 
-async def _newest(insights: Insights, fits: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
+async def _newest(queries: Queries, fits: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
     if not states:
-        return await _search(insights, fits, STATES, limit)
+        return await _search(queries, fits, STATES, limit)
     found: dict[str, Task] = {}
     for state in states:
         for search in _SEARCHES[state]:
             wanted = replace(fits, status=search.status, batches=search.batches)
-            found |= {task.id: task for task in await _search(insights, wanted, [state], limit)}
+            found |= {task.id: task for task in await _search(queries, wanted, [state], limit)}
     newest = sorted(found.values(), key=lambda task: (task.created_at, task.id), reverse=True)
     return newest[:limit]
 
 
-async def _search(insights: Insights, wanted: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
+async def _search(queries: Queries, wanted: TaskFilter, states: Iterable[str], limit: int) -> list[Task]:
     found: list[Task] = []
     cursor: str | None = None
     size = limit
     while True:
-        page = await insights.tasks(wanted, limit=size, cursor=cursor)
+        page = await queries.tasks(wanted, limit=size, cursor=cursor)
         found += [task for task in page.items if state_of(task) in states]
         cursor, size = page.next_cursor, MAX_LIMIT
         if len(found) >= limit or cursor is None:

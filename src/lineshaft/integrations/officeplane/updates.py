@@ -14,9 +14,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
-from lineshaft.engine.feed.reading import Reading
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import CursorExpiredError
 from lineshaft.integrations.officeplane.tasks import DocumentTask, Officeplane
 from lineshaft.server.framework.streams import AGAIN_AFTER_SEC, Tail, any_of
@@ -77,10 +77,10 @@ class Listener:
 
 
 class Updates:
-    def __init__(self, tail: Tail, events: Events, insights: Insights, officeplane: Officeplane) -> None:
+    def __init__(self, tail: Tail, events: Events, queries: Queries, officeplane: Officeplane) -> None:
         self._tail = tail
-        self._reading = Reading(events, _EVENTS_AT_ONCE, kinds=tuple(_LEADS_TO))
-        self._insights = insights
+        self._reading = EventQuery(events, _EVENTS_AT_ONCE, kinds=tuple(_LEADS_TO))
+        self._queries = queries
         self._officeplane = officeplane
         self._listeners: set[Listener] = set()
         self._telling: asyncio.Task[None] | None = None
@@ -148,7 +148,7 @@ class Updates:
         return messages
 
     async def _tasks(self, ids: set[str]) -> dict[str, Task]:
-        return {task.id: task for task in await self._insights.tasks_by_id(sorted(ids))} if ids else {}
+        return {task.id: task for task in await self._queries.tasks_by_id(sorted(ids))} if ids else {}
 
     async def close(self) -> None:
         telling, self._telling = self._telling, None

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.responses import StreamingResponse
 
+from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
-from lineshaft.engine.feed.reading import Reading
 from lineshaft.errors import (
     CursorExpiredError,
     ForbiddenError,
@@ -110,7 +110,7 @@ async def is_refused(allow: Allow) -> bool:
 
 
 def stream(
-    tail: Tail, reading: Reading, first: EventPage, stopping: asyncio.Event, allow: Allow
+    tail: Tail, reading: EventQuery, first: EventPage, stopping: asyncio.Event, allow: Allow
 ) -> StreamingResponse:
     """`first` was read already: what is wrong with a cursor is told before the stream begins.
 
@@ -128,7 +128,7 @@ def stream(
 
 async def _events(
     tail: Tail,
-    reading: Reading,
+    reading: EventQuery,
     page: EventPage,
     stopping: asyncio.Event,
     *,

@@ -19,7 +19,7 @@ _EMPTY = Raw(b"{}")
 async def assignments(engine: Engine, claim: Claim) -> list[responses.Assignment]:
     if not claim.tasks:
         return []
-    found = {view.id: view for view in await engine.insights.tasks_by_id([task.id for task in claim.tasks])}
+    found = {view.id: view for view in await engine.read.tasks_by_id([task.id for task in claim.tasks])}
     return [_assignment(task, found[task.id], claim) for task in claim.tasks if task.id in found]
 
 

@@ -166,4 +166,4 @@ async def save_step(call: Call, body: requests.Save) -> Answer:
 
 
 async def _task(call: Call) -> Answer:
-    return Answer(await call.service.engine.insights.task(call.path["id"]))
+    return Answer(await call.service.engine.read.task(call.path["id"]))

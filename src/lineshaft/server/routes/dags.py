@@ -34,20 +34,20 @@ async def submit_dag(call: Call, body: requests.NewDag) -> Answer:
     )
     tasks = {key: task.id for key, task in submitted.tasks.items()}
     if submitted.duplicate:
-        dag = await call.service.engine.insights.dag(submitted.id)
+        dag = await call.service.engine.read.dag(submitted.id)
         return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks, duplicate=True))
     dag_id = submitted.id
     if all(task.duplicate for task in submitted.tasks.values()):
         # Each task stands for one that exists already, so no DAG was made: it is that of the first.
-        dag_id = (await call.service.engine.insights.task(next(iter(tasks.values())))).dag_id
-    dag = await call.service.engine.insights.dag(dag_id)
+        dag_id = (await call.service.engine.read.task(next(iter(tasks.values())))).dag_id
+    dag = await call.service.engine.read.dag(dag_id)
     return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks), 201)
 
 
 @routes.get("/v1/dags", Scope.READ, Page[Dag])
 async def list_dags(call: Call, query: requests.DagQuery) -> Answer:
     """List DAGs, newest first; a standalone task's own is among them."""
-    return Answer(await call.service.engine.insights.dags(query, limit=query.limit, cursor=query.cursor))
+    return Answer(await call.service.engine.read.dags(query, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/dags/{id}", Scope.READ, Dag, codes=("not_found",))
@@ -94,4 +94,4 @@ async def cancel_dag(call: Call, body: requests.CancelDag) -> Answer:
 
 
 async def _dag(call: Call) -> Answer:
-    return Answer(await call.service.engine.insights.dag(call.path["id"]))
+    return Answer(await call.service.engine.read.dag(call.path["id"]))

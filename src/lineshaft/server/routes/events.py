@@ -4,8 +4,8 @@ from functools import partial
 
 from starlette.responses import Response
 
+from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW
-from lineshaft.engine.feed.reading import Reading
 from lineshaft.engine.tokens import Scope
 from lineshaft.errors import RateLimitedError
 from lineshaft.server.framework.routing import Answer, Call, Routes
@@ -26,14 +26,14 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
     With `Accept: text/event-stream` it streams what happens, from `Last-Event-ID` or `after`, else from now.
     No event is missed, doubled or out of order.
     """
-    reading = Reading(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
+    reading = EventQuery(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
     if STREAM in call.headers.get("accept", ""):
         place = call.headers.get("last-event-id") or query.place or NOW
-        reading = await reading.resolved(call.service.engine.insights)
+        reading = await reading.resolved(call.service.engine.read)
         first = await reading.after(place)
         allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
         return stream(call.service.tail, reading, first, call.service.stopping, allow)
-    page = await reading.page(query.place, call.service.engine.insights)
+    page = await reading.page(query.place, call.service.engine.read)
     return Answer(page)
 
 
@@ -41,9 +41,9 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
 async def list_task_events(call: Call, query: requests.Page) -> Answer:
     """Everything that happened to a task, in order."""
     task_id = call.path["id"]
-    page = await Reading(call.service.events, query.limit, task_id).after(query.cursor)
+    page = await EventQuery(call.service.events, query.limit, task_id).after(query.cursor)
     if not page.items and query.cursor is None:
         # Every task has a first event: unless it was dropped, there is no such task.
-        await call.service.engine.insights.task(task_id)
+        await call.service.engine.read.task(task_id)
     more = None if page.caught_up else page.next_cursor
     return Answer(Page(page.items, more))

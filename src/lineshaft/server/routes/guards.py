@@ -11,7 +11,7 @@ routes = Routes()
 @routes.get("/v1/breakers", Scope.READ, Page[Breaker])
 async def list_breakers(call: Call, query: requests.Page) -> Answer:
     """Circuit breakers that ever counted a failure or were opened; any other is closed."""
-    page = await call.service.engine.insights.breakers(limit=query.limit, cursor=query.cursor)
+    page = await call.service.engine.read.breakers(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
@@ -30,35 +30,35 @@ async def reset_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: 
 
 
 async def _breaker(call: Call) -> Answer:
-    found = await call.service.engine.insights.breaker(call.path["key"])
+    found = await call.service.engine.read.breaker(call.path["key"])
     return Answer(found)
 
 
 @routes.get("/v1/locks", Scope.READ, Page[Lock])
 async def list_locks(call: Call, query: requests.Page) -> Answer:
     """Document locks that are held, and how many tasks want each."""
-    page = await call.service.engine.insights.locks(limit=query.limit, cursor=query.cursor)
+    page = await call.service.engine.read.locks(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
 @routes.delete("/v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def release_lock(call: Call) -> Answer:
     """Take a lock from whoever holds it; the next waiter gets it."""
-    await call.service.interventions.release_lock(call.path["key"])
+    await call.service.engine.locks.release(call.path["key"])
     return Answer(status=204)
 
 
 @routes.get("/v1/slowdowns", Scope.READ, Page[Slowdown])
 async def list_slowdowns(call: Call, query: requests.Page) -> Answer:
     """Slow-downs after a rate limit that are in force."""
-    page = await call.service.engine.insights.slowdowns(limit=query.limit, cursor=query.cursor)
+    page = await call.service.engine.read.slowdowns(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
 @routes.delete("/v1/slowdowns/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def end_slowdown(call: Call) -> Answer:
     """End a slow-down at once: `model:NAME` or `*`."""
-    await call.service.interventions.end_slowdown(call.path["key"])
+    await call.service.engine.slowdowns.end(call.path["key"])
     return Answer(status=204)
 
 

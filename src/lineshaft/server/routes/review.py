@@ -42,7 +42,7 @@ async def get_dead_letter(call: Call) -> Answer:
 async def resolve_dead_letter(call: Call, body: ResolutionRequest) -> Answer:
     """Decide about a dead letter. Of two who decide at once one wins, and the other is told (409)."""
     await call.service.engine.dead_letters.resolve(call.path["id"], body)
-    return Answer(await call.service.engine.insights.task(call.path["id"]))
+    return Answer(await call.service.engine.read.task(call.path["id"]))
 
 
 @routes.post(
@@ -92,4 +92,4 @@ async def decide(call: Call, body: requests.Approve) -> Answer:
         requests.json_or_none("decision_report", body.decision_report),
     )
     await call.service.engine.approvals.decide(call.path["id"], decision)
-    return Answer(await call.service.engine.insights.task(call.path["id"]))
+    return Answer(await call.service.engine.read.task(call.path["id"]))

@@ -13,4 +13,4 @@ async def get_stats(call: Call) -> Answer:
 
     Each figure says whether it is exact: with very many tasks it is estimated from a sample.
     """
-    return Answer(await call.service.engine.insights.stats())
+    return Answer(await call.service.engine.read.stats())

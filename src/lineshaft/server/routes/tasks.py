@@ -34,7 +34,7 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     requests.check_tasks([body], keys=False, place="")
     key = requests.key_of(call.headers.get("idempotency-key"), body.idempotency_key)
     (submitted,) = await call.service.engine.submission.submit([requests.with_key(body, key)])
-    found = await call.service.engine.insights.task(submitted.id)
+    found = await call.service.engine.read.task(submitted.id)
     if not submitted.duplicate:
         return Answer(found, 201)
     return Answer(replace(found, duplicate=True, mismatch=submitted.mismatch or UNSET))
@@ -65,8 +65,8 @@ async def list_tasks(call: Call, query: requests.TaskQuery) -> Answer:
     A filter that is given several times means any of these. A page may be short and have more behind it: go
     on until `next_cursor` is null.
     """
-    insights = call.service.engine.insights
-    return Answer(await insights.tasks(query, order=query.order, limit=query.limit, cursor=query.cursor))
+    queries = call.service.engine.read
+    return Answer(await queries.tasks(query, order=query.order, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/tasks/{id}", Scope.READ, Task, codes=("not_found",))
@@ -78,19 +78,19 @@ async def get_task(call: Call) -> Answer:
 @routes.get("/v1/tasks/{id}/attempts", Scope.READ, Page[Attempt], codes=("not_found",))
 async def list_attempts(call: Call) -> Answer:
     """Every claim there was, in order, with the one under way and the one that succeeded."""
-    return Answer(Page(await call.service.engine.insights.attempts(call.path["id"])))
+    return Answer(Page(await call.service.engine.read.attempts(call.path["id"])))
 
 
 @routes.get("/v1/tasks/{id}/steps", Scope.READ, dict[str, Any], codes=("not_found",))
 async def list_steps(call: Call) -> Answer:
     """Results of durable steps by name, in the order in which they were recorded."""
-    return Answer(await call.service.engine.insights.steps(call.path["id"]))
+    return Answer(await call.service.engine.read.steps(call.path["id"]))
 
 
 @routes.get("/v1/tasks/{id}/why", Scope.READ, Why, codes=("not_found",))
 async def explain_task(call: Call) -> Answer:
     """Why a task is not running."""
-    return Answer(await call.service.engine.insights.why(call.path["id"]))
+    return Answer(await call.service.engine.read.why(call.path["id"]))
 
 
 @routes.patch(
@@ -167,15 +167,15 @@ async def which_ended(call: Call, body: requests.AskEnded) -> Answer:
 
 async def _cancel_held(call: Call, body: requests.Cancel, token: str) -> None:
     claim = claim_of(call.path["id"], token)
-    parting, insights = call.service.engine.parting, call.service.engine.insights
+    parting, queries = call.service.engine.parting, call.service.engine.read
     try:
         await parting.cancel_claimed(claim, body.reason, spent=UNREPORTED, cascade=body.cascade)
     except StaleClaimError:
-        found = await insights.task(claim.id)
+        found = await queries.task(claim.id)
         if found.status is not Status.CANCELLED or found.claim is None or found.claim.epoch != claim.epoch:
             raise
         # The same call again: its first answer was lost on the way.
 
 
 async def _task(call: Call) -> Answer:
-    return Answer(await call.service.engine.insights.task(call.path["id"]))
+    return Answer(await call.service.engine.read.task(call.path["id"]))

@@ -7,7 +7,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.round_trip import Call, round_trip, transaction
+from lineshaft.engine.postgres.pipeline import Call, pipelined, transaction
 from lineshaft.errors import InvalidInputError
 
 ADD: Call = ("INSERT INTO lineshaft.pause (type, since) VALUES (%(type)s::text, now())", {"type": "a"})
@@ -23,19 +23,19 @@ async def database(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Da
 
 async def count(connection: Connection) -> int:
     assert connection.info.transaction_status == TransactionStatus.IDLE
-    ((row,),) = await round_trip(connection, COUNT)
+    ((row,),) = await pipelined(connection, COUNT)
     return int(row[0])
 
 
 async def test_the_rows_of_each(database: Database) -> None:
     async with database.connection() as connection:
-        assert await round_trip(connection, COUNT, ADD, COUNT) == [[(0,)], [], [(1,)]]
+        assert await pipelined(connection, COUNT, ADD, COUNT) == [[(0,)], [], [(1,)]]
 
 
 async def test_all_or_none(database: Database) -> None:
     async with database.connection() as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await round_trip(connection, ADD, WRONG)
+            await pipelined(connection, ADD, WRONG)
         assert await count(connection) == 0
 
 
@@ -69,8 +69,8 @@ async def test_a_text_is_never_cut_short(database: Database, given: object) -> N
     """To libpq U+0000 is the end of a text: what was asked about one agent must not be done to another."""
     call: Call = ("SELECT %(given)s::text, %(given)s::text[]", {"given": given})
     with pytest.raises(InvalidInputError, match=r"U\+0000"):
-        await database.run_alone(lambda own: round_trip(own, call))
+        await database.run_alone(lambda own: pipelined(own, call))
     async with database.connection() as connection:
         with pytest.raises(psycopg.DataError):
-            await round_trip(connection, ADD, call)
+            await pipelined(connection, ADD, call)
         assert await count(connection) == 0, "it is as good as before"

@@ -14,9 +14,10 @@ from msgspec import Raw
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.postgres.round_trip import read_in_snapshot
+from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.listing import dag_keys, task_keys
-from lineshaft.engine.read.reading import (
+from lineshaft.engine.read.rows import attempt_from_row, dag_from_rows, dead_above, task_from_rows
+from lineshaft.engine.read.snapshot import (
     Reader,
     Row,
     check_limit,
@@ -24,7 +25,6 @@ from lineshaft.engine.read.reading import (
     encode_cursor,
     in_snapshot,
 )
-from lineshaft.engine.read.rows import attempt_from_row, dag_from_rows, dead_above, task_from_rows
 from lineshaft.engine.read.stats import Bounds, read_stats
 from lineshaft.engine.read.why import explain, refusal
 from lineshaft.errors import LineshaftError, NotFoundError
@@ -64,7 +64,7 @@ class _NameKey(msgspec.Struct, frozen=True, array_like=True, tag="name"):
     after: str
 
 
-class Insights:
+class Queries:
     def __init__(
         self, database: Database, *, bounds: Bounds | None = None, daily_budget_usd: Decimal | None = None
     ) -> None:
@@ -89,7 +89,7 @@ class Insights:
         wanted = [name for name in ids if is_storable(name)]
         if not wanted:
             return []
-        sql = catalog.load("read/insights")
+        sql = catalog.load("read/queries")
         parameters = {**self._database.now, "ids": wanted}
         found, edges, failures = await self._database.run_alone(
             lambda own: read_in_snapshot(own, *((sql[name], parameters) for name in _OF_TASKS))

@@ -26,7 +26,7 @@ Call = tuple[LiteralString, Mapping[str, Any]]
 Rows = list[tuple[Any, ...]]
 
 
-async def round_trip(connection: Connection, *calls: Call) -> list[Rows]:
+async def pipelined(connection: Connection, *calls: Call) -> list[Rows]:
     """The rows of each statement. Outside a transaction all are done, or none.
 
     Parameters go as text, so statements must cast them all, as ours do; an array may be text already.
@@ -41,7 +41,7 @@ async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[di
         _, *results, _ = await _results(connection, (_BEGIN_READING, *calls, _COMMIT))
     except BaseException:
         if not connection.closed:
-            await round_trip(connection, _ROLLBACK)
+            await pipelined(connection, _ROLLBACK)
         raise
     transformer = adapt.Transformer(connection)
     found = []
@@ -73,12 +73,12 @@ async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresu
 async def transaction(connection: Connection, *calls: Call) -> AsyncIterator[list[Rows]]:
     """A transaction that begins with these statements, and gives their rows."""
     try:
-        yield (await round_trip(connection, _BEGIN, *calls))[1:]
+        yield (await pipelined(connection, _BEGIN, *calls))[1:]
     except BaseException:
         if not connection.closed:
-            await round_trip(connection, _ROLLBACK)
+            await pipelined(connection, _ROLLBACK)
         raise
-    await round_trip(connection, _COMMIT)
+    await pipelined(connection, _COMMIT)
 
 
 _BEGIN: Call = ("BEGIN", {})

@@ -14,13 +14,13 @@ from lineshaft.engine.postgres.database import Connection
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class Constant:
     """A column that has one value in all rows."""
 
     value: Any
 
 
-Column = Sequence[Any] | Same
+Column = Sequence[Any] | Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Layout:
         return (self._end.join(texts) + self._end).encode()
 
 
-def written_out(table: LiteralString, columns: Mapping[str, Column], defaults: Mapping[str, Any]) -> Copy:
+def copy_of(table: LiteralString, columns: Mapping[str, Column], defaults: Mapping[str, Any]) -> Copy:
     """All rows in one part. One column at least is a list."""
     differ: dict[str, Sequence[Any]] = {}
     same: dict[str, Any] = {}
     for name, column in columns.items():
-        if isinstance(column, Same):
+        if isinstance(column, Constant):
             same[name] = column.value
         elif not isinstance(column[0], datetime) and column.count(column[0]) == len(column) > 1:
             # (Not times: two that Python calls equal may be an hour apart, when clocks are put back.)
@@ -69,7 +69,7 @@ def written_out(table: LiteralString, columns: Mapping[str, Column], defaults: M
     return Copy(layout.statement, [layout.rows(*differ.values())])
 
 
-async def copy_in_turn(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
+async def copy_all(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
     """The next is written out while the server takes in the one before."""
     waiting = iter(copies)
     made: Copy | None = next(waiting)()

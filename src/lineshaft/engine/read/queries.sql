@@ -1,4 +1,4 @@
--- What people and programs look at: tasks, DAGs, why a task waits, guards. Used by store/insights.py. Nothing here writes.
+-- What people and programs look at: tasks, DAGs, why a task waits, guards. Used by queries.py. Nothing here writes.
 --
 -- The statements of one answer run in one snapshot, so that a task is not both READY in the list and RUNNING in its object. Lists are made
 -- in two steps: listing.sql finds which tasks, read_tasks makes the objects.

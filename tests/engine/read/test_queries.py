@@ -56,7 +56,7 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
         created_by="me",
     )
 
-    task = await engine.insights.task(task_id)
+    task = await engine.read.task(task_id)
 
     assert (task.title, task.priority, task.lock_key, task.tags) == ("Write it", 40, "doc:1", ["a", "b"])
     assert task.spec == {"goal": "x"}
@@ -81,14 +81,14 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
 
 async def test_gates_in_order_are_shown_as_a_list(engine: Engine) -> None:
     gates = (Gate("regex", "^a"), Gate("human"))
-    task = await engine.insights.task(await submit(engine, output=OutputContract(validation=gates)))
+    task = await engine.read.task(await submit(engine, output=OutputContract(validation=gates)))
 
     assert [(gate.method, gate.schema) for gate in task.output.validation] == [  # type: ignore[union-attr]
         ("regex", "^a"),
         ("human", None),
     ]
     assert task.output.validation_schema is None
-    assert (await engine.insights.task(await submit(engine))).output.validation == "none"
+    assert (await engine.read.task(await submit(engine))).output.validation == "none"
 
 
 async def test_age_counts_from_ready_and_deadlines_are_exact(engine: Engine, clock: MovableClock) -> None:
@@ -98,8 +98,8 @@ async def test_age_counts_from_ready_and_deadlines_are_exact(engine: Engine, clo
     urgent = await submit(engine, deadline=clock.now() + timedelta(hours=2))
     clock.advance(3600)
 
-    assert (await engine.insights.task(waiting)).effective_priority == pytest.approx(50)
-    assert (await engine.insights.task(urgent)).effective_priority == pytest.approx(50 - 6 - 20)
+    assert (await engine.read.task(waiting)).effective_priority == pytest.approx(50)
+    assert (await engine.read.task(urgent)).effective_priority == pytest.approx(50 - 6 - 20)
 
 
 async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableClock) -> None:
@@ -111,7 +111,7 @@ async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableCloc
         "ann", ann.incarnation, [Beat(ref(task), b'{"percent": 10}', Spent(Decimal("0.25")))]
     )
 
-    view = await engine.insights.task(task.id)
+    view = await engine.read.task(task.id)
 
     assert view.claim is not None
     assert (view.claim.agent_id, view.claim.epoch) == ("ann", 1)
@@ -132,7 +132,7 @@ async def test_a_failed_attempt_is_history_and_the_last_failure(engine: Engine, 
     clock.advance(4)
     await fail(engine, task, "boom", category="timeout", spent=Spent(Decimal("0.5")))
 
-    view = await engine.insights.task(task.id)
+    view = await engine.read.task(task.id)
 
     assert (view.status, view.attempts, view.retry_at) == (
         Status.RETRYING,
@@ -151,7 +151,7 @@ async def test_a_rate_limit_is_the_reason_but_no_failure(engine: Engine) -> None
     await submit(engine)
     await fail(engine, task := await take(engine, ann), "slow down", category="rate_limit")
 
-    view = await engine.insights.task(task.id)
+    view = await engine.read.task(task.id)
 
     assert (view.failure_category, view.failure_history, view.attempts) == ("rate_limit", [], 0)
 
@@ -167,16 +167,16 @@ async def test_each_end_shows_its_own_time_and_reason(engine: Engine, clock: Mov
     cancelled = await submit(engine)
     await engine.operations.cancel(cancelled, "not needed")
 
-    ended = await engine.insights.task(done.id)
+    ended = await engine.read.task(done.id)
     assert (ended.status, ended.completed_at, ended.cancelled_at) == (Status.COMPLETED, clock.now(), None)
     assert (ended.output.data, ended.cost_usd) == ({"answer": 42}, Decimal("0.1"))
     assert ended.claim is not None
     assert ended.claim.agent_id == "ann", "who did it"
     assert (ended.effective_priority, ended.tier, ended.failure_reason) == (None, None, None)
-    ended = await engine.insights.task(dead)
+    ended = await engine.read.task(dead)
     assert (ended.completed_at, ended.ended_at) == (None, clock.now())
     assert (ended.failure_reason, ended.failure_category) == ("no access", "auth_failure")
-    ended = await engine.insights.task(cancelled)
+    ended = await engine.read.task(cancelled)
     assert (ended.cancelled_at, ended.cancel_reason) == (clock.now(), "not needed")
     assert (ended.failure_reason, ended.claim) == (None, None)
 
@@ -186,7 +186,7 @@ async def test_what_is_being_validated_shows_the_output(engine: Engine) -> None:
     await submit(engine, output=OutputContract(validation="human"))
     await complete(engine, task := await take(engine, ann), {"draft": 1})
 
-    view = await engine.insights.task(task.id)
+    view = await engine.read.task(task.id)
 
     assert (view.status, view.output.data) == (Status.VALIDATING, {"draft": 1})
     assert (view.output.artifacts, view.completed_at) == (None, None)
@@ -203,15 +203,15 @@ async def test_dead_letters_upstream_flag_all_that_wait(engine: Engine) -> None:
     ]
     dag = await engine.submission.submit_dag("a DAG", tasks)
     ids = {key: found.id for key, found in dag.tasks.items()}
-    assert (await engine.insights.task(ids["c"])).blocked_reason is None
+    assert (await engine.read.task(ids["c"])).blocked_reason is None
 
     assert await kill(engine, ann) == ids["a"]
 
-    flagged = {key: (await engine.insights.task(ids[key])).blocked_reason for key in ids}
+    flagged = {key: (await engine.read.task(ids[key])).blocked_reason for key in ids}
     reason = f"Upstream {ids['a']} is DEAD_LETTERED"
     assert flagged == {"a": None, "b": reason, "c": reason, "d": None, "e": None}
     await engine.operations.retry(ids["a"])
-    assert (await engine.insights.task(ids["b"])).blocked_reason is None
+    assert (await engine.read.task(ids["b"])).blocked_reason is None
 
 
 def test_dead_letters_are_found_along_every_way() -> None:
@@ -226,8 +226,8 @@ def test_dead_letters_are_found_along_every_way() -> None:
 
 @pytest.mark.parametrize("name", ["task_none", "a\0b", "\ud800"])
 async def test_what_does_not_exist_is_not_found(engine: Engine, name: str) -> None:
-    insights = engine.insights
-    for read in (insights.task, insights.attempts, insights.steps, insights.why, insights.dag):
+    reads = engine.read
+    for read in (reads.task, reads.attempts, reads.steps, reads.why, reads.dag):
         with pytest.raises(NotFoundError, match="There is no"):
             await read(name)
 
@@ -239,17 +239,17 @@ async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: Mo
     ann = await register(engine)
     await submit(engine, retry=RetrySpec(strategy="immediate"))
     await fail(engine, task := await take(engine, ann), spent=Spent(Decimal("0.2"), 10, 5))
-    await engine.upkeep.promote_due(10)
+    await engine.maintenance.promote_due(10)
     task = await take(engine, ann)
 
-    outcomes = [(a.number, a.outcome) for a in await engine.insights.attempts(task.id)]
+    outcomes = [(a.number, a.outcome) for a in await engine.read.attempts(task.id)]
     assert outcomes == [(1, "failed"), (2, "running")]
 
     clock.advance(3)
     await engine.lifecycle.complete(
         [Completion(ref(task), output=b'"ok"', spent=Spent(Decimal("0.3"), 7, 8))]
     )
-    first, second = await engine.insights.attempts(task.id)
+    first, second = await engine.read.attempts(task.id)
     assert (first.category, first.error, first.cost_usd) == ("crash", "it broke", Decimal("0.2"))
     assert (second.number, second.outcome, second.agent_id, second.cost_usd) == (
         2,
@@ -262,7 +262,7 @@ async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: Mo
 
 
 async def test_attempts_of_what_was_never_claimed_are_none(engine: Engine) -> None:
-    assert await engine.insights.attempts(await submit(engine)) == []
+    assert await engine.read.attempts(await submit(engine)) == []
 
 
 async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
@@ -273,7 +273,7 @@ async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
     clock.advance(1)
     await engine.lifecycle.save_step(ref(task), "draft", b"null")
 
-    steps = await engine.insights.steps(task.id)
+    steps = await engine.read.steps(task.id)
     assert {name: bytes(data) for name, data in steps.items()} == {
         "search": b'{"found": 3}',
         "draft": b"null",
@@ -294,13 +294,13 @@ async def test_a_dag_shows_its_graph_and_money(engine: Engine) -> None:
     submitted = await engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=5, created_by="me")
     a, b, c, d = (submitted.tasks[key].id for key in "abcd")
 
-    dag = await engine.insights.dag(submitted.id)
+    dag = await engine.read.dag(submitted.id)
     assert (dag.title, dag.status, dag.created_by, dag.virtual) == ("a DAG", "pending", "me", False)
     assert (dag.tasks, dag.roots, dag.leaves) == ([a, b, c, d], [a], [b, d])
     assert (dag.critical_path, dag.counts) == ([a, c, d], {"PENDING": 3, "READY": 1})
 
     await complete(engine, await take(engine, ann), cost="0.75")
-    dag = await engine.insights.dag(submitted.id)
+    dag = await engine.read.dag(submitted.id)
     assert (dag.status, dag.critical_path) == ("running", [c, d])
     assert dag.counts == {"PENDING": 1, "READY": 2, "COMPLETED": 1}
     assert (dag.budget_ceiling_usd, dag.reserved_usd, dag.spent_usd) == (
@@ -317,7 +317,7 @@ async def test_a_dead_letter_is_still_to_be_done(engine: Engine) -> None:
     submitted = await engine.submission.submit_dag("a DAG", tasks)
     await kill(engine, ann)
 
-    dag = await engine.insights.dag(submitted.id)
+    dag = await engine.read.dag(submitted.id)
 
     assert (dag.status, dag.critical_path) == ("failed", dag.tasks)
     assert dag.completed_at is not None
@@ -326,18 +326,18 @@ async def test_a_dead_letter_is_still_to_be_done(engine: Engine) -> None:
 async def test_a_virtual_dag_is_answered_from_its_task(engine: Engine, clock: MovableClock) -> None:
     ann = await register(engine)
     task_id = await submit(engine, title="Alone", created_by="me", max_cost_usd=1)
-    dag_id = (await engine.insights.task(task_id)).dag_id
+    dag_id = (await engine.read.task(task_id)).dag_id
 
-    dag = await engine.insights.dag(dag_id)
+    dag = await engine.read.dag(dag_id)
     assert (dag.id, dag.title, dag.created_by, dag.virtual) == (dag_id, "Alone", "me", True)
     assert (dag.status, dag.tasks, dag.counts) == ("pending", [task_id], {"READY": 1})
 
     task = await take(engine, ann)
-    dag = await engine.insights.dag(dag_id)
+    dag = await engine.read.dag(dag_id)
     assert (dag.status, dag.reserved_usd, dag.completed_at) == ("running", Decimal(1), None)
     clock.advance(1)
     await complete(engine, task, cost="0.5")
-    dag = await engine.insights.dag(dag_id)
+    dag = await engine.read.dag(dag_id)
     assert (dag.status, dag.spent_usd, dag.completed_at) == ("completed", Decimal("0.5"), clock.now())
     assert (dag.roots, dag.leaves, dag.critical_path) == ([task_id], [task_id], [])
 
@@ -355,12 +355,12 @@ async def test_dags_are_listed_with_virtual_ones_or_without(
             dag = await engine.submission.submit_dag(f"real {n}", [NewTask("a"), NewTask("b"), NewTask("c")])
             expected.insert(0, (dag.id, True))
         else:
-            task = await engine.insights.task(await submit(engine, title=f"alone {n}", priority=0))
+            task = await engine.read.task(await submit(engine, title=f"alone {n}", priority=0))
             expected.insert(0, (task.dag_id, False))
 
     async def ids(limit: int = 2, **filters: Any) -> list[str]:
         return await every(
-            lambda cursor: engine.insights.dags(DagFilter(**filters), limit=limit, cursor=cursor), limit
+            lambda cursor: engine.read.dags(DagFilter(**filters), limit=limit, cursor=cursor), limit
         )
 
     assert await ids() == [name for name, _ in expected]
@@ -385,8 +385,8 @@ async def test_locks_with_their_waiters(engine: Engine, clock: MovableClock) -> 
     # One of them was found by a claim and parked, and waits all the same.
     assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
 
-    first = await engine.insights.locks(limit=1)
-    (second,) = (await engine.insights.locks(cursor=first.next_cursor)).items
+    first = await engine.read.locks(limit=1)
+    (second,) = (await engine.read.locks(cursor=first.next_cursor)).items
 
     assert [(lock.key, lock.waiting, lock.agent_id) for lock in [*first.items, second]] == [
         ("doc:a", 0, "ann"),
@@ -405,8 +405,8 @@ async def test_guards_as_they_are(engine: Engine, factory: Factory, clock: Movab
     factory.insert("slowdown", {"key": "model:y", "signalled_at": now, "until": now})
     factory.insert("pause", {"type": "*", "since": now})
 
-    (breaker,) = (await engine.insights.breakers()).items
+    (breaker,) = (await engine.read.breakers()).items
     assert (breaker.key, breaker.state, breaker.failures, breaker.forced) == ("code", "open", 5, True)
-    (slowdown,) = (await engine.insights.slowdowns()).items
+    (slowdown,) = (await engine.read.slowdowns()).items
     assert (slowdown.key, slowdown.until) == ("model:x", now + timedelta(seconds=9)), "one is over"
-    assert [(pause.type, pause.since) for pause in await engine.insights.pauses()] == [("*", now)]
+    assert [(pause.type, pause.since) for pause in await engine.read.pauses()] == [("*", now)]

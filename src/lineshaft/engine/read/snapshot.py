@@ -45,7 +45,7 @@ async def in_snapshot(
     database: Database, work: Callable[[Reader], Awaitable[T]], *, for_filters: bool = False
 ) -> T:
     async def read(connection: Connection) -> T:
-        reader = Reader(connection, catalog.load("read/insights", "read/listing", "read/stats"), database.now)
+        reader = Reader(connection, catalog.load("read/queries", "read/listing", "read/stats"), database.now)
         await connection.execute(reader.sql["snapshot"], {})
         if for_filters:
             await connection.execute(reader.sql["plan_for_filters"], {})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from lineshaft.engine.feed.events import Events
-from lineshaft.engine.read.insights import Insights
+from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import NotFoundError
 from lineshaft.types import Event, EventPage
 
@@ -12,7 +12,7 @@ _READS_A_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EventQuery:
     events: Events
     limit: int
     task_id: str | None = None
@@ -37,19 +37,19 @@ class Reading:
             if page.caught_up or len(items) == self.limit or reads == _READS_A_PAGE:
                 return EventPage(items, place, page.caught_up)
 
-    async def page(self, place: str | None, insights: Insights) -> EventPage:
+    async def page(self, place: str | None, queries: Queries) -> EventPage:
         """As `after`; also of a DAG that is a standalone task's own."""
         page = await self.after(place)
         if page.items or self.dag_id is None:
             return page
-        return await (await self.resolved(insights)).after(place)
+        return await (await self.resolved(queries)).after(place)
 
-    async def resolved(self, insights: Insights) -> "Reading":
+    async def resolved(self, queries: Queries) -> "EventQuery":
         """A standalone task's DAG has no events of its own: they are its task's."""
         if self.dag_id is None or self.task_id is not None:
             return self
         try:
-            dag = await insights.dag(self.dag_id)
+            dag = await queries.dag(self.dag_id)
         except NotFoundError:
             return self
         return replace(self, dag_id=None, task_id=dag.tasks[0]) if dag.virtual else self

@@ -1,0 +1,27 @@
+"""Document locks released by an operator. Claims take locks and the ends of claims release them."""
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.errors import NotFoundError
+from lineshaft.model.storable import is_storable
+
+
+class Locks:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = catalog.load("guards/locks")
+        self._unpark = catalog.load("transition/changes")["unpark_lock_waiters"]
+
+    async def release(self, key: str) -> None:
+        """Take a document lock away from its holder; the next waiter gets it."""
+        unknown = NotFoundError(f"No task holds a lock {key!r}.")
+        if not is_storable(key):
+            raise unknown
+
+        async def work(connection: Connection) -> None:
+            cursor = await connection.execute(self._sql["delete_lock"], {**self._database.now, "key": key})
+            if await cursor.fetchone() is None:
+                raise unknown
+            await connection.execute(self._unpark, {"keys": [key]})
+
+        await self._database.run(work)
