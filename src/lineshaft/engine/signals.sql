@@ -21,14 +21,7 @@ SELECT
     agent.capabilities,
     agent.types,
     agent.models_available,
-    (
-        SELECT max(slowdown.until)
-        FROM lineshaft.slowdown
-        WHERE slowdown.until > clock.now
-          AND (slowdown.key = '*' OR EXISTS (
-            SELECT FROM unnest(agent.models_available) AS own (model)
-            WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
-          ))
-    ) AS slowdown_until
+    -- include: slowdown_until
+    AS slowdown_until
 FROM lineshaft.agent CROSS JOIN clock
 WHERE agent.id = %(agent_id)s::text

@@ -13,7 +13,7 @@ ENGINE = Path(lineshaft.engine.__file__).parent
 STEMS = sorted(
     str(path.relative_to(ENGINE).with_suffix(""))
     for path in ENGINE.rglob("*.sql")
-    if path.stem != "schema" and path.parent.name != "migrations"
+    if path.stem not in {"schema", "fragments"} and path.parent.name != "migrations"
 )
 #: Makes what the others only read; its statements are exercised by the tests of migrations.
 CREATES = {("postgres/migrate", "create_schema"), ("postgres/migrate", "create_table")}
@@ -47,6 +47,17 @@ def test_comments_stay_here_and_the_name_goes_along() -> None:
     assert parsed == {"a": "/* lineshaft a */ SELECT 1", "b": "/* lineshaft b */ SELECT\n  2"}
 
 
+def test_a_fragment_is_included() -> None:
+    parsed = catalog.parse("-- name: a\nSELECT\n    -- include: notify_lanes\nFROM b", source="x")
+
+    assert parsed["a"].startswith("/* lineshaft a */ SELECT\npg_notify('lineshaft', ")
+    assert parsed["a"].endswith("\nFROM b")
+
+
+def test_a_module_loads_the_file_beside_it() -> None:
+    assert catalog.load("lineshaft.engine.claim.claims") == catalog.load("claim/claims")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -54,8 +65,9 @@ def test_comments_stay_here_and_the_name_goes_along() -> None:
         ("-- name: a\nSELECT 'it''s %(ttl)s'", "placeholder inside quotes"),
         ("-- name: a\nSELECT 1 WHERE x LIKE 'a%'", "lone percent sign"),
         ("-- name: a\nSELECT 1\n-- name: a\nSELECT 2", "two statements named a"),
-        ("SELECT 1", "before the first"),
+        ("SELECT 1", "is before the first"),
         ("-- name: a\n-- nothing", "a is empty"),
+        ("-- name: a\nSELECT\n  -- include: unheard_of", "unknown fragment unheard_of"),
     ],
 )
 def test_what_would_go_wrong_silently_is_refused(text: str, message: str) -> None:

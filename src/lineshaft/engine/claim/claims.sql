@@ -435,13 +435,9 @@ SELECT
     -- Until when this agent's models are slowed down.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (
-            SELECT max(slowdown.until)
-            FROM lineshaft.slowdown CROSS JOIN me
-            WHERE slowdown.until > (SELECT now FROM clock)
-              AND (slowdown.key = '*' OR EXISTS (
-                SELECT FROM unnest(me.models_available) AS own (model)
-                WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
-              ))
+            SELECT
+            -- include: slowdown_until
+            FROM me
         )
     END AS slowdown_until
 FROM (VALUES (1)) AS always

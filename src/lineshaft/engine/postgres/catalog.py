@@ -1,9 +1,12 @@
 """Reads named statements from the `.sql` files of the engine.
 
-A statement starts with `-- name: claim_tasks`; whole-line comments explain it to readers and are not sent to
-the server. What psycopg would get wrong silently is refused here, when the file is read: a placeholder inside
-quotes (it would become part of the text) and a lone percent sign. Statements are always executed with a
-mapping of parameters, if only an empty one: without, psycopg leaves `%%` as it is.
+A module loads the file of its own stem with `catalog.load(__name__)`. A statement starts with
+`-- name: claim_tasks`; whole-line comments are for readers and are not sent to the server. A line
+`-- include: notify_lanes` is replaced by the fragment of that name in `fragments.sql`.
+
+The catalog rejects what psycopg would silently get wrong: a placeholder inside quotes (it would become part
+of the text) and a lone percent sign. Statements are always executed with a mapping of parameters, even an
+empty one: without a mapping, psycopg leaves `%%` unchanged.
 """
 
 import re
@@ -12,25 +15,40 @@ from importlib.resources import files
 from typing import LiteralString
 
 _ENGINE = "lineshaft.engine"
-_NAME = re.compile(r"^-- name: ([a-z][a-z0-9_]*)$")
+_FRAGMENTS = "postgres/fragments"
+_NAME = re.compile(r"^-- (?:name|fragment): ([a-z][a-z0-9_]*)$")
+_INCLUDE = re.compile(r"^\s*-- include: ([a-z][a-z0-9_]*)$")
 _QUOTED = re.compile(r"'(?:[^']|'')*'")
 _PLACEHOLDER = re.compile(r"%\([a-z][a-z0-9_]*\)s")
 
 
 @cache
-def load(*stems: str) -> dict[str, LiteralString]:
-    """All statements of these files, by name. A stem is a path below `engine/`, as in `claim/claims`."""
+def load(*names: str) -> dict[str, LiteralString]:
+    """All statements of a module's `.sql` file, by name. A name is `__name__`, or a path below `engine/`."""
     found: dict[str, LiteralString] = {}
-    for stem in stems:
-        text = files(_ENGINE).joinpath(f"{stem}.sql").read_text(encoding="utf-8")
-        new = parse(text, source=f"{stem}.sql")
+    for name in names:
+        stem = name.removeprefix(f"{_ENGINE}.").replace(".", "/")
+        new = parse(_read(stem), source=f"{stem}.sql")
         if twice := found.keys() & new.keys():
-            raise ValueError(f"{', '.join(sorted(twice))} of {stem}.sql also stands in another of {stems}")
+            raise ValueError(f"{', '.join(sorted(twice))} of {stem}.sql is also in another of {names}")
         found |= new
     return found
 
 
 def parse(text: str, *, source: str) -> dict[str, LiteralString]:
+    return {name: _statement(name, lines, source) for name, lines in _sections(text, source).items()}
+
+
+def _read(stem: str) -> str:
+    return files(_ENGINE).joinpath(f"{stem}.sql").read_text(encoding="utf-8")
+
+
+@cache
+def _fragments() -> dict[str, list[str]]:
+    return _sections(_read(_FRAGMENTS), f"{_FRAGMENTS}.sql")
+
+
+def _sections(text: str, source: str) -> dict[str, list[str]]:
     bodies: dict[str, list[str]] = {}
     body: list[str] | None = None
     for line in text.splitlines():
@@ -39,13 +57,17 @@ def parse(text: str, *, source: str) -> dict[str, LiteralString]:
             if name in bodies:
                 raise ValueError(f"{source}: there are two statements named {name}")
             body = bodies[name] = []
+        elif (included := _INCLUDE.match(line)) and body is not None:
+            if included[1] not in _fragments():
+                raise ValueError(f"{source}: unknown fragment {included[1]}; see {_FRAGMENTS}.sql")
+            body += _fragments()[included[1]]
         elif line.lstrip().startswith("--") or not line.strip():
             continue
         elif body is None:
-            raise ValueError(f"{source}: {line!r} stands before the first '-- name:' line")
+            raise ValueError(f"{source}: {line!r} is before the first '-- name:' line")
         else:
             body.append(line.rstrip())
-    return {name: _statement(name, lines, source) for name, lines in bodies.items()}
+    return bodies
 
 
 def _statement(name: str, lines: list[str], source: str) -> LiteralString:

@@ -78,11 +78,13 @@ ON CONFLICT (task_id, epoch) DO UPDATE
 
 -- name: settle_agents
 UPDATE lineshaft.agent
-SET held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
-    spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END + share.actual,
-    spend_day = greatest(spend_day, clock.today)
-FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, n, reserved, actual),
-    (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today) AS clock
+SET
+    -- include: settle_agent
+FROM (
+    SELECT id, n, reserved, actual, (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today
+    FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[])
+        AS settled (id, n, reserved, actual)
+) AS share
 WHERE agent.id = share.id
 
 -- name: settle_dags
@@ -244,7 +246,9 @@ logged AS (
     SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
 ),
 woken AS (
-    SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+    SELECT
+        -- include: notify_lanes
+    FROM moved WHERE status = 'READY' HAVING count(*) > 0
 )
 SELECT moved.id, moved.batch_done, (SELECT count(*) FROM woken) AS notified FROM moved
 
@@ -277,7 +281,9 @@ moved AS (
       AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
+SELECT
+    -- include: notify_lanes
+FROM moved HAVING count(*) > 0
 
 -- name: unpark_budget_waiters
 -- READY tasks of DAGs that have money again, best first while the sum fits.
@@ -307,7 +313,9 @@ moved AS (
       AND live.parked || '' = 'dag_budget'
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved HAVING count(*) > 0
+SELECT
+    -- include: notify_lanes
+FROM moved HAVING count(*) > 0
 
 -- name: free_keys
 -- Cancelled and dead-lettered tasks give their idempotency key back (U8): it has run out, and whoever asks for it next takes it over. Until
@@ -334,7 +342,8 @@ FROM unnest(
 
 -- name: wake_ready
 -- Tasks that were just made READY by requeue_tasks.
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+SELECT
+    -- include: notify_lanes
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
 
 -- name: dag_runs

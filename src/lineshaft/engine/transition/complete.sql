@@ -51,9 +51,8 @@ ended AS (
 ),
 settled AS (
     UPDATE lineshaft.agent
-    SET held = held - share.n, reserved_usd = reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
-        spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
-        spend_day = greatest(spend_day, share.today)
+    SET
+        -- include: settle_agent
     FROM (
         SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
         FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id

@@ -81,15 +81,8 @@ LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
 -- An agent without an answer is superseded.
-SELECT NULL, NULL, agent.id, agent.status::text, agent.max_concurrent_tasks, (
-    SELECT max(slowdown.until)
-    FROM lineshaft.slowdown
-    WHERE slowdown.until > (SELECT now FROM clock)
-      AND (slowdown.key = '*' OR EXISTS (
-        SELECT FROM unnest(agent.models_available) AS own (model)
-        WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
-      ))
-)
+SELECT NULL, NULL, agent.id, agent.status::text, agent.max_concurrent_tasks,
+    -- include: slowdown_until
 FROM lineshaft.agent
 JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
   ON agent.id = own.id AND agent.incarnation = own.incarnation
