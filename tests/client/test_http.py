@@ -20,7 +20,7 @@ from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.http_work import HttpHeartbeats
 from lineshaft.client.problems import exception_of
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import (
     ForbiddenError,
     InvalidInputError,
@@ -31,6 +31,7 @@ from lineshaft.errors import (
 )
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.states import Status
+from lineshaft.types import Scope
 from lineshaft.types.work import (
     Claim,
     ClaimedTask,
@@ -103,7 +104,7 @@ async def test_a_token_is_used_and_shown_nowhere(
 ) -> None:
     """Neither in texts of errors, nor in logs, nor in what a debugger prints."""
     caplog.set_level(logging.DEBUG)
-    _, secret = await Tokens(engine.database).create("ci", Scope.SUBMIT)
+    secret = (await Tokens(engine.database).create("ci", Scope.SUBMIT)).token
     texts: list[str] = []
     with server_thread.serving(dsn, auth=True) as url:
         async with Lineshaft(url, token=secret) as shaft:
@@ -140,7 +141,7 @@ async def test_a_token_that_can_not_be_one_is_refused_unseen() -> None:
 async def test_the_token_of_the_settings_counts(
     dsn: str, server_thread: ServerThread, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, secret = await Tokens(engine.database).create("ci", Scope.READ)
+    secret = (await Tokens(engine.database).create("ci", Scope.READ)).token
     with server_thread.serving(dsn, auth=True) as url:
         monkeypatch.setenv("LINESHAFT_URL", url)
         monkeypatch.setenv("LINESHAFT_TOKEN", secret)
@@ -152,7 +153,7 @@ async def test_an_agent_whose_token_was_revoked_ends_and_says_why(
     dsn: str, server_thread: ServerThread, engine: Engine
 ) -> None:
     tokens = Tokens(engine.database)
-    _, secret = await tokens.create("fleet", Scope.AGENT)
+    secret = (await tokens.create("fleet", Scope.AGENT)).token
     agent = Agent("a")
 
     @agent.handles("t")

@@ -16,9 +16,10 @@ import trustme
 
 from lineshaft import Agent, Lineshaft, NewTask, http_client
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
+from lineshaft.types import Scope
 from tests.http_server import ServerThread
 from tests.proxy import Proxy, listening
 
@@ -46,7 +47,7 @@ async def behind_tls(url: str, certificate: trustme.LeafCert) -> AsyncIterator[s
 async def test_work_with_a_token(dsn: str, server_thread: ServerThread, authority: trustme.CA) -> None:
     """Submitting, claiming, the heartbeats with their own connection, completing."""
     async with Engine(dsn) as engine:
-        _, token = await Tokens(engine.database).create("ci", Scope.ADMIN)
+        token = (await Tokens(engine.database).create("ci", Scope.ADMIN)).token
     agent = Agent("ann", heartbeat_interval_sec=0.1)
 
     @agent.handles("greet")

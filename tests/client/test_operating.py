@@ -104,7 +104,7 @@ async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> No
 
     page = await shaft.dead_letters(reviewed=False, type="sum", category=["auth_failure"], limit=1)
     rest = await shaft.dead_letters(reviewed=False, limit=1, cursor=page.next_cursor)
-    shown = await shaft.dead_letter(one)
+    shown = await shaft.get_dead_letter(one)
 
     assert [letter.task_id for letter in page.items + rest.items] == [two, one]
     assert (shown.spec, shown.error, shown.status) == ({"n": 1}, "no access", Status.DEAD_LETTERED)
@@ -113,7 +113,7 @@ async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> No
     assert (group.count, set(group.task_ids), group.example) == (2, {one, two}, "no access")
     assert (await shaft.dead_letters(poison_pill=True)).items == []
     with pytest.raises(NotFoundError, match="no dead letter of a task 'task_nope'"):
-        await shaft.dead_letter("task_nope")
+        await shaft.get_dead_letter("task_nope")
 
 
 async def test_a_dead_letter_is_changed_and_retried(shaft: Lineshaft) -> None:
@@ -124,7 +124,7 @@ async def test_a_dead_letter_is_changed_and_retried(shaft: Lineshaft) -> None:
     )
 
     assert (task.status, task.spec, task.attempts) == (Status.READY, {"n": 2, "m": 1.5}, 0)
-    letter = await shaft.dead_letter(task_id)
+    letter = await shaft.get_dead_letter(task_id)
     (review,) = letter.reviews
     assert (review.resolution, review.reviewer, review.note) == (
         Resolution.MODIFY_AND_RETRY,
@@ -178,7 +178,7 @@ async def test_many_are_decided_about_at_once(shaft: Lineshaft) -> None:
 async def test_a_retry_by_hand_may_wait(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
 
-    assert (await shaft.retry(task_id, delay_sec=3600)).status is Status.PENDING
+    assert (await shaft.retry(task_id, delay=timedelta(hours=1))).status is Status.PENDING
 
 
 def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
@@ -188,7 +188,7 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
     task_id = blocking.loop.run(kill_one(engine_of(blocking.shaft)))
 
     assert [letter.task_id for letter in blocking.dead_letters().items] == [task_id]
-    assert blocking.dead_letter(task_id).dag_id == dag.id
+    assert blocking.get_dead_letter(task_id).dag_id == dag.id
     assert len(blocking.dead_letter_groups()) == 1
     assert blocking.resolve(task_id, "retry", reviewer="ann").status is Status.READY
     assert blocking.resolve_all("cancel", reviewer="ann").resolved == []

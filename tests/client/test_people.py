@@ -42,9 +42,9 @@ async def test_a_task_is_answered_or_refused(shaft: Lineshaft) -> None:
     one, two = await shaft.submit_many([ask, ask])
 
     assert (await shaft.approve(one, reviewer="ann", data={"ok": True})).result == {"ok": True}
-    refused = await shaft.refuse(two, reviewer="ann", note="not mine")
+    refused = await shaft.reject(two, reviewer="ann", note="not mine")
 
-    assert (refused.status, refused.failure_reason) == ("DEAD_LETTERED", "human: refused by ann: not mine")
+    assert (refused.status, refused.failure_reason) == ("DEAD_LETTERED", "human: rejected by ann: not mine")
 
 
 @pytest.mark.parametrize("data", [float("nan"), {"a": "\0"}, {"a": object()}])

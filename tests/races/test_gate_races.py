@@ -10,10 +10,9 @@ import pytest
 from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.types import NewAgent
+from lineshaft.types import ApprovalDecision, NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure, Moved
 from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
 from tests.world import ref

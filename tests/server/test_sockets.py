@@ -145,7 +145,7 @@ async def test_a_socket_needs_a_token_that_may_read(serve: Serve) -> None:
             refused = await refusal(served.client, headers=headers)
             assert refused.response.status_code == 401
             assert json.loads(refused.response.body or b"").keys() == {"detail"}
-        _, secret = await served.service.tokens.create("me", "read")
+        secret = (await served.service.tokens.create("me", "read")).token
         async with listening(served.client, headers={"Authorization": f"Bearer {secret}"}):
             pass
 

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.server.app import OPERATIONS, create_app
@@ -16,6 +15,7 @@ from lineshaft.server.framework.auth import check_exposure, is_loopback
 from lineshaft.server.framework.limits import MAX_DEPTH
 from lineshaft.server.framework.routing import Operation
 from lineshaft.settings import Settings
+from lineshaft.types import Scope
 from tests.server.client import Client, read_reply
 from tests.server.conftest import Serve, Served, serving
 from tests.server.test_sockets import listening
@@ -132,7 +132,7 @@ async def test_nothing_else_is_routed(served: Served) -> None:
 async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serve: Serve) -> None:
     """Every operation with every scope: refused with 403, or let through to whatever it comes to then."""
     async with serve(auth=True) as served:
-        made = {scope: (await served.service.tokens.create(scope, scope))[1] for scope in Scope}
+        made = {scope: (await served.service.tokens.create(scope, scope)).token for scope in Scope}
         clients = {scope: Client(served.client.port, token) for scope, token in made.items()}
         for operation in OPERATIONS:
             path, body = path_of(operation), BODIES.get(operation.name, operation.example or {})
@@ -150,14 +150,14 @@ async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serv
 async def test_what_is_refused_changes_nothing(serve: Serve) -> None:
     """A scope below the one that is needed, on a task, an agent and a lock that are really there."""
     async with serve(auth=True) as served:
-        boss = Client(served.client.port, (await served.service.tokens.create("boss", "admin"))[1])
+        boss = Client(served.client.port, (await served.service.tokens.create("boss", "admin")).token)
         await boss.register("coder-1")
         await boss.submit(lock_key="doc:1")
         task_id, token = await boss.hold({"id": "coder-1", "incarnation": 1})
         waiting = await boss.submit()
         before = [await everything(boss)]
         weaker = {
-            scope: Client(served.client.port, (await served.service.tokens.create(scope, scope))[1])
+            scope: Client(served.client.port, (await served.service.tokens.create(scope, scope)).token)
             for scope in Scope
         }
         for operation in OPERATIONS:
@@ -188,8 +188,8 @@ async def everything(client: Client) -> list[Any]:
 
 async def test_an_agent_cancels_only_what_it_holds(serve: Serve) -> None:
     async with serve(auth=True) as served:
-        boss = Client(served.client.port, (await served.service.tokens.create("boss", "operate"))[1])
-        client = Client(served.client.port, (await served.service.tokens.create("agent", "agent"))[1])
+        boss = Client(served.client.port, (await served.service.tokens.create("boss", "operate")).token)
+        client = Client(served.client.port, (await served.service.tokens.create("agent", "agent")).token)
         free = await boss.submit(priority=90)
         await boss.submit(priority=1)
         held, token = await client.hold(await client.register())
@@ -215,7 +215,7 @@ async def test_a_token_that_is_none_is_refused_everywhere(serve: Serve, header: 
 
 
 async def test_a_token_counts_also_where_none_is_needed(served: Served) -> None:
-    reader = Client(served.client.port, (await served.service.tokens.create("r", "read"))[1])
+    reader = Client(served.client.port, (await served.service.tokens.create("r", "read")).token)
 
     assert (await reader.get("/v1/tasks")).status == 200
     assert (await reader.post("/v1/tasks", {"type": "x"})).code == "forbidden"
@@ -223,8 +223,8 @@ async def test_a_token_counts_also_where_none_is_needed(served: Served) -> None:
 
 async def test_a_revoked_token_ends_with_the_next_request(serve: Serve) -> None:
     async with serve(auth=True) as served:
-        record, token = await served.service.tokens.create("mine", "read")
-        client = Client(served.client.port, token)
+        record = await served.service.tokens.create("mine", "read")
+        client = Client(served.client.port, record.token)
         assert (await client.get("/v1/tasks")).status == 200
 
         await served.service.tokens.revoke(record.id)
@@ -233,7 +233,7 @@ async def test_a_revoked_token_ends_with_the_next_request(serve: Serve) -> None:
 
 
 async def test_only_a_hash_of_a_token_is_kept(served: Served, connection: psycopg.Connection) -> None:
-    _, token = await served.service.tokens.create("mine", "read")
+    token = (await served.service.tokens.create("mine", "read")).token
 
     (row,) = connection.execute("SELECT to_jsonb(token)::text FROM lineshaft.token").fetchall()
 
@@ -378,7 +378,7 @@ async def test_no_exposure_while_nobody_could_have_a_token(served: Served) -> No
     await check_exposure("127.0.0.1", tokens)
     with pytest.raises(SettingsError, match="lineshaft token create"):
         await check_exposure(EVERYWHERE, tokens)
-    record, _ = await tokens.create("mine", "read")
+    record = await tokens.create("mine", "read")
     await check_exposure(EVERYWHERE, tokens)
     await tokens.revoke(record.id)
     with pytest.raises(SettingsError):
@@ -413,9 +413,9 @@ async def test_a_revoked_token_ends_streams_and_sockets(
     monkeypatch.setattr(streams, "PING_EVERY_SEC", 0.05)
     async with asyncio.timeout(30), serve(auth=True) as served:
         tokens = served.service.tokens
-        token, secret = await tokens.create("reader", "read")
-        reader = Client(served.client.port, secret)
-        headers = {"Authorization": f"Bearer {secret}"}
+        token = await tokens.create("reader", "read")
+        reader = Client(served.client.port, token.token)
+        headers = {"Authorization": f"Bearer {token.token}"}
         async with reader.stream() as stream, listening(reader, headers=headers) as socket:
             await stream.line()
             await tokens.revoke(token.id)

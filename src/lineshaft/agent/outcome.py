@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from lineshaft.engine.transition.outcomes import MAX_ERROR
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
 from lineshaft.model import ratelimit
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.storable import NO_NUMBER, contains_nan, json_fault
+from lineshaft.types.work import MAX_ERROR
 
 MAX_OUTPUT_BYTES = 32 << 20
 #: Causes of causes that are looked at.

@@ -8,7 +8,8 @@ from lineshaft.cli.output import add_json_flag, print_facts, print_json
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
-    from lineshaft.engine.tokens import Token, Tokens
+    from lineshaft.engine.tokens import Tokens
+    from lineshaft.types import Token
 
 T = TypeVar("T")
 SCOPES = ("read", "submit", "agent", "operate", "admin")
@@ -40,11 +41,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def create(args: argparse.Namespace) -> int:
-    record, secret = _with_tokens(lambda tokens: tokens.create(args.name, args.scope))
+    made = _with_tokens(lambda tokens: tokens.create(args.name, args.scope))
     if args.json:
-        print_json({"id": record.id, "name": record.name, "scope": record.scope, "token": secret})
+        print_json({"id": made.id, "name": made.name, "scope": made.scope, "token": made.token})
     else:
-        print_facts([("Id", record.id), ("Name", record.name), ("Scope", record.scope), ("Token", secret)])
+        print_facts([("Id", made.id), ("Name", made.name), ("Scope", made.scope), ("Token", made.token)])
         print("\nKeep it now: it is not shown again. Send it as 'Authorization: Bearer TOKEN'.")
     return 0
 

@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import (
     AgentInfo,
     Approval,
+    ApprovalDecision,
     BulkResolution,
     Dag,
     DeadLetter,

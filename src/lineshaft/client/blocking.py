@@ -125,14 +125,14 @@ class SyncLineshaft:
 
     def __init__(
         self,
-        where: str | None = None,
+        url: str | None = None,
         *,
         token: str | None = None,
         settings: Settings | None = None,
         max_connections: int = 10,
     ) -> None:
         """As `Lineshaft`: the DSN of a database, or the URL of a server and its token."""
-        self.shaft = Lineshaft(where, token=token, settings=settings, max_connections=max_connections)
+        self.shaft = Lineshaft(url, token=token, settings=settings, max_connections=max_connections)
         self._loop: LoopThread | None = None
 
     @classmethod
@@ -196,10 +196,10 @@ class SyncLineshaft:
     resume = _blocking(Lineshaft.resume)
     approvals = _blocking(Lineshaft.approvals)
     approve = _blocking(Lineshaft.approve)
-    refuse = _blocking(Lineshaft.refuse)
+    reject = _blocking(Lineshaft.reject)
     reports = _blocking(Lineshaft.reports)
     dead_letters = _blocking(Lineshaft.dead_letters)
-    dead_letter = _blocking(Lineshaft.dead_letter)
+    get_dead_letter = _blocking(Lineshaft.get_dead_letter)
     dead_letter_groups = _blocking(Lineshaft.dead_letter_groups)
     resolve = _blocking(Lineshaft.resolve)
     resolve_all = _blocking(Lineshaft.resolve_all)

@@ -20,7 +20,6 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database
-from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import DatabaseError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
@@ -28,6 +27,7 @@ from lineshaft.settings import Settings
 from lineshaft.types import (
     AgentInfo,
     Approval,
+    ApprovalDecision,
     BulkResolution,
     Dag,
     DeadLetter,

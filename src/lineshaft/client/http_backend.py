@@ -21,8 +21,6 @@ from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import HeartbeatTransport, Idler
 from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
 from lineshaft.client.problems import strange
-from lineshaft.engine.read.snapshot import check_limit
-from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.fields import check_fields
@@ -33,6 +31,7 @@ from lineshaft.settings import TOKEN
 from lineshaft.types import (
     AgentInfo,
     Approval,
+    ApprovalDecision,
     BulkResolution,
     Dag,
     DeadLetter,
@@ -48,6 +47,7 @@ from lineshaft.types import (
     TaskFilter,
     Why,
 )
+from lineshaft.types.page import check_limit
 from lineshaft.types.work import (
     Assignment,
     ClaimRef,

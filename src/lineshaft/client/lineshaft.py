@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Self, overload
@@ -14,7 +14,7 @@ from lineshaft.client.backend import Backend
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.waiting import EndWatch
-from lineshaft.engine.review.approvals import ApprovalDecision
+from lineshaft.clock import seconds
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import ResolutionRequest
@@ -22,6 +22,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.types import (
     Approval,
+    ApprovalDecision,
     BulkResolution,
     Dag,
     DeadLetter,
@@ -52,14 +53,14 @@ class Lineshaft:
             task = await shaft.submit(NewTask("research", spec={"prompt": "competitors"}))
             print((await shaft.wait(task)).result)
 
-    `where` is the DSN of a database, or the URL of a server. Without it, it is the server that LINESHAFT_URL
-    names, else the database of LINESHAFT_DATABASE_URL, else an embedded one, which starts by itself.
-    `max_connections` is how many connections it opens at the most.
+    `url` is the DSN of a database or the http(s) URL of a server. The default is the server of LINESHAFT_URL,
+    else the database of LINESHAFT_DATABASE_URL, else an embedded database, which starts automatically.
+    `max_connections` limits the connections that are open at the same time.
     """
 
     def __init__(
         self,
-        where: str | None = None,
+        url: str | None = None,
         *,
         token: str | None = None,
         settings: Settings | None = None,
@@ -71,7 +72,7 @@ class Lineshaft:
 
         `checks`: gates of your own; without it those that the settings tell. A server has its own.
         """
-        self.backend = backend or _choose(where, token, settings, max_connections, checks)
+        self.backend = backend or _choose(url, token, settings, max_connections, checks)
         self._watch = EndWatch(self.backend)
 
     async def open(self) -> Self:
@@ -248,8 +249,8 @@ class Lineshaft:
         await self.backend.decide(_id(task), ApprovalDecision(True, reviewer, note, answer, report))  # noqa: FBT003
         return await self.backend.task(_id(task))
 
-    async def refuse(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
-        """Refuse an output, which fails its attempt; or refuse to do the task: it is a dead letter then."""
+    async def reject(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
+        """Reject an output, which fails its attempt; or decline to do a task, which becomes a dead letter."""
         await self.backend.decide(_id(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
         return await self.backend.task(_id(task))
 
@@ -288,7 +289,7 @@ class Lineshaft:
         )
         return await self.backend.dead_letters(wanted, limit=limit, cursor=cursor)
 
-    async def dead_letter(self, task: str | Submitted) -> DeadLetter:
+    async def get_dead_letter(self, task: str | Submitted) -> DeadLetter:
         """The last time that a task failed for good, with its whole history and what was decided since."""
         return await self.backend.dead_letter(_id(task))
 
@@ -372,9 +373,9 @@ class Lineshaft:
         await self.backend.add_dag_budget(_id(dag), usd)
         return await self.backend.dag(_id(dag))
 
-    async def retry(self, task: str | Submitted, *, delay_sec: float = 0.0) -> Task:
+    async def retry(self, task: str | Submitted, *, delay: float | timedelta = 0.0) -> Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
-        await self.backend.retry(_id(task), delay_sec=delay_sec)
+        await self.backend.retry(_id(task), delay_sec=seconds(delay))
         return await self.backend.task(_id(task))
 
     async def pause(self, type: str | None = None) -> None:  # noqa: A002 - as the filter of `list`
@@ -387,25 +388,25 @@ class Lineshaft:
 
 
 def _choose(
-    where: str | None,
+    url: str | None,
     token: str | None,
     settings: Settings | None,
     max_connections: int,
     checks: Checks | None,
 ) -> Backend:
     known = settings or Settings.load()
-    if where is None and settings is None:
-        where = known.url
-    if where is not None and where.startswith(("http://", "https://")):
+    if url is None and settings is None:
+        url = known.url
+    if url is not None and url.startswith(("http://", "https://")):
         if checks is not None:
             fault = "can't be given with the URL of a server: gates run there, as its settings say"
             raise InvalidInputError(errors=[("checks", fault)])
-        return HttpBackend(where, token or known.token, max_connections=max_connections)
+        return HttpBackend(url, token or known.token, max_connections=max_connections)
     if token is not None:
         fault = "is for a server: give its URL (http://… or https://…) with it"
         raise InvalidInputError(errors=[("token", fault)])
-    if where is not None:
-        known = replace(known, database_url=where)
+    if url is not None:
+        known = replace(known, database_url=url)
     return DatabaseBackend(known, max_connections=max_connections, checks=checks)
 
 

@@ -12,11 +12,11 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from lineshaft.engine.transition.outcomes import MAX_ERROR
 from lineshaft.model.budget import money
 from lineshaft.model.storable import readable_json, replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import (
+    MAX_ERROR,
     Child,
     Claim,
     ClaimedTask,

@@ -2,18 +2,16 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
 from lineshaft.model.storable import is_storable
+from lineshaft.types import NewToken, Scope, Token
 
 #: Tells people, and programs that search for leaked secrets, what it is.
 PREFIX = "lsh_"
@@ -21,36 +19,13 @@ _RANDOM_BYTES = 32
 MAX_NAME = 200
 
 
-class Scope(StrEnum):
-    """What a token may do; each includes those before it."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    AGENT = "agent"
-    OPERATE = "operate"
-    ADMIN = "admin"
-
-    def includes(self, other: "Scope") -> bool:
-        order = list(Scope)
-        return order.index(self) >= order.index(other)
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    id: str
-    name: str
-    scope: str
-    created_at: datetime
-    revoked_at: datetime | None
-
-
 class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = catalog.load("tokens")
 
-    async def create(self, name: str, scope: str) -> tuple[Token, str]:
-        """The record and the token, which can't be had again."""
+    async def create(self, name: str, scope: str) -> NewToken:
+        """A new token with its secret, which can't be read again."""
         faults = []
         if not name.strip() or len(name) > MAX_NAME or not is_storable(name):
             faults.append(("name", f"must be a text of 1 to {MAX_NAME} characters, got {name!r}"))
@@ -61,7 +36,7 @@ class Tokens:
         secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
         values = {"id": new_id("token"), "name": name, "scope": scope, "hash": _hash(secret)}
         (record,) = await self._rows("insert_token", **self._database.now, **values)
-        return record, secret
+        return NewToken(record.id, record.name, record.scope, secret)
 
     async def all(self) -> list[Token]:
         """All there ever were, oldest first."""
@@ -91,10 +66,10 @@ class Tokens:
     async def _rows(self, statement: str, **parameters: Any) -> list[Token]:
         async with (
             self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(Token)) as cursor,
+            connection.cursor(row_factory=dict_row) as cursor,
         ):
             await cursor.execute(self._sql[statement], parameters)
-            return await cursor.fetchall()
+            return [Token(**{**row, "scope": Scope(row["scope"])}) for row in await cursor.fetchall()]
 
 
 def _hash(secret: str) -> bytes:

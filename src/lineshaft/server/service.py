@@ -13,7 +13,7 @@ from lineshaft.engine.feed.lane_directory import LaneDirectory
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.engine.signals import Signals
-from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.engine.tokens import Tokens
 from lineshaft.integrations.officeplane.tasks import Officeplane
 from lineshaft.integrations.officeplane.updates import Updates
 from lineshaft.server.framework.auth import NEIGHBOUR, Authenticator, Principal
@@ -21,6 +21,7 @@ from lineshaft.server.framework.streams import Tail
 from lineshaft.server.guard_alarm import Alarm
 from lineshaft.server.waiting_room import WaitingRoom
 from lineshaft.settings import Settings
+from lineshaft.types import Scope
 
 
 class Service:

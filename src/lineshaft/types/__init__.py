@@ -17,6 +17,7 @@ from lineshaft.types.page import Page
 from lineshaft.types.problems import Fault, Problem
 from lineshaft.types.review import (
     Approval,
+    ApprovalDecision,
     BulkResolution,
     DeadLetter,
     DeadLetterGroup,
@@ -35,10 +36,12 @@ from lineshaft.types.tasks import (
     TaskOutput,
     TokensUsed,
 )
+from lineshaft.types.tokens import NewToken, Scope, Token
 
 __all__ = [
     "AgentInfo",
     "Approval",
+    "ApprovalDecision",
     "Attempt",
     "Breaker",
     "BulkResolution",
@@ -58,6 +61,7 @@ __all__ = [
     "Lock",
     "NewAgent",
     "NewTask",
+    "NewToken",
     "OutputContract",
     "OutputGate",
     "Page",
@@ -71,6 +75,7 @@ __all__ = [
     "RetryPolicy",
     "RetrySpec",
     "Review",
+    "Scope",
     "Slowdown",
     "Stats",
     "Status",
@@ -82,6 +87,7 @@ __all__ = [
     "TaskOutput",
     "Throughput",
     "Tier",
+    "Token",
     "TokensUsed",
     "Why",
 ]

@@ -1,5 +1,6 @@
 """Work that needs a person: dead letters, resolutions, approvals, decision reports."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
@@ -7,10 +8,16 @@ from typing import Any
 
 from msgspec import Raw, Struct, field
 
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
+from lineshaft.model.storable import check_json, is_storable
 from lineshaft.types.json import JsonStruct, decoded, null
 from lineshaft.types.tasks import FailedAttempt, Task
+from lineshaft.types.work import check_report_size
+
+MAX_NOTE = 5_000
 
 
 class Review(JsonStruct, frozen=True, kw_only=True):
@@ -116,6 +123,35 @@ class Approval(JsonStruct, frozen=True):
     @cached_property
     def schema(self) -> Any:
         return decoded(self.schema_json)
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalDecision:
+    approve: bool
+    reviewer: str
+    note: str | None = None
+    #: The output as JSON, if the person does the task.
+    data: bytes | None = None
+    #: The decision report as JSON, if the task requires one.
+    report: bytes | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not self.reviewer.strip() or len(self.reviewer) > MAX_TEXT or not is_storable(self.reviewer):
+            faults.append(("reviewer", f"must be a text of 1 to {MAX_TEXT} characters: who decides"))
+        if self.note is not None and (len(self.note) > MAX_NOTE or not is_storable(self.note)):
+            faults.append(("note", f"must be a text of at most {MAX_NOTE} characters"))
+        if faults:
+            raise InvalidInputError(errors=faults)
+        check_json(data=self.data, decision_report=self.report)
+        check_report_size(self.report)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        note = self.note.strip() if self.note else ""
+        if self.approve:
+            return (note,) if note else ()
+        return (f"rejected by {self.reviewer}" + (f": {note}" if note else ""),)
 
 
 class Report(JsonStruct, frozen=True):

@@ -27,6 +27,8 @@ MOST_TOKENS = 10**15
 
 
 MAX_PROGRESS_BYTES = 64 << 10
+#: Characters of an error that are kept.
+MAX_ERROR = 10_000
 
 
 class _Costed(Protocol):

@@ -11,13 +11,12 @@ from psycopg import sql
 
 from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.feed.events import Events
-from lineshaft.engine.review import approvals
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.fields import MAX_SPEC_BYTES
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-from lineshaft.types import DagFilter, DeadLetterFilter, NewAgent, Page, TaskFilter
+from lineshaft.types import ApprovalDecision, DagFilter, DeadLetterFilter, NewAgent, Page, TaskFilter
 from lineshaft.types.work import Beat, ClaimedTask, Completion, Failure, Spent
 from tests.world import World, ref
 
@@ -120,7 +119,7 @@ TEXTS: dict[str, Call] = {
         "dead", decided(resolution="modify_and_retry", spec={"a": text})
     ),
     "what waits for a person": lambda world, text: world.engine.approvals.decide(
-        text, approvals.ApprovalDecision(approve=True, reviewer="ann")
+        text, ApprovalDecision(approve=True, reviewer="ann")
     ),
     "a token's name": lambda world, text: Tokens(world.engine.database).create(text, "read"),
     "a token's scope": lambda world, text: Tokens(world.engine.database).create("x", text),

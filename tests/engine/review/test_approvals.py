@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from lineshaft.engine.review.approvals import ApprovalDecision
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.types import Approval, Page
+from lineshaft.types import Approval, ApprovalDecision, Page
 from tests.world import World, ref
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
@@ -124,7 +123,7 @@ async def test_a_refused_output_is_a_failed_attempt(world: World) -> None:
     assert await world.engine.approvals.decide(task_id, no(note="too long")) is Status.RETRYING
 
     (attempt,) = world.attempts(task_id)
-    assert (attempt["category"], attempt["error"]) == ("invalid_output", "human: refused by ann: too long")
+    assert (attempt["category"], attempt["error"]) == ("invalid_output", "human: rejected by ann: too long")
     assert attempt["cost_usd"] == Decimal("0.5")
 
 
@@ -210,7 +209,7 @@ async def test_a_person_refuses_a_task(world: World) -> None:
     assert await world.engine.approvals.decide(task_id, no(note="not my job")) is Status.DEAD_LETTERED
 
     end = world.end(task_id)
-    assert (end["reason"], end["category"]) == ("human: refused by ann: not my job", "cancelled")
+    assert (end["reason"], end["category"]) == ("human: rejected by ann: not my job", "cancelled")
     (attempt,) = world.attempts(task_id)
     assert (attempt["outcome"], attempt["agent_id"], attempt["number"]) == ("failed", "human:ann", 1)
 

@@ -20,7 +20,6 @@ from lineshaft.engine.read.rows import attempt_from_row, dag_from_rows, dead_abo
 from lineshaft.engine.read.snapshot import (
     Reader,
     Row,
-    check_limit,
     decode_cursor,
     encode_cursor,
     in_snapshot,
@@ -46,7 +45,7 @@ from lineshaft.types import (
     Why,
 )
 from lineshaft.types.json import raw
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 ALL_TASKS = TaskFilter()
 ALL_DAGS = DagFilter()

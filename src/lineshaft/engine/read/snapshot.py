@@ -15,7 +15,6 @@ from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
 from lineshaft.model.storable import is_storable
-from lineshaft.types.page import MAX_LIMIT
 
 T = TypeVar("T")
 
@@ -52,11 +51,6 @@ async def in_snapshot(
         return await work(reader)
 
     return await database.run(read)
-
-
-def check_limit(limit: int) -> None:
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidInputError(errors=[("limit", f"must be from 1 to {MAX_LIMIT}, got {limit}")])
 
 
 def refuse_unstorable(**filters: Sequence[str]) -> None:

@@ -21,54 +21,18 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.read.snapshot import check_limit, decode_cursor, encode_cursor
+from lineshaft.engine.read.snapshot import decode_cursor, encode_cursor
 from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
-from lineshaft.model.fields import MAX_TEXT
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
-from lineshaft.model.storable import check_json, is_storable
-from lineshaft.types import Approval, Page
+from lineshaft.model.storable import is_storable
+from lineshaft.types import Approval, ApprovalDecision, Page
 from lineshaft.types.json import raw
-from lineshaft.types.page import DEFAULT_LIMIT
-from lineshaft.types.work import Moved, check_report_size
-
-MAX_NOTE = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class ApprovalDecision:
-    approve: bool
-    reviewer: str
-    note: str | None = None
-    #: The answer, as JSON, where the task itself is a person's.
-    data: bytes | None = None
-    #: As JSON; where the task asks for one.
-    report: bytes | None = None
-
-    def __post_init__(self) -> None:
-        faults = []
-        if not self.reviewer.strip() or len(self.reviewer) > MAX_TEXT or not is_storable(self.reviewer):
-            faults.append(("reviewer", f"must be a text of 1 to {MAX_TEXT} characters: who decides"))
-        if self.note is not None and (len(self.note) > MAX_NOTE or not is_storable(self.note)):
-            faults.append(("note", f"must be a text of at most {MAX_NOTE} characters"))
-        if faults:
-            raise InvalidInputError(errors=faults)
-        check_json(data=self.data, decision_report=self.report)
-        check_report_size(self.report)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        said = self.note.strip() if self.note else ""
-        if self.approve:
-            return (said,) if said else ()
-        return (f"refused by {self.reviewer}" + (f": {said}" if said else ""),)
-
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict(passed=self.approve, reasons=self.reasons)
+from lineshaft.types.page import DEFAULT_LIMIT, check_limit
+from lineshaft.types.work import Moved
 
 
 class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
@@ -130,7 +94,7 @@ class Approvals:
         if decision.data is not None or decision.report is not None:
             fault = "is the output of an agent here: approve or refuse it as it is"
             raise InvalidInputError(errors=[("data", fault)])
-        said = Said(output.gate_no, HUMAN, decision.verdict, decision.reviewer)
+        said = Said(output.gate_no, HUMAN, _verdict(decision), decision.reviewer)
         step = await asyncio.to_thread(self._gates.go_on, output, said)
 
         async def work(connection: Connection) -> Moved:
@@ -162,7 +126,7 @@ class Approvals:
                 place = "decision_report" if refusal.method == decision_report.METHOD else "data"
                 raise InvalidInputError(errors=[(place, reason) for reason in refusal.verdict.reasons])
         else:
-            said = Said(0, HUMAN, decision.verdict, decision.reviewer)
+            said = Said(0, HUMAN, _verdict(decision), decision.reviewer)
             step = Step(asked.claim, 0, (said,), 0, None, category=FailureCategory.CANCELLED)
 
         async def work(connection: Connection) -> Moved:
@@ -231,3 +195,7 @@ class _Waiting:
     kind: str
     since: datetime
     schema: bytes | None
+
+
+def _verdict(decision: ApprovalDecision) -> Verdict:
+    return Verdict(passed=decision.approve, reasons=decision.reasons)

@@ -15,7 +15,6 @@ from lineshaft.engine.read.rows import failed_attempt
 from lineshaft.engine.read.snapshot import (
     Reader,
     Row,
-    check_limit,
     decode_cursor,
     encode_cursor,
     in_snapshot,
@@ -28,7 +27,7 @@ from lineshaft.model.storable import is_storable
 from lineshaft.types import DeadLetter, DeadLetterFilter, DeadLetterGroup, Page, Review
 from lineshaft.types.filters import names
 from lineshaft.types.json import raw
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 #: Tasks of a group that are named.
 _SAMPLES = 20

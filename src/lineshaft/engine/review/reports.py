@@ -9,13 +9,12 @@ from psycopg.rows import dict_row
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.snapshot import (
-    check_limit,
     decode_cursor,
     encode_cursor,
     refuse_unstorable,
 )
 from lineshaft.types import Page, Report
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 
 class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):

@@ -13,9 +13,8 @@ from lineshaft.errors import (
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
-from lineshaft.types.work import ClaimRef, Failure, Moved
+from lineshaft.types.work import MAX_ERROR, ClaimRef, Failure, Moved
 
-MAX_ERROR = 10_000
 #: In somebody's hands, or on its way out of them.
 HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.tasks import (
@@ -26,7 +25,7 @@ from lineshaft.model.states import Status
 from lineshaft.server.framework.problems import unreadable
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
-from lineshaft.types import Task, TaskFilter
+from lineshaft.types import Scope, Task, TaskFilter
 from lineshaft.types.page import MAX_LIMIT
 
 routes = Routes()

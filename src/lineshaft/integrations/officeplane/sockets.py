@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from lineshaft.engine.tokens import Scope as TokenScope
 from lineshaft.errors import LineshaftError
 from lineshaft.integrations.officeplane.updates import Listener
 from lineshaft.server.framework import problems, streams
 from lineshaft.server.service import Service
+from lineshaft.types import Scope as TokenScope
 
 #: Document 003 shows neither; clients are known to use both.
 PATHS = ("/ws", "/api/ws")

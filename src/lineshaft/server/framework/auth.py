@@ -3,8 +3,9 @@
 import ipaddress
 from dataclasses import dataclass
 
-from lineshaft.engine.tokens import Scope, Tokens
+from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import ForbiddenError, SettingsError, UnauthorizedError
+from lineshaft.types import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
 from lineshaft.server.service import Service
+from lineshaft.types import Scope
 
 _log = structlog.get_logger("lineshaft.http")
 _encoder = msgspec.json.Encoder(decimal_format="number")

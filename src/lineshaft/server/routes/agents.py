@@ -1,6 +1,5 @@
 """Agents: registering, asking for work, saying that they are alive."""
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import SupersededError
 from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
@@ -8,7 +7,7 @@ from lineshaft.server.long_poll import departure_of, find_work, telling
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
-from lineshaft.types import AgentInfo, NewAgent, Page
+from lineshaft.types import AgentInfo, NewAgent, Page, Scope
 from lineshaft.types.work import Beat
 
 routes = Routes()

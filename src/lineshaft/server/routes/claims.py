@@ -2,7 +2,6 @@
 
 from msgspec import Raw
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import is_storable, readable_json
 from lineshaft.server.framework import examples
@@ -11,7 +10,7 @@ from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
-from lineshaft.types import Task
+from lineshaft.types import Scope, Task
 from lineshaft.types.work import Completion, Failure, Release
 
 routes = Routes()

@@ -2,12 +2,11 @@
 
 from msgspec import UNSET
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
-from lineshaft.types import Dag, Page
+from lineshaft.types import Dag, Page, Scope
 
 routes = Routes()
 

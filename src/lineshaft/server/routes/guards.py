@@ -1,9 +1,8 @@
 """What keeps agents from running into walls: breakers, locks, slow-downs, pauses."""
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
-from lineshaft.types import Breaker, Lock, Page, Slowdown
+from lineshaft.types import Breaker, Lock, Page, Scope, Slowdown
 
 routes = Routes()
 

@@ -6,9 +6,9 @@ from typing import Any
 from starlette.responses import Response
 
 from lineshaft.engine.read.metrics import Metrics
-from lineshaft.engine.tokens import Scope
 from lineshaft.model.states import ENDED
 from lineshaft.server.framework.routing import Call, Routes
+from lineshaft.types import Scope
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

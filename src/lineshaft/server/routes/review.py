@@ -1,11 +1,19 @@
 """What waits for a person: dead letters and approvals."""
 
-from lineshaft.engine.review import approvals
-from lineshaft.engine.tokens import Scope
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests
-from lineshaft.types import Approval, BulkResolution, DeadLetter, DeadLetterGroup, Page, Report, Task
+from lineshaft.types import (
+    Approval,
+    ApprovalDecision,
+    BulkResolution,
+    DeadLetter,
+    DeadLetterGroup,
+    Page,
+    Report,
+    Scope,
+    Task,
+)
 
 routes = Routes()
 
@@ -84,7 +92,7 @@ async def list_approvals(call: Call, query: requests.Page) -> Answer:
 )
 async def decide(call: Call, body: requests.Approve) -> Answer:
     """Approve or refuse an output, or hand in the answer of a task that is a person's."""
-    decision = approvals.ApprovalDecision(
+    decision = ApprovalDecision(
         body.approve,
         body.reviewer,
         body.note,

@@ -1,8 +1,7 @@
 """Figures about the whole queue."""
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.server.framework.routing import Answer, Call, Routes
-from lineshaft.types import Stats
+from lineshaft.types import Scope, Stats
 
 routes = Routes()
 

@@ -5,7 +5,6 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from lineshaft.engine.tokens import Scope
 from lineshaft.errors import ForbiddenError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -13,7 +12,7 @@ from lineshaft.server.framework import examples
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.routes.claim_tokens import claim_of
-from lineshaft.types import Attempt, Page, Task, Why
+from lineshaft.types import Attempt, Page, Scope, Task, Why
 from lineshaft.types.work import UNREPORTED
 
 routes = Routes()

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from msgspec import Raw, Struct
 
 from lineshaft.client import protocol
-from lineshaft.engine.tokens import Scope
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.routing import Answer, Call, Routes
 from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests
-from lineshaft.types import Problem
+from lineshaft.types import Problem, Scope
 from lineshaft.types.work import HeartbeatAnswers, Moved
 
 routes = Routes()
