@@ -19,7 +19,7 @@ def binaries_of(source: str) -> Binaries | None:
 
 @cache
 def fast_disk() -> Path | None:
-    """Memory where there is plenty of it: the tests copy a lot. None: the usual temporary directory."""
+    """A directory in memory if there is enough: the tests copy a lot. None: the usual temporary directory."""
     memory = Path("/dev/shm")  # noqa: S108 - only private directories are made in it
     usable = memory.is_dir() and os.access(memory, os.W_OK)
     return memory if usable and shutil.disk_usage(memory).free > 2 << 30 else None
@@ -44,7 +44,7 @@ def wheel_binaries() -> Binaries:
 
 @pytest.fixture(params=["system", "wheel"])
 def binaries(request: pytest.FixtureRequest) -> Binaries:
-    """Each kind of binaries in turn."""
+    """Each kind of binaries."""
     return _binaries_or_skip(request.param)
 
 
@@ -55,7 +55,7 @@ def some_binaries() -> Binaries:
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    """Unlike tmp_path short enough for a socket."""
+    """Unlike tmp_path, short enough for a socket."""
     directory = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk())).resolve()
     yield directory
     shutil.rmtree(directory)
@@ -71,7 +71,7 @@ def new_home(short_directory: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def copy_of_made_home() -> Iterator[Callable[[Binaries, Path], None]]:
-    """Copies of a home with data, for the tests that aren't about making it: initdb takes its time."""
+    """Copies of a home with data, for tests that don't test its creation: initdb is slow."""
     templates: dict[Binaries, Path] = {}
     top = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk()))
 

@@ -1,4 +1,4 @@
-"""What the tests of the embedded server share: homes, users in processes of their own, and waiting."""
+"""Helpers for tests of the embedded server: homes, users in separate processes, and waiting."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from lineshaft.embedded import Binaries, locks
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.processes import find_postmaster, is_running
 
-# Power failures are not among the things tested here; killed processes lose nothing without fsync.
+# Power failures are not tested here; killed processes lose nothing without fsync.
 FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "16MB"}
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -77,7 +77,7 @@ def wait_until_idle(home: Path, within: float = 20.0) -> None:
 
 
 def stop_server(home: Path) -> None:
-    """However a test ended, nothing of it may stay behind."""
+    """Stop the server, however the test ended."""
     layout = Layout(home)
     if locks.is_held(layout.watcher_lock):
         with suppress(ProcessLookupError, ValueError):

@@ -1,4 +1,4 @@
-"""As root, as an ordinary account, and behind closed doors."""
+"""Accounts: root, ordinary accounts, and private directories."""
 
 import os
 import pwd
@@ -77,24 +77,24 @@ def test_root_runs_existing_data_as_its_owner(home: Path) -> None:
 
 
 @as_root
-def test_data_that_belongs_to_root_is_explained(home: Path) -> None:
+def test_data_that_belongs_to_root_is_an_error(home: Path) -> None:
     os.chown(Layout(home).data, 0, 0)
     with User(home) as user:
         assert "chown -R <account>" in user.answer().error
 
 
 @as_root
-def test_root_that_may_not_switch_accounts_is_told(new_home: Path) -> None:
+def test_root_that_cannot_switch_accounts_gets_an_error(new_home: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         pytest.skip("no setpriv here")
     without = [setpriv, "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"]
     with User(new_home, wrapper=without) as user:
-        assert "may not switch to the account" in user.answer().error
+        assert "can't switch to the account" in user.answer().error
 
 
 @as_root
-def test_programs_behind_a_closed_door_are_copied(
+def test_programs_in_a_private_directory_are_copied(
     short_directory: Path, new_home: Path, wheel_binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = wheel_binaries.directory.parents[2]
@@ -125,7 +125,7 @@ def test_programs_behind_a_closed_door_are_copied(
         assert query(server.dsn, "SHOW server_version") == wheel_binaries.version
 
 
-def _python_for_everybody() -> str | None:
+def _python_for_all_accounts() -> str | None:
     nobody = pwd.getpwnam("nobody")
     for program in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         try:
@@ -157,8 +157,8 @@ def directory_of_nobody() -> Iterator[Path]:
 
 @pytest.fixture
 def run_as_nobody(directory_of_nobody: Path) -> Callable[..., User]:
-    """Starts a user of the home in `directory_of_nobody`, or of another, as an ordinary account."""
-    python = _python_for_everybody()
+    """Start a user of the home in `directory_of_nobody`, or of another home, as an ordinary account."""
+    python = _python_for_all_accounts()
     if python is None:
         pytest.skip("no Python 3.11 that every account can run")
 
@@ -182,7 +182,7 @@ def test_an_ordinary_account(directory_of_nobody: Path, run_as_nobody: Callable[
         assert query(answer.dsn, "SELECT 1") == 1
         assert second.answer() == answer
         assert _owner_of_process(postmaster_pid(home)) == pwd.getpwnam("nobody").pw_uid
-        # Root may join, and changes nothing of whose it is.
+        # Root can join, and doesn't change the owner.
         with EmbeddedServer.start(home) as joined:
             assert joined.dsn == answer.dsn
     wait_until_idle(home)
@@ -195,7 +195,7 @@ def test_an_unwritable_home_is_explained(short_directory: Path, run_as_nobody: C
     with run_as_nobody(short_directory / "home") as user:
         error = user.answer().error
     assert f"{short_directory}/home: Permission denied" in error
-    assert "belongs to root, and this is nobody" in error
+    assert "belongs to root, and this process runs as nobody" in error
     assert "LINESHAFT_HOME" in error
 
 
@@ -203,7 +203,7 @@ def test_an_unwritable_home_is_explained(short_directory: Path, run_as_nobody: C
 def test_a_home_of_another_account_is_explained(home: Path, run_as_nobody: Callable[..., User]) -> None:
     home.parent.chmod(0o755)
     with run_as_nobody(home) as user:
-        assert "this is nobody" in user.answer().error
+        assert "this process runs as nobody" in user.answer().error
 
 
 @as_root

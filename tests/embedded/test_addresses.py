@@ -1,4 +1,4 @@
-"""The socket's path has to be short; the home's need not be."""
+"""The socket's path must be short, the home's path need not be."""
 
 import tempfile
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_any_home_can_be_used(home: Path, name: str) -> None:
         stop_server(moved)
 
 
-def test_the_way_to_a_long_home_is_private_and_goes_with_the_server(
+def test_the_link_to_a_long_home_is_private_and_removed_with_the_server(
     home: Path, short_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = short_directory / "run"
@@ -41,7 +41,7 @@ def test_the_way_to_a_long_home_is_private_and_goes_with_the_server(
         (private,) = runtime.iterdir()
         assert private.stat().st_mode & 0o777 == 0o700
         assert f"host={private}/socket " in server.dsn
-        # A tidied-up temporary directory: whoever joins next makes the way anew.
+        # After a cleanup of the temporary directory the next user creates the link again.
         (private / "socket").unlink()
         private.rmdir()
         with EmbeddedServer.start(moved) as joined:
@@ -54,7 +54,7 @@ def test_the_way_to_a_long_home_is_private_and_goes_with_the_server(
 
 
 def test_a_squatted_directory_is_not_used(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else's directory of the right name could hold somebody else's server."""
+    """A directory of another account could contain another server."""
     runtime, temporary = short_directory / "run", short_directory / "tmp"
     runtime.mkdir()
     temporary.mkdir()
@@ -71,7 +71,7 @@ def test_a_squatted_directory_is_not_used(short_directory: Path, monkeypatch: py
         assert found.parent == last
         assert found.readlink() == layout.socket_directory
         last.chmod(0o777)
-        with pytest.raises(EmbeddedServerError, match="isn't a private directory of ours"):
+        with pytest.raises(EmbeddedServerError, match="isn't a private directory of this account"):
             address.client_directory(layout)
     finally:
         found.unlink()

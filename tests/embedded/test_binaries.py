@@ -1,4 +1,4 @@
-"""The machine's binaries come first, the newest before the others; what is broken is passed over."""
+"""The machine's binaries come first, the newest before the others; broken ones are skipped."""
 
 import os
 import subprocess
@@ -49,17 +49,17 @@ def test_newest_first_and_links_are_followed(tmp_path: Path, monkeypatch: pytest
     "answer",
     ["echo 'postgres (PostgreSQL) 13.9'", "exit 1", "echo nonsense", "kill -9 $$", "printf '\\377'"],
 )
-def test_what_is_broken_or_too_old_is_passed_over(tmp_path: Path, answer: str) -> None:
+def test_broken_or_old_binaries_are_skipped(tmp_path: Path, answer: str) -> None:
     assert probe(make_programs(tmp_path / "bin", answer), "system") is None
 
 
-def test_what_is_incomplete_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_binaries_are_skipped(tmp_path: Path) -> None:
     answer = "echo 'postgres (PostgreSQL) 17.1'"
     assert probe(make_programs(tmp_path / "bin", answer, ("postgres",)), "system") is None
     assert probe(tmp_path / "nowhere", "system") is None
 
 
-def test_a_program_that_cannot_be_run_is_passed_over(tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_is_skipped(tmp_path: Path) -> None:
     directory = make_programs(tmp_path / "bin", "")
     for name in ("initdb", "postgres"):
         (directory / name).write_bytes(b"\x7fELF of another machine")

@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: the next start works and the data is there."""
+"""Crashes: the next start works, and the data is there."""
 
 import ctypes
 import os
@@ -48,7 +48,7 @@ def test_a_killed_watcher_is_replaced_by_the_next_starter(home: Path) -> None:
     assert not is_running(server)
 
 
-def test_a_watcher_asked_to_end_stops_the_server_first(home: Path) -> None:
+def test_a_terminated_watcher_stops_the_server_first(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST):
         server = postmaster_pid(home)
         os.kill(watcher_pid(home), signal.SIGTERM)
@@ -67,13 +67,13 @@ def test_everything_killed(home: Path) -> None:
         user.kill()
         wait_for_end(server, watching)
     assert Layout(home).pid_file.exists()
-    # At once: backends of the killed server may still be about to end.
+    # Immediately: backends of the killed server may still be running.
     with EmbeddedServer.start(home, options=FAST) as again:
         assert query(again.dsn, "SELECT answer FROM kept") == 42
 
 
 def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
-    """Its shared memory is in use until it notices that its client is gone."""
+    """Its shared memory is in use until it notices the loss of its client."""
     busy = """
         import sys, psycopg
         with psycopg.connect(sys.argv[1]) as connection:
@@ -96,7 +96,7 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
         os.kill(postmaster, signal.SIGKILL)
         wait_for_end(watching, postmaster)
         started = threading.Event()
-        threading.Thread(target=_kill_after_refusal, args=(home, client, started), daemon=True).start()
+        threading.Thread(target=_kill_after_error, args=(home, client, started), daemon=True).start()
         with EmbeddedServer.start(home, options=options) as again:
             started.set()
             assert not is_running(backend)
@@ -105,26 +105,24 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
     server.close()
 
 
-def _kill_after_refusal(home: Path, client: "subprocess.Popen[str]", started: threading.Event) -> None:
+def _kill_after_error(home: Path, client: "subprocess.Popen[str]", started: threading.Event) -> None:
     log = Layout(home).log
     wait_until(lambda: started.is_set() or "still in use" in log.read_text(), "PostgreSQL's refusal")
     client.kill()
 
 
-def test_a_killed_postmaster_is_started_again_for_the_next(home: Path) -> None:
+def test_a_killed_postmaster_is_restarted_for_the_next_user(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST) as first:
         lost = postmaster_pid(home)
         os.kill(lost, signal.SIGKILL)
         wait_for_end(lost)
         with EmbeddedServer.start(home, options=FAST) as second:
             assert query(second.dsn, "SELECT 1") == 1
-            # The address stays, so that the first one's connections can be made anew.
+            # The address stays the same, so that the first user can reconnect.
             assert query(first.dsn, "SELECT 1") == 1
 
 
-def test_a_killed_server_returns_for_those_who_go_on_using_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_server_is_restarted_for_its_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "CHECK_EVERY_S", 0.05)
 
     def answers() -> bool:
@@ -152,7 +150,7 @@ def _process_of_the_server_account(home: Path) -> Iterator["subprocess.Popen[byt
 
 
 def _write_stale_files(home: Path, pid: int) -> None:
-    """As a killed server would have left them, had its process id been given away since."""
+    """Files of a killed server whose process id is in use again."""
     layout = Layout(home)
     lines = [
         str(pid),
@@ -205,19 +203,19 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @pytest.mark.skipif(sys.platform != "linux", reason="makes a zombie by means of Linux")
 def test_a_zombie_postmaster(home: Path) -> None:
-    """As in a container whose process 1 never reaps: the killed postmaster keeps its process id for ever."""
+    """As in a container whose process 1 never reaps: the killed postmaster keeps its process id."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     ours: list[int] = []
     try:
         lost = EmbeddedServer.start(home, options=FAST)
         ours += [watcher_pid(home), postmaster_pid(home)]
-        # In this order: the postmaster becomes a child of this process, which doesn't reap it.
+        # In this order, so that the postmaster becomes a child of this process, which doesn't reap it.
         for pid in ours:
             os.kill(pid, signal.SIGKILL)
             wait_for_end(pid)
-        os.kill(ours[1], 0)  # It is still there,
-        assert identify(ours[1], Layout(home).data) is Identity.GONE  # but it is nothing.
+        os.kill(ours[1], 0)  # The process id still exists,
+        assert identify(ours[1], Layout(home).data) is Identity.GONE  # but isn't a running process.
         lost.close()
         with EmbeddedServer.start(home, options=FAST) as server:
             assert query(server.dsn, "SELECT 1") == 1
@@ -230,7 +228,7 @@ def test_a_zombie_postmaster(home: Path) -> None:
                 os.waitpid(pid, 0)
 
 
-def test_a_starter_killed_while_the_data_is_made(new_home: Path) -> None:
+def test_a_starter_killed_during_initdb(new_home: Path) -> None:
     with User(new_home) as user:
         wait_until(lambda: any(new_home.glob("postgres.new-*/data/PG_VERSION")), "initdb at work")
         user.kill()
@@ -257,11 +255,11 @@ def test_a_lost_passfile_gets_a_new_password(home: Path) -> None:
         assert query(server.dsn, "SELECT 1") == 1
         assert passfile.read_text() != old
         passfile.unlink()
-        with pytest.raises(EmbeddedServerError, match=r"password file .* is gone"):
+        with pytest.raises(EmbeddedServerError, match=r"password file .* is missing"):
             EmbeddedServer.start(home)
 
 
-def test_a_server_started_by_hand_is_left_alone(home: Path) -> None:
+def test_a_server_started_manually_is_left_alone(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST) as server:
         binaries = server.binaries
     wait_until_idle(home)
@@ -295,7 +293,7 @@ def test_the_log_is_rotated_at_the_start(home: Path) -> None:
         assert log.with_name("postgres.log.1").stat().st_size == 9 * 200_000
 
 
-def test_a_log_that_grew_is_cut(tmp_path: Path) -> None:
+def test_a_long_log_is_truncated(tmp_path: Path) -> None:
     log = tmp_path / "postgres.log"
     log.write_bytes(b"x" * (watcher.LOG_LIMIT_BYTES + 1) + b"the end\n")
     watcher._limit_log(str(log))

@@ -1,4 +1,4 @@
-"""What can't work is said in words that help, and leaves nothing running."""
+"""Errors are explained, and leave nothing running."""
 
 import errno
 import os
@@ -15,32 +15,32 @@ from lineshaft.errors import EmbeddedServerError
 from tests.embedded.helpers import FAST, postmaster_pid, query, wait_until_idle
 
 
-def _refusal(home: Path, **more: object) -> str:
+def _error(home: Path, **more: object) -> str:
     with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start(home, **more)  # type: ignore[arg-type]
     return str(caught.value)
 
 
 def test_a_bad_option_is_shown_from_the_log(home: Path) -> None:
-    told = _refusal(home, options={"shared_buffers": "a lot"})
-    assert 'invalid value for parameter "shared_buffers": "a lot"' in told
-    assert str(Layout(home).log) in told
-    assert "Mend the server option" in told
+    error = _error(home, options={"shared_buffers": "a lot"})
+    assert 'invalid value for parameter "shared_buffers": "a lot"' in error
+    assert str(Layout(home).log) in error
+    assert "Fix the server option" in error
     wait_until_idle(home)
-    # And it was no harm: the next one starts.
+    # The next start works.
     with EmbeddedServer.start(home, options=FAST) as server:
         assert query(server.dsn, "SELECT 1") == 1
 
 
 @pytest.mark.parametrize("name", ["unix_socket_directories", "data_directory", "Lineshaft.Data"])
-def test_our_own_options_are_refused(new_home: Path, name: str) -> None:
-    assert "Lineshaft's own" in _refusal(new_home, options={name: "x"})
+def test_reserved_options_are_rejected(new_home: Path, name: str) -> None:
+    assert "is reserved for Lineshaft" in _error(new_home, options={name: "x"})
     assert not new_home.exists()
 
 
 @pytest.mark.parametrize("name", ["", "with space", "a=b", "-c", "a.b.c"])
-def test_what_is_no_option_is_refused(new_home: Path, name: str) -> None:
-    assert "is not the name of a PostgreSQL setting" in _refusal(new_home, options={name: "x"})
+def test_invalid_options_are_rejected(new_home: Path, name: str) -> None:
+    assert "is not a valid name of a PostgreSQL setting" in _error(new_home, options={name: "x"})
 
 
 def test_data_of_another_major_version(
@@ -48,43 +48,43 @@ def test_data_of_another_major_version(
 ) -> None:
     other = wheel_binaries if some_binaries == system_binaries else system_binaries
     assert other.major != some_binaries.major
-    told = _refusal(home, binaries=other)
-    assert f"was made by PostgreSQL {some_binaries.major}" in told
-    assert f"here is only: PostgreSQL {other.version} in {other.directory}" in told
-    assert f"Install PostgreSQL {some_binaries.major}" in told
+    error = _error(home, binaries=other)
+    assert f"was created by PostgreSQL {some_binaries.major}" in error
+    assert f"Found only: PostgreSQL {other.version} in {other.directory}" in error
+    assert f"Install PostgreSQL {some_binaries.major}" in error
     wait_until_idle(home)
 
 
 def test_the_binaries_follow_the_data(new_home: Path, wheel_binaries: Binaries) -> None:
-    """The machine's are preferred, but not for data that they can't read."""
+    """The machine's binaries are preferred, but not for data that they can't use."""
     EmbeddedServer.start(new_home, binaries=wheel_binaries, options=FAST).close()
     wait_until_idle(new_home)
     with EmbeddedServer.start(new_home, options=FAST) as server:
         assert server.binaries.major == wheel_binaries.major
 
 
-def test_data_of_a_major_version_that_is_nowhere(home: Path) -> None:
+def test_data_of_a_major_version_that_is_not_installed(home: Path) -> None:
     (Layout(home).data / "PG_VERSION").write_text("99\n")
-    told = _refusal(home)
-    assert "was made by PostgreSQL 99" in told
-    assert all(str(found) in told for found in find_binaries())
-    assert describe(home).problems == (told,)
+    error = _error(home)
+    assert "was created by PostgreSQL 99" in error
+    assert all(str(found) in error for found in find_binaries())
+    assert describe(home).problems == (error,)
 
 
 def test_damaged_data(home: Path) -> None:
     (Layout(home).data / "PG_VERSION").write_text("?\n")
-    assert "holds no usable PostgreSQL data" in _refusal(home)
+    assert "contains no usable PostgreSQL data" in _error(home)
 
 
 def test_missing_control_file_is_shown_from_the_log(home: Path) -> None:
     (Layout(home).data / "global" / "pg_control").unlink()
-    assert "pg_control" in _refusal(home, options=FAST)
+    assert "pg_control" in _error(home, options=FAST)
 
 
 def test_something_else_in_the_place_of_the_data(new_home: Path) -> None:
     (new_home / "postgres").mkdir(parents=True)
     (new_home / "postgres" / "precious").touch()
-    assert "exists but holds no PostgreSQL data" in _refusal(new_home)
+    assert "exists but contains no PostgreSQL data" in _error(new_home)
     assert (new_home / "postgres" / "precious").exists()
 
 
@@ -97,7 +97,7 @@ def test_an_empty_directory_in_the_place_of_the_data_is_used(new_home: Path) -> 
 def test_a_file_in_the_place_of_the_home(short_directory: Path) -> None:
     home = short_directory / "home"
     home.touch()
-    assert f"{home}: File exists" in _refusal(home)
+    assert f"{home}: File exists" in _error(home)
 
 
 def test_no_binaries_at_all() -> None:
@@ -107,8 +107,8 @@ def test_no_binaries_at_all() -> None:
 
 def test_too_little_space(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_NEEDED_BYTES", shutil.disk_usage("/").total * 2)
-    told = _refusal(new_home)
-    assert "MiB are free" in told
+    error = _error(new_home)
+    assert "MiB are free" in error
     assert not Layout(new_home).data.exists()
 
 
@@ -122,9 +122,9 @@ def test_a_full_disk(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if mounted.returncode:
         pytest.skip("may not mount here")
     try:
-        assert "MiB are free" in _refusal(disk / "home")
+        assert "MiB are free" in _error(disk / "home")
         monkeypatch.setattr(cluster, "_NEEDED_BYTES", 0)
-        assert "Free some space on that disk" in _refusal(disk / "home")
+        assert "Free some space on that disk" in _error(disk / "home")
         assert not list((disk / "home").glob("postgres*"))
     finally:
         subprocess.run(["/bin/umount", str(disk)], check=True)

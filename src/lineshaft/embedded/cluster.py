@@ -1,4 +1,4 @@
-"""Making the data directory, whole or not at all."""
+"""Creation of the data directory, complete or not at all."""
 
 import os
 import secrets
@@ -23,7 +23,7 @@ _NEEDED_BYTES = 150 * 1024 * 1024
 
 
 def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: bool) -> None:
-    """Make the data beside its place and move it there when it is complete; only under the start lock."""
+    """Create the data beside its place and move it there when it is complete; needs the start lock."""
     remove_drafts(layout)
     _check_place(layout)
     if not has_name(account.uid):
@@ -39,8 +39,10 @@ def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: b
         write_private(pwfile, password + "\n")
         account.give(data, pwfile, draft)
         _run_initdb(data, binaries, account, sync=sync)
-        _run_alone(data, binaries, account, f"CREATE DATABASE {DATABASE};", database="postgres", sync=sync)
-        # The password has to be there first: data whose password nobody knows would be the worse half.
+        _run_single_user(
+            data, binaries, account, f"CREATE DATABASE {DATABASE};", database="postgres", sync=sync
+        )
+        # The password first: data with a lost password would be worse than a password without data.
         _write_passfile(layout, password)
         data.rename(layout.data)
         _sync_directory(layout.home)
@@ -49,12 +51,12 @@ def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: b
 
 
 def remove_drafts(layout: Layout) -> None:
-    """What a start that was killed left; only while holding the start lock."""
+    """Remove what a killed start left behind; needs the start lock."""
     deadline = time.monotonic() + _ORPHAN_PATIENCE_S
     while leftovers := list(layout.home.glob(f"{_DRAFT_PREFIX}*")):
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
-        # An initdb that outlived its killed starter may still write there; it fails once its files are gone.
+        # An initdb that outlived its killed starter may still be writing; it fails once its files are gone.
         if time.monotonic() > deadline:
             return
         time.sleep(0.05)
@@ -64,20 +66,20 @@ def replace_lost_password(layout: Layout, binaries: Binaries, account: Account) 
     """Give the role a new password; the server must not be running."""
     password = secrets.token_hex(24)
     statement = f"ALTER ROLE {ROLE} PASSWORD '{password}';"
-    _run_alone(layout.data, binaries, account, statement, database=DATABASE, sync=True, secret=password)
+    _run_single_user(layout.data, binaries, account, statement, database=DATABASE, sync=True, secret=password)
     _write_passfile(layout, password)
 
 
 def _check_place(layout: Layout) -> None:
     if layout.data.is_symlink() or (layout.data.exists() and any(layout.data.iterdir())):
         raise EmbeddedServerError(
-            f"{layout.data} exists but holds no PostgreSQL data. Move it away, or use another home "
+            f"{layout.data} exists but contains no PostgreSQL data. Move it away, or use another home "
             "(LINESHAFT_HOME)."
         )
     free = shutil.disk_usage(layout.home).free
     if free < _NEEDED_BYTES:
         raise EmbeddedServerError(
-            f"The embedded PostgreSQL needs about {_NEEDED_BYTES >> 20} MiB to begin with, but only "
+            f"The embedded PostgreSQL needs about {_NEEDED_BYTES >> 20} MiB to start, but only "
             f"{free >> 20} MiB are free at {layout.home}. Free some space, or use another home "
             "(LINESHAFT_HOME)."
         )
@@ -93,20 +95,20 @@ def _run_initdb(data: Path, binaries: Binaries, account: Account, *, sync: bool)
             f"--pwfile={place}/../password",
             "--auth=scram-sha-256",
             "--encoding=UTF8",
-            "--locale=C",  # The only one that is the same on every machine.
+            "--locale=C",  # the only one that is the same on every machine
             "--data-checksums",
             "--no-instructions",
             *([] if sync else ["--no-sync"]),
         ]
-        answer = account.run(command, keep=[handle])
-    if answer.returncode:
+        result = account.run(command, keep=[handle])
+    if result.returncode:
         raise EmbeddedServerError(
-            f"{binaries} could not make a database for {account.name} in {data.parent.parent}:\n"
-            f"{_told(answer.stderr)}"
+            f"{binaries} could not create a database for {account.name} in {data.parent.parent}:\n"
+            f"{_explained(result.stderr)}"
         )
 
 
-def _run_alone(
+def _run_single_user(
     data: Path,
     binaries: Binaries,
     account: Account,
@@ -116,7 +118,7 @@ def _run_alone(
     sync: bool,
     secret: str = "",
 ) -> None:
-    """Run a statement with no server: PostgreSQL's single-user mode, with neither socket nor password."""
+    """Run a statement without a server, in PostgreSQL's single-user mode, which needs no password."""
     with _opened(data) as handle:
         command = [
             str(binaries.program("postgres")),
@@ -126,15 +128,15 @@ def _run_alone(
             *([] if sync else ["-c", "fsync=off"]),
             database,
         ]
-        answer = account.run(command, keep=[handle], text_in=statement + "\n")
-    # It ends well even when the statement failed.
-    if answer.returncode or any(word in answer.stderr for word in ("ERROR:", "FATAL:", "PANIC:")):
-        told = answer.stderr.replace(secret, "***") if secret else answer.stderr
-        raise EmbeddedServerError(f"{binaries} could not prepare the data in {data}:\n{_told(told)}")
+        result = account.run(command, keep=[handle], text_in=statement + "\n")
+    # The exit code is 0 even if the statement failed.
+    if result.returncode or any(word in result.stderr for word in ("ERROR:", "FATAL:", "PANIC:")):
+        output = result.stderr.replace(secret, "***") if secret else result.stderr
+        raise EmbeddedServerError(f"{binaries} could not prepare the data in {data}:\n{_explained(output)}")
 
 
-def _told(output: str) -> str:
-    remedy = remedy_for(output) or "Mend that and start again, or give the DSN of another PostgreSQL."
+def _explained(output: str) -> str:
+    remedy = remedy_for(output) or "Fix that and start again, or give the DSN of another PostgreSQL."
     return f"{output.strip()[-2000:]}\n{remedy}"
 
 

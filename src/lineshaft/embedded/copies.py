@@ -1,8 +1,8 @@
 """A copy of the wheel's programs for an account that can't reach them.
 
-As root the server runs under another account, which can't enter a virtual environment in a closed directory
-such as /root. No directory is opened for it: the programs are copied, once for each version, to a directory
-of root's that everybody may read. A copy appears under its name only when it is complete.
+If this process is root, the server runs under another account, which can't enter a virtual environment in a
+private directory such as /root. No permissions are changed: the programs are copied, once per version, to a
+directory that root owns and everyone can read. A copy gets its final name only when it is complete.
 """
 
 import importlib.metadata
@@ -34,7 +34,7 @@ def reachable_copy(binaries: Binaries, account: Account) -> Binaries:
             return copied
         faults.append(f"{place}: the account can't run programs there")
     raise EmbeddedServerError(
-        f"The server has to run as {account.name}, who can't reach {binaries.directory}, and no place for a "
+        f"The server must run as {account.name}, which can't reach {binaries.directory}, and no place for a "
         f"copy was found ({'; '.join(faults)}). Install PostgreSQL with the system's package manager, or put "
         "the virtual environment where every account can read it, or give a DSN."
     )
@@ -54,7 +54,9 @@ def _copy_into(place: Path, binaries: Binaries) -> Path:
     site = installed.parent.parent
     inside = Path(WHEEL_PACKAGE) / installed.name / binaries.directory.name
     with locks.exclusive(
-        place / "copy.lock", patience=COPY_PATIENCE_S, waiting_for=f"another process that copies into {place}"
+        place / "copy.lock",
+        patience=COPY_PATIENCE_S,
+        waiting_for=f"another process that is copying into {place}",
     ):
         if not target.exists():
             for leftover in place.glob("unfinished-*"):
@@ -62,11 +64,11 @@ def _copy_into(place: Path, binaries: Binaries) -> Path:
             draft = Path(tempfile.mkdtemp(prefix="unfinished-", dir=place))
             try:
                 _copy_tree(installed, draft / WHEEL_PACKAGE / installed.name)
-                # The programs look for their libraries beside the package, so the two stay neighbours.
+                # The programs look for their libraries beside the package.
                 libraries = site / f"{WHEEL_PACKAGE}.libs"
                 if libraries.is_dir():
                     _copy_tree(libraries, draft / libraries.name)
-                _let_everybody_read(draft)
+                _make_readable(draft)
                 draft.rename(target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -82,7 +84,7 @@ def _copy_name(binaries: Binaries) -> str:
 
 
 def _make_own_directory(place: Path) -> None:
-    """Programs are run from here: nobody else may have made it or be able to write to it."""
+    """Programs run from here, so no other account may own the directory or write to it."""
     try:
         place.mkdir(mode=0o755)
     except FileExistsError:
@@ -90,7 +92,7 @@ def _make_own_directory(place: Path) -> None:
         ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
         if not ours or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(
-                0, "exists, but isn't a directory of ours that only we can write to"
+                0, "exists, but isn't a directory that only this account owns and can write to"
             ) from None
     else:
         place.chmod(0o755)
@@ -100,8 +102,8 @@ def _copy_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("include", "__pycache__"))
 
 
-def _let_everybody_read(top: Path) -> None:
-    """The copy's own modes, whatever the umask was and whatever the wheel was installed with."""
+def _make_readable(top: Path) -> None:
+    """Set the modes of the copy, independent of the umask and of the installed wheel."""
     top.chmod(0o755)
     for directory, subdirectories, files in os.walk(top):
         for name in subdirectories:

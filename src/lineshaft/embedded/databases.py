@@ -1,4 +1,4 @@
-"""Databases by the dozen: one is made ready, and each test gets a copy of it, which takes milliseconds."""
+"""Databases for tests: one template is prepared, and each test gets a copy of it within milliseconds."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-#: Any number that nobody else uses: who prepares a template holds this lock.
-_PREPARING = 0x6C696E6573686674
-_KNOWS_STRATEGIES = 15_00_00
+#: The advisory lock for preparing a template; an arbitrary number.
+_TEMPLATE_LOCK = 0x6C696E6573686674
+_HAS_STRATEGIES = 15_00_00
 _numbers = count(1)
 
 
 def template(server: str, name: str, prepare: Callable[[str], object]) -> None:
-    """Make the database `name` unless there is one; it appears under its name only when it is complete."""
+    """Create the database `name` unless it exists; it gets its name only when it is complete."""
     with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute("SELECT pg_advisory_lock(%s)", [_PREPARING])
+        admin.execute("SELECT pg_advisory_lock(%s)", [_TEMPLATE_LOCK])
         if admin.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is not None:
             return
         draft = f"{name}_draft"
@@ -32,10 +32,10 @@ def template(server: str, name: str, prepare: Callable[[str], object]) -> None:
 
 
 def clone(admin: "psycopg.Connection[Any]", name: str, template: str) -> None:
-    """Make a database like another one."""
-    # The default since 15 copies it page by page through the log. That spares a busy server two checkpoints,
-    # but takes eight times as long for a database as small as these.
-    by_file = sql.SQL("STRATEGY file_copy" if admin.info.server_version >= _KNOWS_STRATEGIES else "")
+    """Create a copy of a database."""
+    # The default since 15 copies page by page through the WAL. That saves a busy server two checkpoints, but
+    # takes eight times as long for small databases.
+    by_file = sql.SQL("STRATEGY file_copy" if admin.info.server_version >= _HAS_STRATEGIES else "")
     admin.execute(
         sql.SQL("CREATE DATABASE {} TEMPLATE {} {}").format(
             sql.Identifier(name), sql.Identifier(template), by_file
@@ -45,10 +45,10 @@ def clone(admin: "psycopg.Connection[Any]", name: str, template: str) -> None:
 
 @contextmanager
 def copy_of(server: str, name: str) -> Iterator[str]:
-    """A database like the template, for as long as the block lasts; gives its DSN."""
+    """A copy of the template for the duration of the block; yields its DSN."""
     own = f"lineshaft_test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server, autocommit=True) as admin:
-        # One of a process that was killed, and had the same number.
+        # A killed process with the same number may have left one.
         admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(own)))
         clone(admin, own, name)
         try:

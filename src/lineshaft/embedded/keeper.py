@@ -1,8 +1,8 @@
-"""Brings back a server that was killed, for whoever goes on using it.
+"""Restarts a killed server for the processes that use it.
 
-The kernel kills what takes too much memory, and PostgreSQL is often the largest process of a machine. Its
-watcher ends with it. Every user looks for itself: the locks see to it that one of them starts the server, and
-the others join it.
+The kernel kills processes that take too much memory, and PostgreSQL is often the largest process of a
+machine. Its watcher ends with it. Every user checks on its own: because of the locks one of them starts the
+server, and the others join it.
 """
 
 import logging
@@ -21,9 +21,9 @@ _log = logging.getLogger("lineshaft.embedded")
 
 @contextmanager
 def kept_running(server: EmbeddedServer) -> Iterator[None]:
-    """While the block lasts, the server is started again whenever it has ended; its DSN stays the same."""
+    """During the block, restart the server whenever it has ended; its DSN stays the same."""
     over = threading.Event()
-    # Nobody waits for its end: a start that is under way may take long, and gives up its share by itself.
+    # The thread isn't joined: a start in progress may take long, and releases its share on its own.
     threading.Thread(target=_keep, args=(server, over), name="lineshaft embedded", daemon=True).start()
     try:
         yield
@@ -32,19 +32,21 @@ def kept_running(server: EmbeddedServer) -> Iterator[None]:
 
 
 def _keep(server: EmbeddedServer, over: threading.Event) -> None:
-    told = ""
+    last_error = ""
     while not over.wait(CHECK_EVERY_S):
         try:
             if _has_ended(Layout(server.home)):
-                server.start_again()
-                told = ""
-                _log.warning("The embedded PostgreSQL in %s had ended; it was started again.", server.home)
+                server.restart()
+                last_error = ""
+                _log.warning(
+                    "The embedded PostgreSQL in %s ended unexpectedly and was restarted.", server.home
+                )
         except (EmbeddedServerError, OSError) as error:
-            if str(error) != told:
-                _log.error("The embedded PostgreSQL has ended and doesn't start again: %s", error)
-            told = str(error)
+            if str(error) != last_error:
+                _log.error("The embedded PostgreSQL ended and can't be restarted: %s", error)
+            last_error = str(error)
 
 
 def _has_ended(layout: Layout) -> bool:
-    """Not if somebody removed the data: an empty database in its place would help nobody."""
+    """False if the data was removed: an empty database in its place would not help."""
     return layout.data_major() is not None and find_postmaster(layout) is None

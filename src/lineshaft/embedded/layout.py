@@ -1,4 +1,4 @@
-"""What lies where in the home directory of an embedded server."""
+"""Paths in the home directory of an embedded server."""
 
 import os
 from dataclasses import dataclass
@@ -46,25 +46,25 @@ class Layout:
 
     @property
     def binaries_record(self) -> Path:
-        """Which binaries the running server was started with, for those who join it."""
+        """Records the binaries of the running server, for processes that join it."""
         return self.home / "binaries.json"
 
     def data_major(self) -> int | None:
-        """The major version that made the data; None: there is no data yet."""
+        """The major version of the data; None: no data yet."""
         try:
             text = (self.data / "PG_VERSION").read_text(encoding="ascii").strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
         if not text.isdigit():
             raise EmbeddedServerError(
-                f"{self.data} holds no usable PostgreSQL data: its PG_VERSION says {text!r}. "
-                "Restore it from a backup, or move the directory away to begin with an empty database."
+                f"{self.data} contains no usable PostgreSQL data: its PG_VERSION is {text!r}. "
+                "Restore it from a backup, or move the directory away to start with an empty database."
             )
         return int(text)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Atomically write a file that only its owner can read."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.new")
     draft.unlink(missing_ok=True)
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

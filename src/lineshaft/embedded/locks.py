@@ -1,11 +1,11 @@
-"""File locks that the kernel gives up when their holder ends, however it ends.
+"""File locks that the kernel releases when their holder ends in any way.
 
-A lock belongs to the opened file. A child made by `fork` without `exec` (multiprocessing's "fork") shares the
-opened file, and with it the lock:
+A lock belongs to the open file. A child of `fork` without `exec` (multiprocessing's "fork") shares the open
+file, and with it the lock:
 
-- the exclusive lock is therefore released by name (LOCK_UN), which releases it for such a child as well;
-- a share is only closed: a forked child that may still use the server keeps it until it ends, or closes it
-  itself. Programs run by `exec` never get either: Python opens files so that `exec` closes them.
+- the exclusive lock is therefore released explicitly (LOCK_UN), which releases it for such a child, too;
+- a share is only closed: a forked child may still use the server and keeps the share until it closes it or
+  ends. Programs run by `exec` inherit neither: Python's files are closed by `exec`.
 """
 
 import os
@@ -16,9 +16,7 @@ from pathlib import Path
 
 from lineshaft.errors import EmbeddedServerError
 
-with suppress(
-    ImportError
-):  # There is none on Windows, where `EmbeddedServer.start` says so before it comes here.
+with suppress(ImportError):  # Not on Windows, where `EmbeddedServer.start` raises an error earlier.
     import fcntl
 
 CHECK_EVERY_S = 0.02
@@ -38,7 +36,7 @@ def exclusive(path: Path, *, patience: float, waiting_for: str) -> Iterator[None
 
 
 def take_share(path: Path, *, patience: float, waiting_for: str) -> int:
-    """A shared lock; closing the returned file descriptor gives it up."""
+    """Take a shared lock; closing the returned file descriptor releases it."""
     handle = _open(path)
     try:
         _take(handle, fcntl.LOCK_SH, patience=patience, waiting_for=waiting_for)
@@ -49,7 +47,7 @@ def take_share(path: Path, *, patience: float, waiting_for: str) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock exclusively; nothing is made or kept."""
+    """Whether a process holds the lock exclusively. Creates no file and keeps no lock."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -77,8 +75,8 @@ def _take(handle: int, kind: int, *, patience: float, waiting_for: str) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise EmbeddedServerError(
-                    f"Waited {patience:.0f} s for {waiting_for}, in vain. "
-                    "See with `ps` whether that process hangs, end it, and try again."
+                    f"Timed out after {patience:.0f} s waiting for {waiting_for}. "
+                    "Check with `ps` whether that process hangs, end it, and try again."
                 ) from None
             time.sleep(CHECK_EVERY_S)
         else:

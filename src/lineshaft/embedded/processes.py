@@ -1,8 +1,7 @@
-"""Which server, if any, runs on a data directory.
+"""Identifies the server that runs on a data directory.
 
-A process id in postmaster.pid proves nothing: its process may have ended, be a zombie that nobody reaps, or
-be another program that was given the same id since. Each server of ours therefore carries a mark on its
-command line, which everybody may read.
+A process id in postmaster.pid proves nothing: its process may have ended, be a zombie, or be another program
+that got the same id later. Each embedded server therefore has a mark on its command line.
 """
 
 import os
@@ -12,17 +11,17 @@ from enum import Enum
 from pathlib import Path
 
 from lineshaft.embedded.layout import Layout
-from lineshaft.embedded.watcher import beginning_of
+from lineshaft.embedded.watcher import start_time_of
 from lineshaft.errors import EmbeddedServerError
 
 PROC = Path("/proc")
 
 
 class Identity(Enum):
-    OURS = "a server of ours on this data directory"
-    BY_HAND = "a server on this data directory that was started by hand"
+    OURS = "an embedded server on this data directory"
+    MANUAL = "a server on this data directory that was started manually"
     FOREIGN = "another program"
-    UNCLEAR = "a server, perhaps on this data directory"
+    UNCLEAR = "a server, possibly on this data directory"
     GONE = "nothing: the process has ended"
 
 
@@ -31,20 +30,20 @@ class Postmaster:
     pid: int
     port: int
     status: str
-    """starting, ready, stopping or standby; empty while the server hasn't said yet."""
+    """starting, ready, stopping or standby; empty while unknown."""
 
 
 def data_mark(data: Path) -> str:
-    """Names the directory itself, not its path: it is still the same one after a move."""
+    """Identifies the directory itself, not its path, so that it survives a move."""
     found = data.stat()
     return f"lineshaft.data={found.st_dev}:{found.st_ino}"
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process does anything: a zombie doesn't."""
+    """Whether the process exists and isn't a zombie."""
     if (PROC / "self").exists():
-        return beginning_of(pid) is not None
-    state = _ask_ps(pid, "stat=")
+        return start_time_of(pid) is not None
+    state = _read_ps(pid, "stat=")
     return bool(state) and not state.startswith("Z")
 
 
@@ -58,14 +57,14 @@ def identify(pid: int, data: Path) -> Identity:
     if not program.startswith(("postgres", "postmaster")):
         return Identity.FOREIGN
     try:
-        # A postmaster works in its data directory. Root without CAP_SYS_PTRACE may not look.
-        return Identity.BY_HAND if (PROC / str(pid) / "cwd").samefile(data) else Identity.FOREIGN
+        # A postmaster's working directory is its data directory. Root without CAP_SYS_PTRACE can't read it.
+        return Identity.MANUAL if (PROC / str(pid) / "cwd").samefile(data) else Identity.FOREIGN
     except OSError:
         return Identity.UNCLEAR
 
 
 def read_pid_file(layout: Layout) -> Postmaster | None:
-    """What postmaster.pid says, true or not; None: it doesn't exist or is only being written."""
+    """The content of postmaster.pid, which may be stale; None: it doesn't exist or is being written."""
     try:
         lines = layout.pid_file.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -73,18 +72,18 @@ def read_pid_file(layout: Layout) -> Postmaster | None:
     pid = lines[0].strip() if lines else ""
     if not pid.isdigit() or int(pid) <= 0:
         return None
-    port = lines[3].strip() if len(lines) > 3 else ""  # noqa: PLR2004 - the lines' places are PostgreSQL's
+    port = lines[3].strip() if len(lines) > 3 else ""  # noqa: PLR2004 - PostgreSQL's line numbers
     status = lines[7].strip() if len(lines) > 7 else ""  # noqa: PLR2004 - as above
     return Postmaster(pid=int(pid), port=int(port) if port.isdigit() else 5432, status=status)
 
 
 def find_postmaster(layout: Layout) -> Postmaster | None:
-    """The running server of ours; a server on our data that isn't ours is an error."""
+    """The running embedded server; raises an error for a server on this data that Lineshaft didn't start."""
     postmaster = read_pid_file(layout)
     if postmaster is None:
         return None
     identity = identify(postmaster.pid, layout.data)
-    if identity is Identity.BY_HAND:
+    if identity is Identity.MANUAL:
         raise EmbeddedServerError(
             f"Process {postmaster.pid} is a PostgreSQL server on {layout.data} that Lineshaft didn't start. "
             f"Stop it first: pg_ctl stop -D {layout.data}"
@@ -93,11 +92,10 @@ def find_postmaster(layout: Layout) -> Postmaster | None:
 
 
 def remove_stale_pid_file(layout: Layout) -> None:
-    """Remove a postmaster.pid that names something that isn't a server; only while holding the start lock.
+    """Remove a postmaster.pid whose process isn't a server; needs the start lock.
 
-    PostgreSQL itself sees that a process id is free, but takes a zombie or another program of the same
-    account for a running server. That no process of an earlier server still works on the data is checked by
-    PostgreSQL once more, on its shared memory.
+    PostgreSQL detects an unused process id, but takes a zombie or another program of the same account for a
+    running server. PostgreSQL checks by its shared memory that no process of an earlier server uses the data.
     """
     postmaster = read_pid_file(layout)
     if postmaster is None:
@@ -120,7 +118,7 @@ def _is_in_use(pid: int) -> bool:
 
 def _command_line(pid: int) -> list[str]:
     if not (PROC / "self").exists():
-        return _ask_ps(pid, "command=").split()
+        return _read_ps(pid, "command=").split()
     try:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -128,6 +126,6 @@ def _command_line(pid: int) -> list[str]:
     return [os.fsdecode(part) for part in raw.split(b"\0") if part]
 
 
-def _ask_ps(pid: int, column: str) -> str:
-    asked = ["/bin/ps", "-ww", "-o", column, "-p", str(pid)]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+def _read_ps(pid: int, column: str) -> str:
+    command = ["/bin/ps", "-ww", "-o", column, "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

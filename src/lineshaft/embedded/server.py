@@ -1,4 +1,4 @@
-"""A PostgreSQL server that starts by itself, is shared by all, and stops after the last of its users.
+"""A PostgreSQL server that starts automatically, is shared by all its users, and stops after the last one.
 
 `watcher` explains the protocol of the locks.
 """
@@ -24,9 +24,9 @@ from lineshaft.embedded.watcher import DATA_FD, SOCKET_DIRECTORY
 from lineshaft.errors import EmbeddedServerError
 
 START_TIMEOUT_S = 60.0
-# Longer than the watcher may take to stop a server.
+# More than the watcher needs to stop a server.
 LOCK_PATIENCE_S = 200.0
-# What a killed postmaster leaves behind ends by itself, but a busy backend takes some seconds to notice.
+# Backends of a killed postmaster end automatically, but a busy one takes some seconds to notice.
 ORPHANS_PATIENCE_S = 30.0
 WATCHER_TIMEOUT_S = 30.0
 _CHECK_EVERY_S = 0.02
@@ -41,7 +41,7 @@ _DEFAULT_OPTIONS = {
     "unix_socket_permissions": "0700",
 }
 if sys.platform == "linux":
-    # A query whose client was killed ends, and gives up its locks, even while it only computes.
+    # A query whose client was killed ends and releases its locks, even while it only computes.
     _DEFAULT_OPTIONS["client_connection_check_interval"] = "5s"
 _OWN_OPTIONS = {
     "data_directory",
@@ -54,10 +54,10 @@ _OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 class EmbeddedServer:
-    """This process's share in the server of one home directory.
+    """A share in the server of one home directory.
 
-    The server runs as long as anybody has a share; a share ends with `close`, or with its process. There
-    may be many in one process. A child made by `fork` has its parent's share too, until it closes it or ends.
+    The server runs as long as there is a share; a share ends with `close`, or with its process. A process may
+    have several. A child of `fork` has its parent's share, too, until it closes it or ends.
     """
 
     __slots__ = ("_share", "binaries", "dsn", "home")
@@ -66,16 +66,16 @@ class EmbeddedServer:
         self.home = home
         self.binaries = binaries
         self.dsn = dsn
-        """Without a password: that is in the passfile it names."""
+        """Contains no password, but the path of the passfile."""
         self._share: int | None = share
 
     @classmethod
     def start(
         cls, home: Path, *, binaries: Binaries | None = None, options: Mapping[str, str] | None = None
     ) -> Self:
-        """Join the running server, or start it; returns when it answers.
+        """Join the running server, or start it; returns when it is ready.
 
-        `binaries` and `options` (settings as in postgresql.conf) count only for whoever starts it.
+        `binaries` and `options` (settings as in postgresql.conf) only apply if this call starts the server.
         """
         if sys.platform == "win32":
             raise EmbeddedServerError(
@@ -89,21 +89,21 @@ class EmbeddedServer:
             starter = _Starter(layout, binaries, dict(options or {}))
             return cls(layout.home, *starter.start())
 
-    def start_again(self) -> None:
-        """Start the server if it has ended while it had users, as one that was killed; this share stays."""
+    def restart(self) -> None:
+        """Restart a server that was killed while it had users; this share is kept."""
         layout = Layout(self.home)
         with explained(layout):
             *_, another = _Starter(layout, None, {}).start()
             os.close(another)
 
     def close(self) -> None:
-        """Give this share up; the watcher stops the server soon after the last."""
+        """Release this share; the watcher stops the server soon after the last one."""
         share, self._share = self._share, None
         if share is None:
             return
         os.close(share)
         if os.getpid() == 1:
-            # The container ends with this process and would kill the server in the midst of its shutdown.
+            # The container ends with this process and would kill the server during its shutdown.
             _wait_for_end(Layout(self.home))
 
     def __enter__(self) -> Self:
@@ -137,9 +137,9 @@ class _Starter:
         with locks.exclusive(
             layout.start_lock,
             patience=LOCK_PATIENCE_S,
-            waiting_for=f"another process that starts or stops {layout.home}",
+            waiting_for=f"another process that is starting or stopping {layout.home}",
         ):
-            # From here on the watcher, whether there already or started below, knows that there is a user.
+            # From here on the watcher, existing or started below, knows about this user.
             share = locks.take_share(
                 layout.users_lock, patience=LOCK_PATIENCE_S, waiting_for=f"the watcher of {layout.home}"
             )
@@ -159,8 +159,8 @@ class _Starter:
         return running.binaries, address.dsn(layout, directory, port), share
 
     def _join(self, link: Path | None) -> _Running | None:
-        """The running server, given a watcher if it has lost its own; None: there is neither."""
-        began = time.monotonic()
+        """The running server, with a new watcher if it has lost its own; None: neither is running."""
+        started = time.monotonic()
         while True:
             postmaster = processes.find_postmaster(self.layout)
             watched = locks.is_held(self.layout.watcher_lock)
@@ -172,15 +172,15 @@ class _Starter:
                 return _Running(postmaster.pid, self._recorded_binaries(), size)
             if postmaster is None and not watched:
                 return None
-            # A server that stops may take its time; a watcher without a server ends at once.
+            # A server may take long to stop; a watcher without a server ends immediately.
             patience = WATCHER_TIMEOUT_S if postmaster is None else LOCK_PATIENCE_S
-            if time.monotonic() > began + patience:
+            if time.monotonic() > started + patience:
                 break
             time.sleep(_CHECK_EVERY_S)
         raise EmbeddedServerError(
-            f"Somebody holds {self.layout.watcher_lock}, but no server is at work on {self.layout.data}: "
-            "it hangs, or it belongs to another container that has the same directory. A home can be used "
-            "by one container at a time: use another home (LINESHAFT_HOME), or give a DSN."
+            f"A process holds {self.layout.watcher_lock}, but no server is running on {self.layout.data}: "
+            "it hangs, or it belongs to another container with the same directory. Only one container at a "
+            "time can use a home: use another home (LINESHAFT_HOME), or give a DSN."
         )
 
     def _launch(self, link: Path | None) -> _Running:
@@ -202,7 +202,7 @@ class _Starter:
         while True:
             log_from = layout.log.stat().st_size if layout.log.exists() else 0
             pid = self._run_watcher(link, command=self._command(binaries, account), account=account)
-            if _wait_until_possessed(layout, pid):
+            if _wait_until_owned(layout, pid):
                 return _Running(pid, binaries, log_from)
             in_use = "shared memory block" in log_tail(layout.log, log_from)
             if not in_use or time.monotonic() > deadline:
@@ -245,7 +245,7 @@ class _Starter:
         watcher = Path(__file__).with_name("watcher.py")
         log = os.open(self.layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            answer = subprocess.run(
+            finished = subprocess.run(
                 [sys.executable, "-I", "-S", str(watcher), str(self.layout.home)],
                 input=json.dumps(order).encode(),
                 stdout=subprocess.PIPE,
@@ -256,28 +256,28 @@ class _Starter:
                 timeout=WATCHER_TIMEOUT_S,
                 check=False,
             )
-            told = json.loads(answer.stdout or "{}")
+            report = json.loads(finished.stdout or "{}")
         except (subprocess.TimeoutExpired, json.JSONDecodeError):
-            told = {}
+            report = {}
         finally:
             os.close(log)
-        if not isinstance(told.get("postmaster"), int):
-            fault = told.get("error", f"it ended without an answer; see {self.layout.log}")
+        if not isinstance(report.get("postmaster"), int):
+            fault = report.get("error", f"it ended without a result; see {self.layout.log}")
             raise EmbeddedServerError(
                 f"The watcher of the embedded PostgreSQL didn't start: {fault}. Try again."
             )
-        return int(told["postmaster"])
+        return int(report["postmaster"])
 
     def _check_passfile(self) -> None:
         if not self.layout.passfile.exists():
             raise EmbeddedServerError(
-                f"The server in {self.layout.home} runs, but its password file {self.layout.passfile} is "
-                "gone. End all processes that use the server; it stops then, and gets a new password at the "
-                "next start."
+                f"The server in {self.layout.home} is running, but its password file {self.layout.passfile} "
+                "is missing. End all processes that use the server, so that it stops; the next start creates "
+                "a new password."
             )
 
     def _recorded_binaries(self) -> Binaries:
-        # Without the record, the best guess is what would be started now.
+        # Without the record, assume what would be started now.
         return (
             read_record(self.layout.binaries_record)
             or fitting(find_binaries(), self.layout.data, self.layout.data_major())[0]
@@ -285,12 +285,12 @@ class _Starter:
 
 
 def choose_for_account(fit: list[Binaries], account: Account) -> Binaries:
-    """The first that the account can run, else a copy of the wheel's."""
+    """The first binaries that the account can run, otherwise a copy of the wheel's."""
     if not account.switched:
         return fit[0]
-    if not account.can_be_taken():
+    if not account.can_be_used():
         raise EmbeddedServerError(
-            f"PostgreSQL doesn't run as root, and this process may not switch to the account {account.name}. "
+            f"PostgreSQL doesn't run as root, and this process can't switch to the account {account.name}. "
             "Run Lineshaft as an ordinary account, or give a DSN."
         )
     for binaries in fit:
@@ -300,8 +300,8 @@ def choose_for_account(fit: list[Binaries], account: Account) -> Binaries:
         if binaries.source == "wheel":
             return copies.reachable_copy(binaries, account)
     raise EmbeddedServerError(
-        f"The server has to run as {account.name}, who can't run {fit[0]}: a directory on the way is closed "
-        "to it. Run Lineshaft as an ordinary account, install PostgreSQL with the system's package manager, "
+        f"The server must run as {account.name}, which can't run {fit[0]}: it can't enter a directory of the "
+        "path. Run Lineshaft as an ordinary account, install PostgreSQL with the system's package manager, "
         "or give a DSN."
     )
 
@@ -309,15 +309,15 @@ def choose_for_account(fit: list[Binaries], account: Account) -> Binaries:
 def _check_options(options: Mapping[str, str]) -> None:
     for name in options:
         if not _OPTION_NAME.fullmatch(name):
-            raise EmbeddedServerError(f"{name!r} is not the name of a PostgreSQL setting.")
+            raise EmbeddedServerError(f"{name!r} is not a valid name of a PostgreSQL setting.")
         if name.lower() in _OWN_OPTIONS:
-            raise EmbeddedServerError(f"The server option {name} is Lineshaft's own; leave it out.")
+            raise EmbeddedServerError(f"The server option {name} is reserved for Lineshaft; leave it out.")
 
 
-def _wait_until_possessed(layout: Layout, pid: int) -> bool:
-    """Whether the server has taken possession of its data and memory; False: it ended first.
+def _wait_until_owned(layout: Layout, pid: int) -> bool:
+    """Wait until the server owns its data and memory; False: it ended first.
 
-    It writes its process id first and its status only when nothing of an earlier server is in its way.
+    It writes its process id first, and its status only when no earlier server is in the way.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while processes.is_running(pid):
@@ -326,14 +326,14 @@ def _wait_until_possessed(layout: Layout, pid: int) -> bool:
             return True
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
-                f"The server (process {pid}) did nothing for {START_TIMEOUT_S:.0f} s. Its log: {layout.log}."
+                f"The server (process {pid}) made no progress for {START_TIMEOUT_S:.0f} s. Log: {layout.log}."
             )
         time.sleep(_CHECK_EVERY_S)
     return False
 
 
 def _wait_until_ready(layout: Layout, running: _Running) -> int:
-    """The port, once the server answers. A recovery is waited for however long it takes."""
+    """Wait until the server is ready; returns its port. A recovery may take any time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while processes.is_running(running.pid):
         found = processes.read_pid_file(layout)
@@ -344,7 +344,7 @@ def _wait_until_ready(layout: Layout, running: _Running) -> int:
                 deadline = time.monotonic() + START_TIMEOUT_S
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
-                f"The server (process {running.pid}) runs but isn't ready after {START_TIMEOUT_S:.0f} s. "
+                f"The server (process {running.pid}) is running but not ready after {START_TIMEOUT_S:.0f} s. "
                 f"The end of its log, {layout.log}:\n{log_tail(layout.log)}"
             )
         time.sleep(_CHECK_EVERY_S)

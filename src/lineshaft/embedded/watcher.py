@@ -1,21 +1,21 @@
-"""The process that starts PostgreSQL, waits until nobody uses it any more, and stops it.
+"""The process that starts PostgreSQL, waits until it has no users, and stops it.
 
-It runs alone, by its path (`python -I -S watcher.py <home>`), detached from whoever started it, and imports
-nothing but a few small parts of the standard library, so that it costs little for as long as it lives.
+It runs as a script (`python -I -S watcher.py <home>`), detached from its starter, and imports only a few
+small modules of the standard library, so that it needs little memory.
 
-Three locks in the home directory are the whole protocol; the kernel gives a lock up when its holder ends in
-any way, so that there is no list of users that could be stale:
+The protocol consists of three locks in the home directory. The kernel releases a lock when its holder ends in
+any way, so no list of users can become stale:
 
-- `start.lock`, exclusive: whoever starts or stops the server.
+- `start.lock`, exclusive: the process that starts or stops the server.
 - `users.lock`, shared: each user of the server, taken while holding `start.lock`.
-- `watcher.lock`, exclusive: the watcher, as long as it lives.
+- `watcher.lock`, exclusive: the watcher, for its lifetime.
 
-The watcher stops the server only while it holds `start.lock` and `users.lock`, both exclusively: then nobody
-uses the server and nobody can come in. A newcomer waits for `start.lock` and starts the server again.
+The watcher stops the server only while it holds `start.lock` and `users.lock`, both exclusively: then the
+server has no users and can't get new ones. A new user waits for `start.lock` and starts the server again.
 
-It is the parent of `postgres` itself: where process 1 reaps no children, as in many containers, a postmaster
-without a living parent would stay a zombie and look alive. When the watcher is killed, the server lives on;
-the next newcomer starts a watcher that adopts it.
+The watcher is the parent of `postgres`: where process 1 reaps no children, as in many containers, a
+postmaster without a living parent would stay a zombie and look alive. If the watcher is killed, the server
+keeps running, and the next user starts a watcher that adopts it.
 """
 
 # pathlib and contextlib would cost the watcher more memory than all the rest of it.
@@ -29,13 +29,13 @@ import sys
 import time
 
 DATA_FD = 3
-"""Where `postgres` finds its data directory open: see `account.data_argument`."""
+"""The descriptor under which `postgres` inherits its data directory: see `account.data_argument`."""
 
 SOCKET_DIRECTORY = "socket"
-"""Inside the data directory, whose owner alone can enter it."""
+"""In the data directory, which only its owner can enter."""
 
 CHECK_EVERY_S = 0.5
-# A fast shutdown writes a checkpoint, which may take long on a slow disk; cutting it short costs a recovery.
+# A fast shutdown writes a checkpoint, which may take long on a slow disk; aborting it costs a recovery.
 STOP_STEPS = ((signal.SIGINT, 120.0), (signal.SIGQUIT, 30.0), (signal.SIGKILL, 30.0))
 CHECK_LOG_EVERY_S = 60.0
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
@@ -43,10 +43,10 @@ LOG_KEPT_BYTES = 1024 * 1024
 OWN_LOCK_PATIENCE_S = 10.0
 
 
-def beginning_of(pid: int) -> str | None:
-    """When a process began, which tells it from a later one with the same id; None: it has ended.
+def start_time_of(pid: int) -> str | None:
+    """The start time of a process, which distinguishes it from a later one with the same id; None: ended.
 
-    A zombie has ended. Without /proc (macOS) all that is known is that the id is in use.
+    A zombie counts as ended. Without /proc (macOS) only the use of the id is known.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -61,20 +61,20 @@ def beginning_of(pid: int) -> str | None:
         except PermissionError:
             pass
         return "unknown"
-    state, began = fields[0], fields[19]
-    return None if state in b"ZX" else began.decode()
+    state, started = fields[0], fields[19]
+    return None if state in b"ZX" else started.decode()
 
 
 class Postmaster:
     def __init__(self, pid: int, *, is_child: bool) -> None:
         self.pid = pid
         self._is_child = is_child
-        self._began = beginning_of(pid)
+        self._started = start_time_of(pid)
         self._ended = False
 
     def has_ended(self) -> bool:
         if not self._ended:
-            self._ended = self._reaped() if self._is_child else beginning_of(self.pid) != self._began
+            self._ended = self._reaped() if self._is_child else start_time_of(self.pid) != self._started
         return self._ended
 
     def _reaped(self) -> bool:
@@ -99,19 +99,19 @@ class Postmaster:
 def main() -> None:
     home = sys.argv[1]
     order = json.load(sys.stdin)
-    # The caller waits for the first process; the second belongs to nobody and outlives the caller.
+    # The caller waits for the first process; the second is detached and outlives the caller.
     if os.fork():
         os._exit(0)
-    stop_asked = []
+    stop_requested = []
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    for asking in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(asking, lambda number, _frame: stop_asked.append(number))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stop_requested.append(received))
     os.chdir("/")
     os.umask(0o077)
     own_lock = _lock_file(home, "watcher.lock")
     if not _takes(own_lock, patience=OWN_LOCK_PATIENCE_S):
-        _report({"error": "another watcher is at work"})
+        _report({"error": "another watcher is running"})
         return
     _note_own_pid(own_lock)
     if order["adopt"] is None:
@@ -119,13 +119,13 @@ def main() -> None:
     else:
         postmaster = Postmaster(order["adopt"], is_child=False)
     _report({"postmaster": postmaster.pid})
-    _watch(home, postmaster, stop_asked)
+    _watch(home, postmaster, stop_requested)
     if order["link"] is not None:
         _remove_link(order["link"])
 
 
 def _note_own_pid(own_lock: int) -> None:
-    """For people who look; nothing depends on it, least of all on a full disk."""
+    """For people; nothing depends on it, so a full disk is ignored."""
     try:
         os.ftruncate(own_lock, 0)
         os.write(own_lock, f"{os.getpid()}\n".encode())
@@ -133,12 +133,12 @@ def _note_own_pid(own_lock: int) -> None:
         pass
 
 
-def _report(answer: dict[str, object]) -> None:
-    """Tell the caller, then let go of its pipes: it waits for their end."""
+def _report(result: dict[str, object]) -> None:
+    """Report to the caller, then close its pipes: it waits for their end."""
     try:
-        os.write(1, json.dumps(answer).encode())
+        os.write(1, json.dumps(result).encode())
     except BrokenPipeError:
-        pass  # Killed meanwhile, and so no user any more: the watch will find out.
+        pass  # The caller was killed, so it isn't a user: the watch detects that.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -153,7 +153,7 @@ def _launch(order: dict[str, object]) -> int:
         return pid
     try:
         _become_postgres(data, order)
-    except BaseException as error:  # noqa: BLE001 - nothing may climb up into the watcher's own code
+    except BaseException as error:  # noqa: BLE001 - no exception may reach the watcher's own code
         os.write(2, f"lineshaft: {order['command']} could not be run: {error}\n".encode())
     os._exit(127)
 
@@ -178,10 +178,10 @@ def _become_postgres(data: int, order: dict[str, object]) -> None:
 
 
 def _make_socket_directory() -> None:
-    """Made and emptied as the server's account, so that nothing is ever done there with root's rights.
+    """Create or empty the directory as the server's account, never with root's rights.
 
-    A socket's lock file names a process just as postmaster.pid does, and blocks the start when that id is
-    in use again. No server runs here now: whatever is left is stale.
+    A socket's lock file contains a process id like postmaster.pid, and prevents the start if that id is in
+    use again. No server is running here now, so all files are stale.
     """
     try:
         os.mkdir(SOCKET_DIRECTORY, 0o700, dir_fd=DATA_FD)
@@ -192,13 +192,13 @@ def _make_socket_directory() -> None:
         os.close(directory)
 
 
-def _watch(home: str, postmaster: Postmaster, stop_asked: list[int]) -> None:
+def _watch(home: str, postmaster: Postmaster, stop_requested: list[int]) -> None:
     users = _lock_file(home, "users.lock")
     start = _lock_file(home, "start.lock")
     log_due = time.monotonic()
     while not postmaster.has_ended():
-        # The log names what happened; an unexpected end is told to the users by their broken connections.
-        if stop_asked or _nobody_is_left(users, start):
+        # If the server ends unexpectedly, the log has the cause, and users notice by their connections.
+        if stop_requested or _has_no_users(users, start):
             postmaster.stop()
             return
         if time.monotonic() >= log_due:
@@ -207,9 +207,9 @@ def _watch(home: str, postmaster: Postmaster, stop_asked: list[int]) -> None:
         time.sleep(CHECK_EVERY_S)
 
 
-def _nobody_is_left(users: int, start: int) -> bool:
-    """Whether there is no user and, from now on, can be none: `start.lock` is then held until the end."""
-    # Most of the time there are users, and then `start.lock` isn't even touched.
+def _has_no_users(users: int, start: int) -> bool:
+    """Whether there are no users and can't be any from now on: `start.lock` is then held until the end."""
+    # Usually there are users, and `start.lock` isn't touched.
     if not _takes(users):
         return False
     fcntl.flock(users, fcntl.LOCK_UN)
@@ -239,7 +239,7 @@ def _takes(lock: int, *, patience: float = 0.0) -> bool:
 
 
 def _limit_log(path: str) -> None:
-    """Keep the end of a log that has grown too long; all writers append, so it can be cut under them."""
+    """Keep the end of a log that is too long; all writers append, so it can be truncated while in use."""
     try:
         size = os.stat(path).st_size
         if size <= LOG_LIMIT_BYTES:
@@ -257,7 +257,7 @@ def _remove_link(directory: str) -> None:
         os.unlink(os.path.join(directory, SOCKET_DIRECTORY))
         os.rmdir(directory)
     except OSError:
-        pass  # Others use it, or it has been tidied away already.
+        pass  # In use, or already removed.
 
 
 if __name__ == "__main__":
