@@ -37,7 +37,7 @@ def test_the_file_of_destinations_is_one(tmp_path: Path) -> None:
         "SLACK_URL": "json://localhost",
     }
 
-    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "desk", "signals"]
+    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "decisions", "signals"]
     told = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert set(told) == {kind.value for kind in NoticeKind}
 

@@ -48,7 +48,7 @@ def test_the_file_of_thresholds_is_one(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_every_reason_is_told() -> None:
     told = re.findall(
-        r"^\| `([a-z_]+)` \| ", (ROOT / PAGE).read_text().partition("## What `why` says")[2], re.MULTILINE
+        r"^\| `([a-z_]+)` \| ", (ROOT / PAGE).read_text().partition("## What `why` reports")[2], re.MULTILINE
     )
 
     assert set(told) == {code.value for code in ReasonCode}
