@@ -1,5 +1,6 @@
 """The tables and the plot of docs/benchmarks.md, made from results."""
 
+import textwrap
 from pathlib import Path
 
 from benchmarks.peers import plot
@@ -11,10 +12,10 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 PLOT = PAGE.with_suffix(".svg")
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 
-#: Title, and the columns: figure and heading.
+#: Title and columns (figure, heading).
 _TABLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
-        "Submit and drain, tasks a second",
+        "Submit and drain, tasks per second",
         (
             ("submit_per_s", "submit one by one"),
             ("bulk_per_s", "submit in bulk"),
@@ -23,7 +24,7 @@ _TABLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
-        "What draining takes: memory of the workers, and CPU time a task",
+        "Draining: memory of the workers, and CPU time per task",
         (
             ("drain1_memory_mb", "MB, 1 process"),
             ("drain2_memory_mb", "MB, 2 processes"),
@@ -32,16 +33,16 @@ _TABLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
-        "From a submission to its start, milliseconds",
+        "From submission to start, milliseconds",
         (("latency_p50_ms", "median"), ("latency_p95_ms", "95 %"), ("latency_p99_ms", "99 %")),
     ),
     (
-        "One process on a deep queue, tasks a second",
+        "One process on a deep queue, tasks per second",
         tuple((f"depth_{n}_per_s", f"{n:,} waiting") for n in (1_500, 3_000, 10_000, 100_000, 1_000_000)),
     ),
     (
         "Tasks that wait for each other",
-        (("fan_per_s", "fan-out and join, tasks/s"), ("chain_hop_ms", "chain, ms a hop")),
+        (("fan_per_s", "fan-out and join, tasks/s"), ("chain_hop_ms", "chain, ms per hop")),
     ),
     (
         "An old transaction held open",
@@ -53,7 +54,7 @@ _TABLES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-#: Not a speed: no ratio to the floor is told.
+#: Not a speed: shown without a ratio to the floor.
 _PLAIN = {"pinned_ratio", "pinned_tasks"}
 
 
@@ -79,13 +80,13 @@ def tables(results: Results) -> str:
         if subject.name in results.runs
     )
     parts.append(
-        "### What becomes of a task whose worker is killed\n\n| | store | |\n| --- | --- | --- |\n" + crash
+        "### What happens to a task whose worker is killed\n\n| | store | |\n| --- | --- | --- |\n" + crash
     )
     if results.failures:
         failed = "\n".join(f"- {what}: {why.splitlines()[0]}" for what, why in results.failures.items())
-        parts.append(f"### What came to nothing\n\n{failed}")
+        parts.append(f"### Failed measurements\n\n{failed}")
     about = "; ".join(f"{name} {value}" for name, value in results.about.items())
-    parts.append(f"Measured with: {about}.")
+    parts.append(textwrap.fill(f"Measured with: {about}.", 120, break_on_hyphens=False))
     return "\n\n".join(parts) + "\n"
 
 

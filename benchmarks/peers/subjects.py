@@ -44,7 +44,7 @@ SUBJECTS = (
         _ON_POSTGRES | _GRAPHS | {"pinned"},
         50_000,
         50_000,
-        "claimed for ever: no lease runs out",
+        "claimed forever: it has no leases",
         peer=False,
     ),
     Subject(
