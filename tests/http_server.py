@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lineshaft.server.app import create_app, gated
+from lineshaft.server.app import create_app, with_middleware
 from lineshaft.server.server import listen
 from lineshaft.server.service import Service
 from lineshaft.settings import Settings
@@ -54,7 +54,7 @@ class ServerThread:
             return await service.__aenter__()
 
         service = self.run(opened())
-        self._app = gated(create_app(service), service)
+        self._app = with_middleware(create_app(service), service)
         try:
             yield self.url
         finally:

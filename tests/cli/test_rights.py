@@ -46,6 +46,6 @@ def test_an_error_that_nobody_foresaw_is_logged_without_values_and_not_on_standa
         said = cli("submit", "research", "--prompt", "hunter2")
 
     assert (said.code, said.out) == (1, "")
-    assert "didn't foresee" in said.err
+    assert "Internal error" in said.err
     assert 'relation "lineshaft.task" does not exist' in caplog.text
     assert "hunter2" not in caplog.text + said.err

@@ -121,7 +121,7 @@ async def test_a_token_is_used_and_shown_nowhere(
                 pass
         texts += [str(refused.value), repr(refused.value)]
         with pytest.raises(
-            UnauthorizedError, match=r"wants a token.*lineshaft token create.*LINESHAFT_TOKEN"
+            UnauthorizedError, match=r"needs a token.*lineshaft token create.*LINESHAFT_TOKEN"
         ):
             async with Lineshaft(url):
                 pass

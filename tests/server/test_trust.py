@@ -16,9 +16,9 @@ from lineshaft.server.framework.limits import MAX_DEPTH
 from lineshaft.server.framework.routing import Operation
 from lineshaft.settings import Settings
 from lineshaft.types import Scope
+from tests.integrations.officeplane.test_sockets import listening
 from tests.server.client import Client, read_reply
 from tests.server.conftest import Serve, Served, serving
-from tests.server.test_sockets import listening
 
 #: Bodies that pass the first look, for operations whose example would do more than that.
 BODIES: dict[str, Any] = {

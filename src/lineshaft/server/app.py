@@ -1,8 +1,10 @@
-"""The application, put together from its areas."""
+"""The application: all routes and the pages that describe them."""
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,10 +12,11 @@ from starlette.types import ASGIApp
 
 from lineshaft import __version__
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
-from lineshaft.integrations.officeplane import routes as officeplane
+from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
+from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
 from lineshaft.server.framework import docs_page, openapi, problems
-from lineshaft.server.framework.middleware import Gate, Names
+from lineshaft.server.framework.middleware import AllowedHosts, RequestMiddleware
 from lineshaft.server.framework.routing import Operation, routes
 from lineshaft.server.routes import (
     agents,
@@ -30,54 +33,62 @@ from lineshaft.server.routes import (
 )
 from lineshaft.server.service import Service
 
-#: What is called most often is found first.
-AREAS = (work, agents, claims, tasks, dags, events, review, guards, stats, metrics, health, officeplane)
-OPERATIONS: Sequence[Operation] = [operation for area in AREAS for operation in area.routes.operations]
+#: Routes are matched in this order: the most frequent calls first.
+RESOURCES = (work, agents, claims, tasks, dags, events, review, guards, stats, metrics, health)
+_NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
+_OFFICEPLANE = officeplane_routes.routes.operations
+OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
 
 
-def create_app(service: Service) -> FastAPI:
-    """Everything but the gate. Whoever adds parts of their own adds them to this."""
-    app = FastAPI(
-        title="Lineshaft",
-        version=__version__,
-        # They would load scripts from elsewhere.
-        docs_url=None,
-        redoc_url=None,
-        exception_handlers={HTTPException: _explain, LineshaftError: _tell},
+def create_app(service: Service, officeplane: Officeplane | None = None) -> Starlette:
+    """The application without the request middleware."""
+    guest = officeplane or Officeplane(service)
+    return Starlette(
+        routes=[
+            *routes(_NATIVE, service),
+            *routes(_OFFICEPLANE, guest),
+            *sockets.routes(guest),
+            openapi.route(describe),
+            docs_page.route(describe),
+        ],
+        exception_handlers={HTTPException: _refuse, LineshaftError: _render},
     )
-    app.router.routes.extend(routes(OPERATIONS, service))
-    app.router.routes.extend(sockets.routes(service))
-    openapi.describe(app, OPERATIONS)
-    app.router.routes.append(docs_page.route(app.openapi))
-    return app
 
 
-def gated(app: ASGIApp, service: Service) -> Gate:
-    """What is served: nothing gets in around the gate."""
+def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
+    """The application as it is served: every request passes the middleware."""
     settings = service.settings
-    return Gate(
-        app, names=Names(settings.host, settings.allowed_hosts), max_body_bytes=settings.max_body_bytes
+    return RequestMiddleware(
+        app,
+        hosts=AllowedHosts(settings.host, settings.allowed_hosts),
+        max_body_bytes=settings.max_body_bytes,
+        error_formats=ERROR_FORMATS,
     )
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """What the router refuses: no such path, no such method."""
+@cache
+def describe() -> dict[str, Any]:
+    """The OpenAPI document."""
+    return openapi.document("Lineshaft", __version__, OPERATIONS, ERROR_FORMATS)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """A request that no route matches."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these only
-    return await _tell(request, _meaning(request, error))
+    return await _render(request, _refusal(request, error))
 
 
-def _meaning(request: Request, error: HTTPException) -> LineshaftError:
+def _refusal(request: Request, error: HTTPException) -> LineshaftError:
     if error.status_code == 404:  # noqa: PLR2004
-        return NotFoundError(f"There is no {request.url.path}. /openapi.json lists what there is.")
+        return NotFoundError(f"Unknown path {request.url.path}. /openapi.json lists all paths.")
     if error.status_code == 405:  # noqa: PLR2004
         return problems.MethodNotAllowedError(
-            f"{request.url.path} doesn't know {request.method}. /openapi.json lists what it does."
+            f"{request.url.path} doesn't accept {request.method}. /openapi.json lists each path's methods."
         )
     return InvalidInputError(str(error.detail))
 
 
-async def _tell(request: Request, error: Exception) -> Response:
+async def _render(request: Request, error: Exception) -> Response:
     assert isinstance(error, LineshaftError)  # noqa: S101 - it is registered for these only
-    request_id = getattr(request.state, "request_id", None)
-    status, headers, body = problems.rendered(error, request_id, request.url.path)
+    status, body, headers = problems.response(error, request.scope)
     return Response(body, status, {name.decode(): value.decode() for name, value in headers})

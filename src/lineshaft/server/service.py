@@ -1,4 +1,4 @@
-"""What all operations of one server share, opened and closed with it."""
+"""The objects that all operations of one server share, opened and closed with it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -14,9 +14,8 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.engine.signals import Signals
 from lineshaft.engine.tokens import Tokens
-from lineshaft.integrations.officeplane.tasks import Officeplane
-from lineshaft.integrations.officeplane.updates import Updates
-from lineshaft.server.framework.auth import NEIGHBOUR, Authenticator, Principal
+from lineshaft.server.framework import routing
+from lineshaft.server.framework.auth import LOCAL_CALLER, Authenticator, Principal
 from lineshaft.server.framework.streams import Tail
 from lineshaft.server.guard_alarm import Alarm
 from lineshaft.server.waiting_room import WaitingRoom
@@ -48,16 +47,14 @@ class Service:
         self.signals = Signals(self.engine.database)
         self.metrics = MetricsReader(self.engine.database, self.engine.read, self.engine.fleet)
         self.tail = Tail(self.events)
-        self.officeplane = Officeplane(first_is_extra=settings.max_retries_are == "extra")
-        self.updates = Updates(self.tail, self.events, self.engine.read, self.officeplane)
         self.directory = LaneDirectory(self.engine.working, dsn, listen=settings.sessions)
         self.wakeups = self.directory.wakeups
         self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
-        #: Whoever asks for work takes turns, on half of the connections: when thousands ask at once, those
-        #: who submit and complete don't wait behind them, and nobody is refused for want of a connection.
+        #: Claims take turns on half of the connections: when thousands of agents ask at once, submissions and
+        #: completions don't wait behind them, and no request fails for lack of a connection.
         self.turns = asyncio.Semaphore(max(1, max_connections // 2))
-        #: Set when the server stops: whoever waits or streams ends then.
+        #: Set when the server stops: long polls and streams end then.
         self.stopping = asyncio.Event()
         self._alarm = Alarm(self.engine.working, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
@@ -71,7 +68,6 @@ class Service:
             opening.callback(self.waiting_room.close)
             opening.push_async_callback(self.on_demand.close)
             opening.push_async_callback(self.tail.close)
-            opening.push_async_callback(self.updates.close)
             ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")
             opening.push_async_callback(_end, ringing)
             self._resources = opening.pop_all()
@@ -82,7 +78,7 @@ class Service:
         await self._resources.aclose()
 
     def stop(self) -> None:
-        """Whoever waits for work is let go with nothing, and streams end."""
+        """End long polls, without work, and streams."""
         self.stopping.set()
         self.wakeups.wake_all()
 
@@ -91,9 +87,9 @@ class Service:
         await self.tokens.exist()
 
     async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
-        """Who calls; refused if they may not do what needs this scope."""
+        """The caller; raises unless it has this scope."""
         if scope is None:
-            return NEIGHBOUR
+            return LOCAL_CALLER
         principal = await self._authenticator.principal(authorization)
         principal.check(scope)
         return principal
@@ -102,3 +98,6 @@ class Service:
 async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task})
+
+
+Call = routing.Call[Service]

@@ -1,4 +1,4 @@
-"""The surface of document 003: its five calls, as written there, over the same tasks as /v1."""
+"""OfficePlane's HTTP routes, over the same tasks as /v1."""
 
 from collections.abc import Iterable
 
@@ -10,20 +10,21 @@ from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.officeplane.conversion import priority_word
+from lineshaft.integrations.officeplane.officeplane import Call
 from lineshaft.integrations.officeplane.tasks import (
     STATES,
     DocumentTask,
     InQuery,
     NewDocumentTask,
     from_query,
-    in_their_words,
+    in_officeplane_names,
     lock_key,
-    number_of,
+    priority_number,
     state_of,
 )
 from lineshaft.model.states import Status
 from lineshaft.server.framework.problems import unreadable
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests, responses
 from lineshaft.types import Scope, Task, TaskFilter
 from lineshaft.types.page import MAX_LIMIT
@@ -50,16 +51,16 @@ class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
 
 @routes.get("/api/tasks", Scope.READ, list[DocumentTask])
 async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
-    """Tasks with document 003's names and states, newest first."""
+    """List tasks with OfficePlane's names and states, newest first."""
     states = [_state(name) for name in query.state]
     low, high = (None, None)
     if query.priority is not None:
-        low, high = _PRIORITIES[priority_word(number_of(query.priority))]
+        low, high = _PRIORITIES[priority_word(priority_number(query.priority))]
     fits = TaskFilter(
         lock_key=tuple(lock_key(name) for name in query.document_id), priority_from=low, priority_to=high
     )
     found = await _newest(call.service.engine.read, fits, states, query.limit)
-    return Answer([call.service.officeplane.view(task) for task in found])
+    return Answer([call.service.converter.view(task) for task in found])
 
 
 @routes.post(
@@ -71,34 +72,34 @@ async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
     body_shape=NewDocumentTask,
 )
 async def submit_document_task(call: Call, body: Raw, query: InQuery) -> Answer:
-    """Submit a task as document 003 writes it.
+    """Submit a task in OfficePlane's format.
 
-    Either the body is the task, or `taskType` and the others are in the query and the whole body is the
-    payload. 200 with `"duplicate": true` if its Idempotency-Key is in force already.
+    Either the body is the task, or `taskType` and the other fields are in the query and the whole body is the
+    payload. 200 with `"duplicate": true` if a task with this Idempotency-Key exists.
     """
     key = requests.key_of(call.headers.get("idempotency-key"), None)
     try:
-        asked = _asked(body, query)
+        requested = _requested(body, query)
         (submitted,) = await call.service.engine.submission.submit(
-            [call.service.officeplane.task(asked, key)]
+            [call.service.converter.task(requested, key)]
         )
     except InvalidInputError as error:
-        raise in_their_words(error) from None
+        raise in_officeplane_names(error) from None
     found = await call.service.engine.read.task(submitted.id)
     if submitted.duplicate:
-        return Answer(call.service.officeplane.view(found, duplicate=True))
-    return Answer(call.service.officeplane.view(found), 201)
+        return Answer(call.service.converter.view(found, duplicate=True))
+    return Answer(call.service.converter.view(found), 201)
 
 
 @routes.get("/api/tasks/{id}", Scope.READ, DocumentTask, codes=("not_found",))
 async def get_document_task(call: Call) -> Answer:
-    """One of them."""
+    """Read a task."""
     return await _task(call)
 
 
 @routes.post("/api/tasks/{id}/cancel", Scope.OPERATE, DocumentTask, codes=("not_found", "invalid_transition"))
 async def cancel_document_task(call: Call, body: requests.CancelDag) -> Answer:
-    """Cancel a task, its children and all that depends on it. Cancelling again changes nothing."""
+    """Cancel a task, its children and everything that depends on it. Cancelling again changes nothing."""
     await call.service.engine.operations.cancel(call.path["id"], body.reason)
     return await _task(call)
 
@@ -110,24 +111,24 @@ async def cancel_document_task(call: Call, body: requests.CancelDag) -> Answer:
     codes=("not_found", "invalid_transition", "already_exists"),
 )
 async def retry_document_task(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
-    """Queue a task again that failed, timed out or was cancelled, or end the wait of one that is retried."""
+    """Queue a failed, timed-out or cancelled task again, or retry a RETRYING task now."""
     await call.service.engine.operations.retry(call.path["id"])
     return await _task(call)
 
 
 @routes.get("/health", None, responses.Health)
 async def healthy(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
-    """The process answers; /healthz by the name that document 003's clients know."""
+    """The process answers. The same as /healthz, under OfficePlane's name."""
     return Answer(responses.Health("ok", __version__))
 
 
-def _asked(body: Raw, query: InQuery) -> NewDocumentTask:
+def _requested(body: Raw, query: InQuery) -> NewDocumentTask:
     try:
         if query.task_type is not None:
             return from_query(query, msgspec.json.decode(body))
         if query != InQuery():
             raise InvalidInputError(
-                errors=[("taskType", "is required in the query where other fields are there")]
+                errors=[("taskType", "is required in the query if other fields are in the query")]
             )
         return msgspec.json.decode(body, type=NewDocumentTask)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -136,11 +137,11 @@ def _asked(body: Raw, query: InQuery) -> NewDocumentTask:
 
 async def _task(call: Call) -> Answer:
     found = await call.service.engine.read.task(call.path["id"])
-    return Answer(call.service.officeplane.view(found))
+    return Answer(call.service.converter.view(found))
 
 
 _PRIORITIES = {"CRITICAL": (0, 9), "HIGH": (10, 29), "NORMAL": (30, 59), "LOW": (60, 100)}
-#: Where tasks of a state are to be found; those that are in another one after all are left out then.
+#: The searches that find all tasks of a state; tasks in other states are dropped from the results.
 _SEARCHES: dict[str, tuple[TaskFilter, ...]] = {
     "QUEUED": (TaskFilter(status=(Status.PENDING, Status.READY)),),
     "RUNNING": (

@@ -1,8 +1,7 @@
-"""Tasks as document 003 sends and shows them: its names, its states, its priorities.
+"""Tasks in OfficePlane's format: its names, states and priorities.
 
-A task is the same whichever surface it came through: here its type is `taskType`, its spec `payload`, its
-document the lock `doc:{documentId}`. What has no column of its own, or must be given back as it was spelled,
-is in `surface`.
+Tasks are the same as those of /v1: the type is `taskType`, the spec `payload`, the document the lock
+`doc:{documentId}`. Fields without a column, or which must be returned as they were spelled, are in `surface`.
 """
 
 from collections.abc import Mapping
@@ -44,19 +43,19 @@ class NewDocumentTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parent_task_id: Name | None = None
     #: CRITICAL, HIGH, NORMAL or LOW; or 4 to 1.
     priority: str | int | None = None
-    #: After the first attempt.
+    #: Not counting the first attempt.
     max_retries: MaxRetries | None = None
     timeout_seconds: float | None = None
     scheduled_for: datetime | None = None
     tags: Annotated[list[Name], Meta(max_length=1000)] = []
     payload: dict[str, Any] = {}
     metadata: Any = None
-    #: Run in this order; the task itself is done when they are.
+    #: Run in this order; the task itself completes after the last one.
     children: "list[NewDocumentTask]" = []
 
 
 class InQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The same in the query, for calls whose whole body is the payload."""
+    """The same fields in the query, for requests whose whole body is the payload."""
 
     task_type: Name | None = None
     task_name: Name | None = None
@@ -78,12 +77,12 @@ class DocumentTask(Struct, frozen=True, kw_only=True, rename="camel"):
     instance_id: str | None
     parent_task_id: str | None
     payload: Raw
-    #: Of a task with children: a list of theirs.
+    #: For a task with children: a list of their results.
     result: Raw | None
     state: str
     priority: str | int
     max_retries: int
-    #: Failures so far; both names.
+    #: The number of failures so far, under both names.
     retry_count: int
     retries: int
     created_at: datetime
@@ -96,7 +95,7 @@ class DocumentTask(Struct, frozen=True, kw_only=True, rename="camel"):
     worker_id: str | None
     tags: list[str]
     metadata: Raw | None
-    #: Only where it was submitted: its idempotency key was known already.
+    #: Only in the response to a submission: a task with this idempotency key existed.
     duplicate: bool | UnsetType = UNSET
 
 
@@ -111,34 +110,35 @@ _SURFACE = msgspec.json.Decoder(_Surface)
 _NOTHING = _Surface()
 
 
-class Officeplane:
-    """Turns 003's tasks into ours and back; `first_is_extra`: maxRetries doesn't count the first attempt."""
+class TaskConverter:
+    """Converts tasks from and to OfficePlane's format."""
 
     def __init__(self, *, first_is_extra: bool) -> None:
+        """`first_is_extra`: maxRetries doesn't count the first attempt."""
         self._first_is_extra = first_is_extra
 
-    def task(self, asked: NewDocumentTask, idempotency_key: str | None = None) -> NewTask:
-        retries = DEFAULT_MAX_RETRIES if asked.max_retries is None else asked.max_retries
-        new = self._task(asked)
-        # Here and not by the preset, because of the setting; children inherit it.
+    def task(self, requested: NewDocumentTask, idempotency_key: str | None = None) -> NewTask:
+        retries = DEFAULT_MAX_RETRIES if requested.max_retries is None else requested.max_retries
+        new = self._task(requested)
+        # Not from the preset, because it depends on the setting; children inherit it.
         return replace(new, max_attempts=self._attempts(retries), idempotency_key=idempotency_key)
 
-    def _task(self, asked: NewDocumentTask) -> NewTask:
-        retries = asked.max_retries
+    def _task(self, requested: NewDocumentTask) -> NewTask:
+        retries = requested.max_retries
         return NewTask(
-            type=asked.task_type,
-            title=asked.task_name,
-            spec=asked.payload,
-            lock_key=None if asked.document_id is None else lock_key(asked.document_id),
-            parent_id=asked.parent_task_id,
-            priority=None if asked.priority is None else number_of(asked.priority),
+            type=requested.task_type,
+            title=requested.task_name,
+            spec=requested.payload,
+            lock_key=None if requested.document_id is None else lock_key(requested.document_id),
+            parent_id=requested.parent_task_id,
+            priority=None if requested.priority is None else priority_number(requested.priority),
             max_attempts=None if retries is None else self._attempts(retries),
-            max_duration_sec=asked.timeout_seconds,
-            run_at=asked.scheduled_for,
-            tags=asked.tags,
-            children=[self._task(child) for child in asked.children],
+            max_duration_sec=requested.timeout_seconds,
+            run_at=requested.scheduled_for,
+            tags=requested.tags,
+            children=[self._task(child) for child in requested.children],
             preset=Preset.OFFICEPLANE,
-            surface=_to_echo(asked),
+            surface=_to_echo(requested),
         )
 
     def _attempts(self, retries: int) -> int:
@@ -186,8 +186,8 @@ def lock_key(document_id: str) -> str:
     return _LOCK_PREFIX + document_id
 
 
-def number_of(priority: str | int) -> int:
-    """Of a word, or of its number, which a query has as a text."""
+def priority_number(priority: str | int) -> int:
+    """Read a word or a number, which is a string in a query."""
     if isinstance(priority, str) and priority.isascii() and priority.isdigit():
         return parse_priority(int(priority[:10]))
     return parse_priority(priority)
@@ -196,26 +196,26 @@ def number_of(priority: str | int) -> int:
 def from_query(query: InQuery, payload: Any) -> NewDocumentTask:
     given = {name: getattr(query, name) for name in query.__struct_fields__}
     if not isinstance(payload, dict):
-        raise InvalidInputError(errors=[("payload", "the body must be an object: it is the payload")])
+        raise InvalidInputError(errors=[("payload", "must be an object: the body is the payload")])
     return NewDocumentTask(**given | {"tags": list(query.tags), "payload": payload})
 
 
-def _to_echo(asked: NewDocumentTask) -> Mapping[str, Any] | None:
+def _to_echo(requested: NewDocumentTask) -> Mapping[str, Any] | None:
     echoed = {
-        "priority": asked.priority,
-        "maxRetries": asked.max_retries,
-        "instanceId": asked.instance_id,
-        "metadata": asked.metadata,
+        "priority": requested.priority,
+        "maxRetries": requested.max_retries,
+        "instanceId": requested.instance_id,
+        "metadata": requested.metadata,
     }
     return {name: value for name, value in echoed.items() if value is not None} or None
 
 
 def _as_spelled(priority: int, sent: str | int | None) -> str | int:
-    """The word or number that was sent, unless the priority was changed since."""
-    return sent if sent is not None and number_of(sent) == priority else priority_word(priority)
+    """The word or number that was sent, unless the priority has changed."""
+    return sent if sent is not None and priority_number(sent) == priority else priority_word(priority)
 
 
-#: Our names of fields that 003 has other names for, in messages.
+#: Fields with other names in OfficePlane's format.
 _NAMES = {
     "type": "taskType",
     "title": "taskName",
@@ -229,7 +229,8 @@ _NAMES = {
 }
 
 
-def in_their_words(error: InvalidInputError) -> InvalidInputError:
+def in_officeplane_names(error: InvalidInputError) -> InvalidInputError:
+    """The error with OfficePlane's field names."""
     faults = [
         (".".join(_NAMES.get(part, part) for part in place.split(".")), fault)
         for place, fault in error.errors

@@ -1,8 +1,8 @@
-"""Every transition of every task, told to whoever listens, in document 003's words.
+"""Messages for every transition of every task, in OfficePlane's format.
 
-One reader of the event feed serves all listeners: each task is read and written down once. A listener takes
-messages at its own pace; one that falls too far behind is let go, so it neither holds up the others nor fills
-the memory. It comes back and reads the list.
+One reader of the event feed serves all listeners: each task is read and encoded once. Listeners take
+messages at their own pace. One that falls too far behind is disconnected, so that it neither delays the
+others nor fills the memory; it should reconnect and read the list.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import CursorExpiredError
-from lineshaft.integrations.officeplane.tasks import DocumentTask, Officeplane
+from lineshaft.integrations.officeplane.tasks import DocumentTask, TaskConverter
 from lineshaft.server.framework.streams import AGAIN_AFTER_SEC, Tail, any_of
 from lineshaft.types import Event, Task
 from lineshaft.types.json import encode
 
-#: What waits for one listener at most; a single message may be larger.
-MAX_WAITING_BYTES = 4 << 20
+#: The most that is buffered for one listener; a single message may be larger.
+MAX_BUFFERED_BYTES = 4 << 20
 _EVENTS_AT_ONCE = 50
 
 _log = logging.getLogger("lineshaft.http")
 
-#: The state that each transition leads to. What was read afterwards may be further on already. None: what
-#: was read tells.
+#: The state after each transition; the task that is read afterwards may have moved on. None: the state that
+#: is read.
 _LEADS_TO: Mapping[str, str | None] = {
     "task.created": "QUEUED",
     "task.ready": "QUEUED",
@@ -51,50 +51,50 @@ _LEADS_TO: Mapping[str, str | None] = {
 
 class Listener:
     def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque()
+        self._buffer: deque[bytes] = deque()
         self._size = 0
         self._some = asyncio.Event()
-        #: Set when it has fallen too far behind: nothing more comes.
+        #: Set when it has fallen too far behind: it gets no more messages.
         self.lost = asyncio.Event()
 
-    def tell(self, message: bytes) -> None:
-        if self._waiting and self._size + len(message) > MAX_WAITING_BYTES:
-            self._waiting.clear()
+    def put(self, message: bytes) -> None:
+        if self._buffer and self._size + len(message) > MAX_BUFFERED_BYTES:
+            self._buffer.clear()
             self._size = 0
             self.lost.set()
             return
-        self._waiting.append(message)
+        self._buffer.append(message)
         self._size += len(message)
         self._some.set()
 
     async def next(self) -> bytes:
-        while not self._waiting:
+        while not self._buffer:
             self._some.clear()
             await self._some.wait()
-        message = self._waiting.popleft()
+        message = self._buffer.popleft()
         self._size -= len(message)
         return message
 
 
 class Updates:
-    def __init__(self, tail: Tail, events: Events, queries: Queries, officeplane: Officeplane) -> None:
+    def __init__(self, tail: Tail, events: Events, queries: Queries, converter: TaskConverter) -> None:
         self._tail = tail
         self._reading = EventQuery(events, _EVENTS_AT_ONCE, kinds=tuple(_LEADS_TO))
         self._queries = queries
-        self._officeplane = officeplane
+        self._converter = converter
         self._listeners: set[Listener] = set()
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def listener(self) -> AsyncIterator[Listener]:
-        """Who hears of everything that happens from now on."""
+        """A listener for everything that happens from now on."""
         with self._tail.watched():
             own = Listener()
-            if not self._tells():
-                # Known before anybody is told that they listen.
-                place = (await self._reading.after(NOW)).next_cursor
-                if not self._tells():
-                    self._telling = asyncio.create_task(self._tell(place), name="lineshaft updates")
+            if not self._is_sending():
+                # The position is fixed before the client is accepted.
+                position = (await self._reading.after(NOW)).next_cursor
+                if not self._is_sending():
+                    self._sending = asyncio.create_task(self._send(position), name="lineshaft updates")
             self._listeners.add(own)
             try:
                 yield own
@@ -103,31 +103,31 @@ class Updates:
                 if not self._listeners:
                     await self.close()
 
-    def _tells(self) -> bool:
-        return self._telling is not None and not self._telling.done()
+    def _is_sending(self) -> bool:
+        return self._sending is not None and not self._sending.done()
 
-    async def _tell(self, place: str) -> None:
+    async def _send(self, position: str) -> None:
         while True:
             news = self._tail.news
             try:
-                page = await self._reading.after(place)
+                page = await self._reading.after(position)
                 messages = await self._messages(page.items)
             except CursorExpiredError:
-                place = NOW
+                position = NOW
                 continue
-            except Exception as error:  # noqa: BLE001 - without this task all listeners would hear nothing more
-                _log.warning("Updates of tasks can't be read, trying again: %r", error)
+            except Exception as error:  # noqa: BLE001 - without this task no listener would get messages
+                _log.warning("Reading updates of tasks failed, retrying: %r", error)
                 await asyncio.sleep(AGAIN_AFTER_SEC)
                 continue
-            place = page.next_cursor
+            position = page.next_cursor
             for message in messages:
-                self._tell_all(message)
+                self._send_to_all(message)
             if page.caught_up:
                 await any_of(news)
 
-    def _tell_all(self, message: bytes) -> None:
+    def _send_to_all(self, message: bytes) -> None:
         for listener in [*self._listeners]:
-            listener.tell(message)
+            listener.put(message)
             if listener.lost.is_set():
                 self._listeners.discard(listener)
 
@@ -140,25 +140,25 @@ class Updates:
             task = found.get(event.task_id or "")
             if task is None:
                 continue
-            messages.append(_message(_at(self._officeplane.view(task), event.kind), event.at))
+            messages.append(_message(_at(self._converter.view(task), event.kind), event.at))
             batch = found.get(task.parent_id or "")
             if event.kind == "task.started" and batch is not None and batch.is_batch:
-                # It has no transition of its own when it begins (R-192).
-                messages.append(_message(self._officeplane.view(batch), event.at))
+                # A batch has no transition of its own when its first child starts.
+                messages.append(_message(self._converter.view(batch), event.at))
         return messages
 
     async def _tasks(self, ids: set[str]) -> dict[str, Task]:
         return {task.id: task for task in await self._queries.tasks_by_id(sorted(ids))} if ids else {}
 
     async def close(self) -> None:
-        telling, self._telling = self._telling, None
-        if telling is not None:
-            telling.cancel()
-            await asyncio.wait({telling})
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.cancel()
+            await asyncio.wait({sending})
 
 
 def _at(task: DocumentTask, kind: str) -> DocumentTask:
-    """As it was by that transition, as far as it matters: what came later is left out."""
+    """The task right after that transition, without what came later."""
     state = _LEADS_TO[kind]
     if state is None or state == task.state:
         return task

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do."""
+"""Authentication of callers, and their scopes."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Principal:
     def check(self, scope: Scope) -> None:
         if not self.may(scope):
             raise ForbiddenError(
-                f"This needs a token with the scope {scope} or more; {self.name!r} has {self.scope}. Make "
-                f"one: lineshaft token create --name NAME --scope {scope}"
+                f"This needs a token with the scope {scope} or higher; {self.name!r} has {self.scope}. "
+                f"Create one: lineshaft token create --name NAME --scope {scope}"
             )
 
 
-#: Whoever reaches a loopback address has an account on this machine, and could read the database's files.
-NEIGHBOUR = Principal(None, "this machine", Scope.ADMIN)
+#: A caller on loopback has an account on this machine and could read the database's files.
+LOCAL_CALLER = Principal(None, "this machine", Scope.ADMIN)
 
 
 class Authenticator:
@@ -36,26 +36,26 @@ class Authenticator:
         self._required = required
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Whose the header is. A token that is given counts also where none is needed."""
+        """The caller with this header. A token is checked even where none is needed."""
         if authorization is None:
             if self._required:
                 raise UnauthorizedError(
-                    "This server wants a token: send the header 'Authorization: Bearer TOKEN'. Make one: "
+                    "This server needs a token: send the header 'Authorization: Bearer TOKEN'. Create one: "
                     "lineshaft token create --name NAME --scope SCOPE"
                 )
-            return NEIGHBOUR
+            return LOCAL_CALLER
         scheme, _, secret = authorization.partition(" ")
         token = await self._tokens.find(secret.strip()) if scheme.lower() == "bearer" else None
         if token is None:
             raise UnauthorizedError(
-                "The Authorization header has no token in force: it must be 'Bearer TOKEN' with a token that "
+                "The Authorization header has no valid token: it must be 'Bearer TOKEN' with a token that "
                 "was not revoked. See 'lineshaft token list'."
             )
         return Principal(token.id, token.name, Scope(token.scope))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
+    """Whether an address to listen on is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -65,9 +65,9 @@ def is_loopback(host: str) -> bool:
 
 
 async def check_exposure(host: str, tokens: Tokens) -> None:
-    """Refuse to listen where others can call while nobody could have a token."""
+    """Refuse to listen beyond loopback while no token exists."""
     if not is_loopback(host) and not await tokens.exist():
         raise SettingsError(
-            f"Asked to listen on {host}, where other machines can call, but there is no token yet. Make "
+            f"Asked to listen on {host}, where other machines can call, but there is no token yet. Create "
             "one first: lineshaft token create --name NAME --scope SCOPE. Or listen on 127.0.0.1."
         )

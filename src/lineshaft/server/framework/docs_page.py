@@ -1,4 +1,4 @@
-"""/docs: the OpenAPI document for people, as one page without a script. It loads nothing from anywhere."""
+"""/docs: the OpenAPI document as one HTML page without scripts. It loads nothing from elsewhere."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ table { border-collapse: collapse }
 td { padding: .1rem 1rem .1rem 0; vertical-align: top }
 .quiet { color: #5d6b78 }
 """
-#: Nothing may be loaded, run or sent, whatever the page says.
+#: The page can load, run or submit nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -35,7 +35,7 @@ def route(document: Callable[[], Mapping[str, Any]]) -> Route:
     async def answer(_: object) -> HTMLResponse:
         return HTMLResponse(page(), headers={"Content-Security-Policy": _POLICY})
 
-    return Route(PATH, answer, include_in_schema=False)
+    return Route(PATH, answer)
 
 
 def _page(document: Mapping[str, Any]) -> Iterator[str]:
@@ -86,8 +86,8 @@ def _call(method: str, path: str, call: Mapping[str, Any]) -> Iterator[str]:
         shapes = " ".join(
             _schema(content.get("schema", {})) for content in answer.get("content", {}).values()
         )
-        told = escape(answer["description"])
-        yield f"<tr><td><code>{escape(status)}</code></td><td>{told}</td><td>{shapes}</td></tr>"
+        description = escape(answer["description"])
+        yield f"<tr><td><code>{escape(status)}</code></td><td>{description}</td><td>{shapes}</td></tr>"
     yield "</table></details>"
 
 

@@ -1,4 +1,4 @@
-"""Logs: one line an event, for people or for programs, with the ids of the request and its subject."""
+"""Logging: one line per event, for people or for programs, with the ids of the request and its subject."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ _COMMON: tuple[Processor, ...] = (
 
 
 def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
-    """`auto` is pretty on a terminal and JSON elsewhere. Takes over whatever others log, too."""
+    """Configure all logging of the process. `auto` is pretty on a terminal and JSON elsewhere."""
     pretty = log_format == "pretty" or (log_format == "auto" and stream.isatty())
     renderer: list[Any] = (
         # The prettier tracebacks show the values of variables, and with them secrets.
@@ -39,7 +39,7 @@ def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)
-    # The server's own lines go the same way; each request has a line of ours.
+    # uvicorn's lines go the same way; RequestMiddleware logs each request.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).propagate = True

@@ -1,10 +1,11 @@
-"""What every request passes first: its Host and Origin, its size, a name for it, and a line in the log.
+"""Request middleware: checks Host, Origin and size, assigns a request id and logs the request.
 
-A web page can make a browser call any address. Its script may not read the answer, but a call that changes
-something is made all the same, and by a name of its own that leads to 127.0.0.1 (DNS rebinding) it can read
-answers too. Hence: the Host must be a name of this server, and an Origin, which browsers send with
-whatever a script or form sends, must be the very page that this server gave out. Where they send none, with
-plain GETs, browsers tell by Sec-Fetch-Site that the page is another's; following a link from there is fine.
+A web page can make a browser send requests to any address. Its script can't read the response, but a
+request that changes something still takes effect; and through a name of its own that resolves to 127.0.0.1
+(DNS rebinding) a page can read responses too. Therefore the Host must be a name of this server, and an
+Origin, which browsers send with requests of scripts and forms, must be this server's own. Browsers send no
+Origin with plain GET requests; then Sec-Fetch-Site shows that the page is of another site. Following a link
+from there is allowed.
 """
 
 import ipaddress
@@ -22,18 +23,19 @@ from lineshaft.errors import ForbiddenError, LineshaftError
 from lineshaft.ids import new_id
 from lineshaft.server.framework import limits
 from lineshaft.server.framework.auth import is_loopback
+from lineshaft.server.framework.problems import ErrorFormats
 from lineshaft.server.framework.routing import send_problem
 
 _log = structlog.get_logger("lineshaft.http")
-#: What a client may call its request; anything else gets a name of ours.
+#: A valid request id from the client; any other is replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-#: Another port of this machine is the same site, but another's page all the same.
-_OF_OTHERS = frozenset({b"cross-site", b"same-site"})
+#: Another port of this machine counts as the same site, but it serves other pages.
+_FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class Names:
-    """By which names this server may be called."""
+class AllowedHosts:
+    """The names of this server."""
 
     def __init__(self, host: str, allowed: Collection[str] = ()) -> None:
         self._exposed = not is_loopback(host)
@@ -41,22 +43,25 @@ class Names:
         if self._exposed:
             self._names.add(socket.gethostname().lower())
 
-    def know(self, name: str) -> bool:
+    def allow(self, name: str) -> bool:
         if name in self._names:
             return True
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # Nobody can make an address lead elsewhere, as they can with a name.
+        # Unlike a name, an address can't be made to resolve elsewhere.
         return self._exposed or address.is_loopback
 
 
-class Gate:
-    def __init__(self, app: ASGIApp, *, names: Names, max_body_bytes: int) -> None:
+class RequestMiddleware:
+    def __init__(
+        self, app: ASGIApp, *, hosts: AllowedHosts, max_body_bytes: int, error_formats: ErrorFormats
+    ) -> None:
         self._app = app
-        self._names = names
+        self._hosts = hosts
         self._max_body_bytes = max_body_bytes
+        self._error_formats = error_formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
@@ -64,7 +69,9 @@ class Gate:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["error_format"] = self._error_formats.of(scope["path"])
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             if scope["type"] == "websocket":
                 await self._open_socket(scope, headers, receive, send)
@@ -75,9 +82,9 @@ class Gate:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         try:
-            self._check_names(headers)
+            self._check_origin(headers)
         except ForbiddenError:
-            # Before it is accepted, this is a 403.
+            # Before the socket is accepted, this is a 403.
             await send({"type": "websocket.close", "code": 1008})
             return
         await self._app(scope, receive, send)
@@ -87,7 +94,7 @@ class Gate:
         began = time.perf_counter()
         status = 0
 
-        async def noting(message: Message) -> None:
+        async def send_and_log(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -95,26 +102,26 @@ class Gate:
             await send(message)
 
         try:
-            self._check_names(headers)
+            self._check_origin(headers)
             self._check_length(headers)
-            await self._app(scope, self._counted(receive), noting)
+            await self._app(scope, self._counted(receive), send_and_log)
         except LineshaftError as error:
-            await send_problem(noting, error, scope)
+            await send_problem(send_and_log, error, scope)
         finally:
-            _note(scope, status, time.perf_counter() - began)
+            _log_request(scope, status, time.perf_counter() - began)
 
-    def _check_names(self, headers: dict[bytes, bytes]) -> None:
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
         name, port = _split(host)
-        if not self._names.know(name):
+        if not self._hosts.allow(name):
             raise ForbiddenError(
-                f"The request is for {host!r}, which is no name of this server. Call it by its address, or "
-                "add the name to LINESHAFT_ALLOWED_HOSTS."
+                f"Host {host!r} is not allowed. Add it to LINESHAFT_ALLOWED_HOSTS, or call the server by its "
+                "address."
             )
-        if headers.get(b"sec-fetch-site") in _OF_OTHERS and headers.get(b"sec-fetch-mode") != b"navigate":
+        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and headers.get(b"sec-fetch-mode") != b"navigate":
             raise ForbiddenError(
-                "The request comes from a page of another site (Sec-Fetch-Site). Pages of others may not "
-                "call this server."
+                "The request comes from a page of another site (Sec-Fetch-Site). Pages of other sites "
+                "can't call this server."
             )
         if b"origin" not in headers:
             return
@@ -123,8 +130,8 @@ class Gate:
         default = _DEFAULT_PORTS.get(scheme.lower())
         if default is None or _split(from_host) not in {(name, port), (name, port or default)}:
             raise ForbiddenError(
-                f"The request comes from a page of {origin!r}, not of this server ({host}). Pages of others "
-                "may not call it."
+                f"The request comes from a page of {origin!r}, not of this server ({host}). Pages of other "
+                "sites can't call it."
             )
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
@@ -161,8 +168,8 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     return given if _REQUEST_ID.fullmatch(given) else new_id("req")
 
 
-def _note(scope: Scope, status: int, seconds: float) -> None:
-    """One line a request: what it was about, never what was in it."""
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    """Log one line per request, without its contents."""
     about: dict[str, Any] = {}
     path = scope["path"]
     params = scope.get("path_params", {})

@@ -1,18 +1,22 @@
-"""The OpenAPI document, made from the operations as they are."""
+"""The OpenAPI document, made from the operations."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from lineshaft.server.framework import problems
+from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
 from lineshaft.server.framework.routing import Operation, summary_of
-from lineshaft.types import Problem
+
+PATH = "/openapi.json"
 
 _REF = "#/components/schemas/{name}"
 _CONVERTOR = re.compile(r"\{([a-z_]+):path\}")
@@ -20,48 +24,51 @@ _PARAMETER = re.compile(r"\{([a-z_]+)\}")
 _ABOUT = """A durable task queue for fleets of AI agents.
 
 Errors are `application/problem+json` with a stable `code`. Times are UTC; money is in US dollars. Lists \
-take `limit` and `cursor` and answer with `items` and `next_cursor`. A POST that creates takes the header \
+take `limit` and `cursor` and return `items` and `next_cursor`. A POST that creates accepts the header \
 `Idempotency-Key`."""
 
 
-def describe(app: FastAPI, operations: Sequence[Operation]) -> None:
-    """Make the document of the operations, and of whatever else was added to the application."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = get_openapi(
-                title=app.title, version=app.version, description=_ABOUT, routes=app.routes
-            )
-            document["paths"] = _paths(operations) | document.get("paths", {})
-            others = document.get("components", {})
-            document["components"] = {
-                **others,
-                "schemas": _schemas(operations) | others.get("schemas", {}),
-                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
-                | others.get("securitySchemes", {}),
-            }
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def document(
+    title: str, version: str, operations: Sequence[Operation], formats: ErrorFormats
+) -> dict[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version, "description": _ABOUT},
+        "paths": _paths(operations, formats),
+        "components": {
+            "schemas": _schemas(operations, formats),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
 
 
-def _paths(operations: Sequence[Operation]) -> dict[str, Any]:
+def route(described: Callable[[], Mapping[str, Any]]) -> Route:
+    @cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(described())
+
+    async def answer(_: Request) -> Response:
+        return Response(encoded(), media_type="application/json")
+
+    return Route(PATH, answer)
+
+
+def _paths(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in operations:
         path = _CONVERTOR.sub(r"{\1}", operation.path)
-        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, path, formats)
     return paths
 
 
-def _operation(operation: Operation, path: str) -> dict[str, Any]:
+def _operation(operation: Operation, path: str, formats: ErrorFormats) -> dict[str, Any]:
     summary, description = summary_of(operation)
     found: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.area],
         "summary": summary,
         "parameters": [*_path_parameters(path), *_query_parameters(operation)],
-        "responses": _responses(operation),
+        "responses": _responses(operation, formats.of(path)),
     }
     if description:
         found["description"] = description
@@ -85,7 +92,7 @@ _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Calls with the same key create once.",
+    "description": "Requests with the same key create only once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 1000},
 }
 
@@ -112,7 +119,7 @@ def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(operation: Operation) -> dict[str, Any]:
+def _responses(operation: Operation, error_format: ErrorFormat) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in operation.answers.items():
         found[str(status)] = {"description": _phrase(status)}
@@ -124,9 +131,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     for code in operation.all_codes:
         codes.setdefault(problems.STATUSES[code].value, []).append(code)
     for status, names in codes.items():
-        content = {problems.MEDIA_TYPE: {"schema": _schema_of(Problem)}}
-        if problems.is_plain(operation.path):
-            content = {"application/json": {"schema": _schema_of(problems.Detail)}}
+        content = {error_format.media_type: {"schema": _schema_of(error_format.shape)}}
         found[str(status)] = {"description": " or ".join(names), "content": content}
     return found
 
@@ -135,16 +140,16 @@ def _phrase(status: int) -> str:
     return {200: "Done", 201: "Created", 204: "Done; no body"}[status]
 
 
-def _types(operations: Sequence[Operation]) -> list[Any]:
-    kinds: list[Any] = [Problem, problems.Detail]
+def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:
+    kinds: list[Any] = [problems.PROBLEM.shape, *(found.shape for found in formats.by_prefix.values())]
     for operation in operations:
         answers = [kind for kind in operation.answers.values() if not isinstance(kind, str)]
         kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]
     return kinds
 
 
-def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(_types(operations), ref_template=_REF)
+def _schemas(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(_types(operations, formats), ref_template=_REF)
     return {name: _plain(schema) for name, schema in components.items()}
 
 
@@ -160,7 +165,7 @@ def _resolved(kind: Any) -> Mapping[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """Money is a number on the wire, though the type is made for decimals."""
+    """Show money as a number, which it is on the wire, though the type is a decimal."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
@@ -169,6 +174,6 @@ def _plain(schema: Any) -> Any:
         return {"type": "number"}
     plain = {name: _plain(value) for name, value in schema.items()}
     if "anyOf" in plain:
-        # An amount may come as a decimal or a float, which is all the same on the wire.
+        # Decimal and float are the same on the wire.
         plain["anyOf"] = [kind for n, kind in enumerate(plain["anyOf"]) if kind not in plain["anyOf"][:n]]
     return plain

@@ -1,10 +1,13 @@
-"""Errors as clients see them: application/problem+json (RFC 9457), with a code that never changes."""
+"""Error responses: application/problem+json (RFC 9457) with a stable code, or the format of a guest API."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
+from starlette.types import Scope
 
 from lineshaft.errors import (
     InvalidInputError,
@@ -39,16 +42,10 @@ STATUSES: Mapping[str, HTTPStatus] = {
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-#: Seconds after which what could not be served is worth another try.
+#: Seconds until a retry is worthwhile.
 _RETRY_AFTER = {"unavailable": b"1", "rate_limited": b"5"}
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class Detail(msgspec.Struct, frozen=True):
-    """An error as document 003's surface has it."""
-
-    detail: str
 
 
 def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
@@ -64,23 +61,41 @@ def headers_of(error: LineshaftError) -> Headers:
     return []
 
 
-def is_plain(path: str) -> bool:
-    """Whether errors at this path are document 003's."""
-    return path.startswith("/api/")
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    media_type: str
+    #: The type of the body, for the OpenAPI document.
+    shape: Any
+    body: Callable[[Problem], Any]
 
 
-def rendered(error: LineshaftError, request_id: str | None, path: str) -> tuple[int, Headers, bytes]:
-    found = problem(error, request_id)
-    headers = headers_of(error)
-    if is_plain(path):
-        json = (b"content-type", b"application/json")
-        return found.status, [json, *headers], msgspec.json.encode(Detail(found.detail))
-    media_type = (b"content-type", MEDIA_TYPE.encode())
-    return found.status, [media_type, *headers], msgspec.json.encode(found)
+PROBLEM = ErrorFormat(MEDIA_TYPE, Problem, lambda found: found)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFormats:
+    """Which format the errors of a path have: those of a guest API are its own."""
+
+    by_prefix: Mapping[str, ErrorFormat] = field(default_factory=dict)
+
+    def of(self, path: str) -> ErrorFormat:
+        for prefix, found in self.by_prefix.items():
+            if path.startswith(prefix):
+                return found
+        return PROBLEM
+
+
+def response(error: LineshaftError, scope: Scope) -> tuple[int, bytes, Headers]:
+    """Status, body and headers, in the format that the middleware chose for the path."""
+    state = scope.get("state", {})
+    found = problem(error, state.get("request_id"))
+    error_format: ErrorFormat = state.get("error_format", PROBLEM)
+    media_type = (b"content-type", error_format.media_type.encode())
+    return found.status, msgspec.json.encode(error_format.body(found)), [media_type, *headers_of(error)]
 
 
 class MethodNotAllowedError(LineshaftError):
-    """This path doesn't know this method."""
+    """The path exists, but not with this method."""
 
     code = "method_not_allowed"
 
@@ -90,18 +105,18 @@ _FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
 
 
 def unreadable(error: msgspec.MsgspecError | UnicodeDecodeError | ValueError) -> InvalidInputError:
-    """What the decoder says about a body or a query, with the place as a path of ours."""
+    """The error of a decoder as a fault with its place in the body or the query."""
     if not isinstance(error, msgspec.ValidationError):
         return InvalidInputError(
-            f"The body is no valid JSON: {error}. Send a JSON object in UTF-8.",
-            errors=[("", f"is no valid JSON: {error}")],
+            f"The body is not valid JSON: {error}. Send a JSON object in UTF-8.",
+            errors=[("", f"is not valid JSON: {error}")],
         )
     match = _PLACE.match(str(error))
     what, path = (match["what"], match["path"] or "$") if match else (str(error), "$")
     place = path.removeprefix("$").removeprefix(".")
     if named := _FIELD.search(what):
         place = f"{place}.{named['name']}".removeprefix(".")
-        what = "is no field of this" if "unknown" in what else "is required"
+        what = "unknown field" if "unknown" in what else "is required"
     else:
         what = what[:1].lower() + what[1:]
     return InvalidInputError(errors=[(place, what)])

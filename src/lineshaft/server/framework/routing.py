@@ -1,12 +1,10 @@
-"""How a call is answered.
+"""Operations: how a request is decoded, authorised and answered.
 
-Each operation is a function with `call` and, where it takes them, `body` and `query`, whose annotations say
-how they are read; `Routes` collects them with the scope they need. The same description makes the route and
-its part of the OpenAPI document, so neither can be forgotten.
+Each operation is a function with `call` and, where it takes them, `body` and `query`; their annotations say
+how they are decoded. `Routes` collects operations with the scope that each needs. The same description makes
+the route and its part of the OpenAPI document, so neither can be forgotten.
 
-They are plain Starlette routes that read and write JSON with msgspec: FastAPI's own way of calling a function
-costs more than most of our statements (dependencies and models are worked out for each request). FastAPI
-is the frame around them: for parts that are added to the same application, and for its documentation pages.
+Routes are plain Starlette routes that decode and encode JSON with msgspec.
 """
 
 import contextlib
@@ -14,7 +12,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
@@ -26,10 +24,8 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
-from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
-from lineshaft.server.service import Service
 from lineshaft.types import Scope
 
 _log = structlog.get_logger("lineshaft.http")
@@ -37,11 +33,22 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 _JSON_TYPE = (b"content-type", b"application/json")
 
 
-@dataclass(slots=True)
-class Call:
-    """One request on its way through an operation."""
+class Service(Protocol):
+    """What the framework needs of the object that serves a group of routes."""
 
-    service: Service
+    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+        """The caller; raises unless it has this scope."""
+        ...
+
+
+S = TypeVar("S", bound=Service)
+
+
+@dataclass(slots=True)
+class Call(Generic[S]):
+    """One request and the service that answers it."""
+
+    service: S
     principal: Principal
     headers: Headers
     path: Mapping[str, str]
@@ -62,19 +69,21 @@ Handler = Callable[..., Awaitable[Answer | Response]]
 class Operation:
     method: str
     path: str
-    #: None: anybody may call it.
+    #: None: no token is needed.
     scope: Scope | None
     handler: Handler
-    #: By status; None: it has no body.
+    #: The type of the response by status; None: no body.
     answers: Mapping[int, Any]
-    #: Codes it may answer with besides those that every operation may.
+    #: Error codes of this operation, besides those that every operation has.
     codes: Sequence[str]
-    #: A body to try it with.
+    #: A body for the documentation.
     example: Any
     body: Any = None
     query: Any = None
-    #: What a body looks like that its handler reads by itself.
+    #: The documented type of a body that the handler decodes.
     body_shape: Any = None
+    #: Checks the encoded body before it is decoded.
+    check_body: Callable[[bytes], None] | None = None
 
     @property
     def name(self) -> str:
@@ -82,7 +91,7 @@ class Operation:
 
     @property
     def all_codes(self) -> list[str]:
-        """Every code that it may answer with."""
+        """Every error code that it may answer with."""
         codes = ["forbidden", "unavailable", *self.codes]
         if self.scope is not None:
             codes.append("unauthorized")
@@ -94,7 +103,7 @@ class Operation:
 
     @property
     def body_is_optional(self) -> bool:
-        """Whether an empty body is one with all defaults."""
+        """Whether an empty body means one with all defaults."""
         if self.body is msgspec.Raw:
             return True
         return not any(found.required for found in msgspec.structs.fields(self.body))
@@ -118,8 +127,9 @@ class Routes:
         codes: Sequence[str] = (),
         example: Any = None,
         body_shape: Any = None,
+        check_body: Callable[[bytes], None] | None = None,
     ) -> Callable[[Handler], Handler]:
-        """`answer` is the type of a 200, or types by status."""
+        """Register the decorated function. `answer` is the type of a 200 response, or types by status."""
 
         def register(handler: Handler) -> Handler:
             hints = get_type_hints(handler)
@@ -135,6 +145,7 @@ class Routes:
                     body=hints.get("body"),
                     query=hints.get("query"),
                     body_shape=body_shape,
+                    check_body=check_body,
                 )
             )
             return handler
@@ -159,16 +170,13 @@ class Routes:
         return self.add("DELETE", path, scope, {204: None}, **about)
 
 
-class Endpoint:
+class Endpoint(Generic[S]):
     """An operation as an ASGI application."""
 
-    def __init__(self, operation: Operation, service: Service) -> None:
+    def __init__(self, operation: Operation, service: S) -> None:
         self._operation = operation
         self._service = service
         self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
-        self._takes_tasks = operation.body is NewTask or (
-            operation.body is not None and NewTask in get_args(get_type_hints(operation.body).get("tasks"))
-        )
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
@@ -179,13 +187,13 @@ class Endpoint:
             return
         except LineshaftError as error:
             if isinstance(error, DatabaseError):
-                # Nothing that the client could mend.
-                _log.error("The database can't be used", operation=self._operation.name, error=str(error))
+                # The client can't fix it, so the operator has to know.
+                _log.error("The database is not usable", operation=self._operation.name, error=str(error))
             await send_problem(send, error, scope)
             return
-        except Exception:  # noqa: BLE001 - logged with its traceback; the client learns only where to look
-            _log.exception("A call failed in a way nobody foresaw", operation=self._operation.name)
-            await send_problem(send, LineshaftError(_UNFORESEEN), scope)
+        except Exception:  # noqa: BLE001 - logged with its traceback; the client gets the request id
+            _log.exception("Unexpected error in an operation", operation=self._operation.name)
+            await send_problem(send, LineshaftError(INTERNAL_ERROR), scope)
             return
         if isinstance(answer, Response):
             with contextlib.suppress(ClientDisconnect):
@@ -202,16 +210,15 @@ class Endpoint:
         call = Call(self._service, principal, headers, scope["path_params"], receive, request_id)
         given: dict[str, Any] = {}
         if operation.query is not None:
-            given["query"] = _read_query(scope["query_string"], operation.query)
+            given["query"] = read_query(scope["query_string"], operation.query)
         if self._decoder is not None:
             body = await read_body(receive)
-            given["body"] = _decode(body, self._decoder, takes_tasks=self._takes_tasks)
+            given["body"] = _decode(body, self._decoder, operation.check_body)
         return await operation.handler(call, **given)
 
 
-_UNFORESEEN = (
-    "The server met an error that it didn't foresee. The call may have been carried out or not. Its log has "
-    "the details under this request_id."
+INTERNAL_ERROR = (
+    "Internal error. The request may or may not have taken effect; search the server log for this request_id."
 )
 
 
@@ -226,20 +233,20 @@ async def read_body(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", *, takes_tasks: bool = False) -> Any:
+def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", check: Callable[[bytes], None] | None) -> Any:
     limits.check_depth(body)
     try:
         if not body.isascii():
             body.decode()
-        if takes_tasks:
-            limits.check_tasks(body)
+        if check is not None:
+            check(body)
         return decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise problems.unreadable(error) from None
 
 
-def _read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """Fields that are lists take repeated parameters; a name nobody knows is refused like a body's."""
+def read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    """Decode a query. Fields that are lists take repeated parameters; unknown names are refused."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     given: dict[str, Any] = {}
     lists: defaultdict[str, list[str]] = defaultdict(list)
@@ -269,16 +276,11 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: problems.Hea
 
 
 async def send_problem(send: Send, error: LineshaftError, scope: AsgiScope) -> None:
-    request_id = scope.get("state", {}).get("request_id")
-    status, headers, body = problems.rendered(error, request_id, scope["path"])
-    await send_bytes(send, status, body, headers)
+    await send_bytes(send, *problems.response(error, scope))
 
 
-def routes(operations: Sequence[Operation], service: Service) -> list[Route]:
-    return [
-        Route(o.path, Endpoint(o, service), methods=[o.method], name=o.name, include_in_schema=False)
-        for o in operations
-    ]
+def routes(operations: Sequence[Operation], service: S) -> list[Route]:
+    return [Route(o.path, Endpoint(o, service), methods=[o.method], name=o.name) for o in operations]
 
 
 def summary_of(operation: Operation) -> tuple[str, str]:

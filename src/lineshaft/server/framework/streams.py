@@ -1,4 +1,4 @@
-"""Events as they happen: server-sent events, each with the cursor to go on from."""
+"""Server-sent events: the event feed as a stream, each event with the cursor to continue from."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from lineshaft.errors import (
 from lineshaft.types import EventPage
 from lineshaft.types.json import encode
 
-#: How soon after its commit an event is sent, at the latest, if all goes well.
+#: How often the feed is polled: the normal delay between commit and delivery.
 _LOOK_EVERY_SEC = 0.2
-#: When what could not be read is tried again.
+#: The pause after a failed read.
 AGAIN_AFTER_SEC = 1.0
-#: So often something is sent, so that a client that has gone is noticed, and proxies keep the line open.
+#: Interval of keep-alive messages, which detect closed connections and keep proxies from closing open ones.
 PING_EVERY_SEC = 15.0
 MAX_STREAMS = 500
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("lineshaft.http")
 
 
 class Tail:
-    """Looks for new events while anybody streams, once for all of them."""
+    """Polls the feed while streams are open, once for all of them."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -43,14 +43,14 @@ class Tail:
 
     @property
     def news(self) -> asyncio.Event:
-        """Set once something has happened after it was asked for."""
+        """Set by the first event after this call."""
         return self._news
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         if self.watchers >= MAX_STREAMS:
             raise RateLimitedError(
-                f"This server streams to {MAX_STREAMS} clients already. Close some, or read GET /v1/events "
+                f"This server already streams to {MAX_STREAMS} clients. Close some, or read GET /v1/events "
                 "page by page."
             )
         self.watchers += 1
@@ -62,30 +62,30 @@ class Tail:
             self.watchers -= 1
 
     async def _look(self) -> None:
-        place: str | None = NOW
-        # Whoever streams may have read before this one knew its place, or could not read at all.
+        position: str | None = NOW
+        # Streams may have read before this task found its position, or could not read at all.
         may_have_missed = True
         while self.watchers:
             try:
-                page = await self._events.read(place, limit=1)
+                page = await self._events.read(position, limit=1)
                 if page.items:
-                    self._tell()
-                    # Whoever streams reads by a cursor of its own; this one only tells when.
+                    self._notify()
+                    # Streams read with their own cursors; this one only notifies them.
                     may_have_missed = True
                     page = await self._events.read(NOW, limit=1)
-                place = page.next_cursor
+                position = page.next_cursor
                 if may_have_missed:
-                    self._tell()
+                    self._notify()
                 may_have_missed = False
             except CursorExpiredError:
-                place, may_have_missed = NOW, True
-            except Exception as error:  # noqa: BLE001 - without this task all streams would be late, for ever
+                position, may_have_missed = NOW, True
+            except Exception as error:  # noqa: BLE001 - without this task all streams would stall
                 may_have_missed = True
-                _log.warning("The event feed can't be read, trying again: %r", error)
+                _log.warning("Reading the event feed failed, retrying: %r", error)
                 await asyncio.sleep(AGAIN_AFTER_SEC)
             await asyncio.sleep(_LOOK_EVERY_SEC)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -99,24 +99,24 @@ Allow = Callable[[], Awaitable[object]]
 
 
 async def is_refused(allow: Allow) -> bool:
-    """Whether a token that was good when it began is no more; in doubt it goes on."""
+    """Whether a token that was valid when the stream began has been revoked; on errors, no."""
     try:
         await allow()
     except (UnauthorizedError, ForbiddenError):
         return True
     except LineshaftError as error:
-        _log.warning("Who streams can't be asked for their token again, going on: %s", error)
+        _log.warning("Checking the token of a stream failed, continuing: %s", error)
     return False
 
 
 def stream(
     tail: Tail, reading: EventQuery, first: EventPage, stopping: asyncio.Event, allow: Allow
 ) -> StreamingResponse:
-    """`first` was read already: what is wrong with a cursor is told before the stream begins.
+    """Stream events. `first` is read before the stream begins, so that an invalid cursor is refused.
 
-    `allow` raises when the client may not read any more.
+    `allow` raises when the client is no longer allowed to read.
     """
-    # Taken before the answer begins, so that one stream too many is refused.
+    # Counted before the response begins, so that one stream too many is refused.
     watching = contextlib.ExitStack()
     watching.enter_context(tail.watched())
     return StreamingResponse(
@@ -138,7 +138,7 @@ async def _events(
     with watching:
         now = asyncio.get_running_loop().time
         allowed_until = now() + PING_EVERY_SEC
-        yield _place(page.next_cursor) if not page.items else b""
+        yield _position(page.next_cursor) if not page.items else b""
         while True:
             news = tail.news
             for event in page.items:
@@ -147,8 +147,8 @@ async def _events(
             if stopping.is_set():
                 return
             if page.caught_up and not await any_of(news, stopping):
-                # A client that comes back with this goes on here, though nothing was for it.
-                yield _place(page.next_cursor)
+                # A client that reconnects continues from here, even if no event matched its filter.
+                yield _position(page.next_cursor)
             if now() >= allowed_until:
                 if await is_refused(allow):
                     return
@@ -158,16 +158,16 @@ async def _events(
             except UnavailableError:
                 page = EventPage([], page.next_cursor, caught_up=True)
             except CursorExpiredError:
-                # It comes back with its last cursor, and is told.
+                # The client reconnects with its last cursor and gets the error.
                 return
 
 
-def _place(cursor: str) -> bytes:
-    return b": still here\nid: %s\n\n" % cursor.encode()
+def _position(cursor: str) -> bytes:
+    return b": keep-alive\nid: %s\n\n" % cursor.encode()
 
 
 async def any_of(*signals: asyncio.Event) -> bool:
-    """Whether one of them was set before it was time to say something."""
+    """Whether one of them was set before the next keep-alive message is due."""
     waiting = [asyncio.ensure_future(signal.wait()) for signal in signals]
     try:
         done, _ = await asyncio.wait(waiting, timeout=PING_EVERY_SEC, return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,12 @@
 """Agents: registering, asking for work, saying that they are alive."""
 
 from lineshaft.errors import SupersededError
-from lineshaft.server.framework import examples
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.long_poll import departure_of, find_work, telling
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.server.service import Call
 from lineshaft.types import AgentInfo, NewAgent, Page, Scope
 from lineshaft.types.work import Beat
 

@@ -4,12 +4,12 @@ from msgspec import Raw
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import is_storable, readable_json
-from lineshaft.server.framework import examples
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.long_poll import departure_of, telling
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.server.service import Call
 from lineshaft.types import Scope, Task
 from lineshaft.types.work import Completion, Failure, Release
 
@@ -116,6 +116,7 @@ async def release_task(call: Call, body: requests.Release) -> Answer:
     {201: responses.SubmittedItems},
     codes=(*_OF_CLAIMS, "cycle_detected", "dependency_not_found", "already_exists"),
     example={"claim_token": examples.CLAIM_TOKEN, "tasks": [examples.TASK], "wait": True},
+    check_body=requests.check_task_count,
 )
 async def create_subtasks(call: Call, body: requests.Subtasks) -> Answer:
     """Create children in the task's DAG.

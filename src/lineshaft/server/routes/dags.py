@@ -3,9 +3,9 @@
 from msgspec import UNSET
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.server.framework import examples
-from lineshaft.server.framework.routing import Answer, Call, Routes
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.framework.routing import Answer, Routes
+from lineshaft.server.routes import examples, requests, responses
+from lineshaft.server.service import Call
 from lineshaft.types import Dag, Page, Scope
 
 routes = Routes()
@@ -17,6 +17,7 @@ routes = Routes()
     {201: responses.SubmittedDag, 200: responses.SubmittedDag},
     codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
     example=examples.DAG,
+    check_body=requests.check_task_count,
 )
 async def submit_dag(call: Call, body: requests.NewDag) -> Answer:
     """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.

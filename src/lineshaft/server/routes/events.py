@@ -7,9 +7,10 @@ from starlette.responses import Response
 from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW
 from lineshaft.errors import RateLimitedError
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.framework.streams import stream
 from lineshaft.server.routes import requests
+from lineshaft.server.service import Call
 from lineshaft.types import Event, EventPage, Page, Scope
 
 STREAM = "text/event-stream"

@@ -1,7 +1,8 @@
 """What keeps agents from running into walls: breakers, locks, slow-downs, pauses."""
 
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests, responses
+from lineshaft.server.service import Call
 from lineshaft.types import Breaker, Lock, Page, Scope, Slowdown
 
 routes = Routes()

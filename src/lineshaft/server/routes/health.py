@@ -1,8 +1,9 @@
 """Whether the server is there, and whether it can do its work."""
 
 from lineshaft import __version__
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import responses
+from lineshaft.server.service import Call
 
 routes = Routes()
 

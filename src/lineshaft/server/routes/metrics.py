@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from lineshaft.engine.read.metrics import Metrics
 from lineshaft.model.states import ENDED
-from lineshaft.server.framework.routing import Call, Routes
+from lineshaft.server.framework.routing import Routes
+from lineshaft.server.service import Call
 from lineshaft.types import Scope
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,9 +6,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
+from lineshaft.engine.submit.drafts import MAX_BATCH, check_number
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
 from lineshaft.model.reviews import ResolutionRequest
@@ -215,15 +217,43 @@ def json_or_none(name: str, given: Raw) -> bytes | None:
     return None if json == b"null" else readable_json(name, json)
 
 
+class _Task(Struct, frozen=True, gc=False):
+    children: "tuple[_Task, ...]" = ()
+
+
+class _Tasks(Struct, frozen=True):
+    tasks: tuple[_Task, ...] = ()
+    #: Of a single task.
+    children: tuple[_Task, ...] = ()
+
+
+_count = msgspec.json.Decoder(_Tasks).decode
+_SHORTEST_TASK = len('{"type":""}')
+
+
+def check_task_count(body: bytes) -> None:
+    """Refuse too many tasks before they are decoded, which takes much longer than counting.
+
+    Raises the decoder's error if the body has the wrong form.
+    """
+    if len(body) > MAX_BATCH * _SHORTEST_TASK:
+        found = _count(body)
+        check_number(_number_of(found.tasks) + _number_of(found.children))
+
+
+def _number_of(tasks: tuple[_Task, ...]) -> int:
+    return len(tasks) + sum(_number_of(task.children) for task in tasks if task.children)
+
+
 def check_tasks(tasks: Sequence[NewTask], *, keys: bool, place: str = "tasks") -> None:
     """Refuse what only programs inside may set; `keys`: whether the tasks of this call may have names."""
     faults = []
     for number, task in enumerate(tasks):
         where = f"{place}[{number}]." if place else ""
         if task.surface is not None:
-            faults.append((f"{where}surface", "is no field of this"))
+            faults.append((f"{where}surface", "unknown field"))
         if task.key is not None and not keys:
-            faults.append((f"{where}key", "is no field of this: tasks that depend on each other are a DAG"))
+            faults.append((f"{where}key", "unknown field: tasks that depend on each other are a DAG"))
         if task.children:
             check_tasks(task.children, keys=True, place=f"{where}children")
     if faults:

@@ -1,8 +1,9 @@
 """What waits for a person: dead letters and approvals."""
 
 from lineshaft.model.reviews import ResolutionRequest
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests
+from lineshaft.server.service import Call
 from lineshaft.types import (
     Approval,
     ApprovalDecision,

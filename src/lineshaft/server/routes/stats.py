@@ -1,6 +1,7 @@
 """Figures about the whole queue."""
 
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
+from lineshaft.server.service import Call
 from lineshaft.types import Scope, Stats
 
 routes = Routes()

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from lineshaft.errors import ForbiddenError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.server.framework import examples
-from lineshaft.server.framework.routing import Answer, Call, Routes
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.framework.routing import Answer, Routes
+from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.server.service import Call
 from lineshaft.types import Attempt, Page, Scope, Task, Why
 from lineshaft.types.work import UNREPORTED
 
@@ -24,6 +24,7 @@ routes = Routes()
     {201: Task, 200: Task},
     codes=("dependency_not_found", "already_exists", "not_found"),
     example=examples.TASK,
+    check_body=requests.check_task_count,
 )
 async def submit_task(call: Call, body: NewTask) -> Answer:
     """Submit a task.
@@ -45,6 +46,7 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     {201: responses.SubmittedItems},
     codes=("dependency_not_found", "already_exists", "not_found"),
     example={"tasks": [examples.TASK]},
+    check_body=requests.check_task_count,
 )
 async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     """Submit up to 10,000 tasks, all or nothing.

@@ -9,9 +9,10 @@ from msgspec import Raw, Struct
 
 from lineshaft.client import protocol
 from lineshaft.server.framework import problems
-from lineshaft.server.framework.routing import Answer, Call, Routes
+from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests
+from lineshaft.server.service import Call
 from lineshaft.types import Problem, Scope
 from lineshaft.types.work import HeartbeatAnswers, Moved
 
@@ -184,6 +185,7 @@ async def keep_checkpoint(call: Call, body: protocol.CrewCheckpoint) -> Answer:
         *("cycle_detected", "dependency_not_found", "already_exists"),
     ),
     example={**_EXAMPLE_CLAIM, "key": "pages", "tasks": [{"type": "page"}], "wait": True},
+    check_body=requests.check_task_count,
 )
 async def spawn(call: Call, body: protocol.Spawn) -> Answer:
     """Create children once for each key, however often it is called; with `wait` the parent pauses."""

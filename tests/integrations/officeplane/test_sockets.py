@@ -163,7 +163,7 @@ async def test_one_too_many(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_slow_reader_is_let_go_and_holds_up_nobody(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "MAX_WAITING_BYTES", 2_000_000)
+    monkeypatch.setattr(updates, "MAX_BUFFERED_BYTES", 2_000_000)
     client = served.client
     slow_reader, slow_writer = await client.send(
         "GET",
@@ -178,13 +178,13 @@ async def test_a_slow_reader_is_let_go_and_holds_up_nobody(
     assert b"101" in await slow_reader.readline()
     slow_writer.transport.pause_reading()  # type: ignore[attr-defined]
     async with listening(client) as quick:
-        both = set(served.service.updates._listeners)
+        both = set(served.server.officeplane.updates._listeners)
         assert len(both) == 2
         text = "x" * 100_000
-        while len(served.service.updates._listeners) == 2:
+        while len(served.server.officeplane.updates._listeners) == 2:
             task = await client.submit(spec={"text": text})
             assert await states(quick, task["id"], until="QUEUED")
-        (lost,) = both - served.service.updates._listeners
+        (lost,) = both - served.server.officeplane.updates._listeners
         assert lost.lost.is_set()
         assert lost._size == 0
         task = await client.submit()
@@ -221,7 +221,7 @@ async def test_the_feed_goes_on_after_the_database_was_away(
 async def test_nothing_is_read_once_nobody_listens(served: Served) -> None:
     client = served.client
     async with listening(client):
-        telling = served.service.updates._telling
+        telling = served.server.officeplane.updates._sending
         assert telling is not None
     await asyncio.wait({telling})
     async with listening(client) as socket:
@@ -233,7 +233,7 @@ async def test_they_hear_on_after_an_error_that_nobody_foresaw(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(updates, "AGAIN_AFTER_SEC", 0.01)
-    client, told = served.client, served.service.updates
+    client, told = served.client, served.server.officeplane.updates
     real = told._tasks
 
     async def failing(_: Any) -> Any:
