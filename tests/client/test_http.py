@@ -373,7 +373,7 @@ async def test_an_output_too_large_for_the_server_fails_its_attempt(
             assert (await shaft.get(small)).result == "x" * 10
 
     assert (large.status, large.failure_category) == (Status.DEAD_LETTERED, "invalid_output")
-    assert "more than 10000 bytes (LINESHAFT_MAX_BODY_BYTES)" in str(large.failure_reason)
+    assert "larger than 10000 bytes (LINESHAFT_MAX_BODY_BYTES)" in str(large.failure_reason)
 
 
 # What is said between client and server.
