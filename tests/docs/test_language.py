@@ -35,8 +35,8 @@ NOT_YET = (
     "docs/quick-start.md",
     "CONTRIBUTING.md",
 )
-#: "path: line's text" and the reason why the word is right there.
-EXCEPTIONS: dict[str, str] = {}
+#: Path and word, with the reason why the word is right there.
+EXCEPTIONS = {("src/lineshaft/embedded/account.py", "nobody"): "the Unix account of that name"}
 
 
 def found_words(text: str) -> Iterator[tuple[int, str]]:
@@ -57,7 +57,7 @@ def complaints(folder: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
         lines = text.splitlines()
         for line, word in found_words(text):
-            if f"{file.relative_to(ROOT)}: {lines[line - 1].strip()}" not in EXCEPTIONS:
+            if (str(file.relative_to(ROOT)), word) not in EXCEPTIONS:
                 result.append(f"{file.relative_to(ROOT)}:{line}: {word!r}: {lines[line - 1].strip()}")
     return result
 
