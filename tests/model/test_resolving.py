@@ -1,4 +1,4 @@
-"""Many tasks that are alike: checked once, and still each as if it were alone."""
+"""Many similar tasks: checked once, with the same result as one by one."""
 
 import copy
 import math
@@ -43,8 +43,8 @@ def plain_tasks() -> st.SearchStrategy[NewTask]:
 
 
 @given(st.lists(plain_tasks(), max_size=6))
-def test_a_bulk_submission_resolves_each_task_as_if_it_were_alone(tasks: list[NewTask]) -> None:
-    """The quick way for tasks that are alike gives the same rows and the same faults."""
+def test_a_bulk_submission_resolves_tasks_like_single_ones(tasks: list[NewTask]) -> None:
+    """The fast path for similar tasks gives the same rows and the same faults."""
     resolver = Resolver()
 
     def quickly(task: NewTask) -> TaskRow:
@@ -85,7 +85,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
         ({}, {"parent_id": ""}),
     ],
 )
-def test_what_is_only_equal_is_not_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equal_values_of_different_types_are_not_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
     first, second = NewTask("t", **one), NewTask("t", **other)
 
     assert all_alike([first, first])
@@ -101,13 +101,13 @@ def test_what_is_only_equal_is_not_alike(one: dict[str, Any], other: dict[str, A
     ],
 )
 def test_copies_of_the_same_are_alike(fields: dict[str, Any]) -> None:
-    """Each with a spec of its own, and with fields that were made anew."""
+    """Each with its own spec, and with newly created fields."""
     tasks = [NewTask("t", spec={"n": n}, **copy.deepcopy(fields)) for n in range(3)]
 
     assert all_alike(tasks)
 
 
-def test_tasks_of_a_dag_share_what_does_not_name_or_place_them() -> None:
+def test_tasks_of_a_dag_share_everything_but_ids_and_dependencies() -> None:
     resolver = Resolver()
     first, _ = resolver(NewTask("t", key="a", spec={"n": 1}))
     second, spec = resolver(NewTask("t", key="b", depends_on=["a"], spec={"n": 2}))

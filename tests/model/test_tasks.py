@@ -1,4 +1,4 @@
-"""What a caller may ask for: every fault told at once, and nothing left open in what comes out."""
+"""New tasks: all faults are reported at once, and the row is complete."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def faults(task: NewTask, **options: Any) -> dict[str, str]:
 
 
 def test_only_the_type_is_required() -> None:
-    """R-004, R-009, R-019: everything else has document 004's default."""
+    """R-004, R-009, R-019: everything else has a default."""
     row = resolve(NewTask("eng-backend"))
 
     assert (row.type, row.title, row.spec, row.preset) == ("eng-backend", "eng-backend", b"{}", "factory")
@@ -50,7 +50,7 @@ def test_only_the_type_is_required() -> None:
     ],
 )
 def test_presets(preset: str, limits: tuple[float, int, float], report: bool, first_delay: float) -> None:
-    """U2, U3, U11, U15, R-093, R-165: each document's defaults; explicit fields always win."""
+    """U2, U3, U11, U15, R-093, R-165: each preset has its defaults; explicit fields win."""
     row = resolve(NewTask("x", preset=preset))
     assert (row.priority_boost_per_minute, row.max_attempts, row.max_duration_sec) == limits
     assert row.require_decision_report is report
@@ -80,13 +80,13 @@ def test_presets(preset: str, limits: tuple[float, int, float], report: bool, fi
     ],
 )
 def test_titles(spec: dict[str, Any], title: str) -> None:
-    """R-005, R-006: from the goal, the action or the type; an own title wins."""
+    """R-005, R-006: from the goal, the action or the type; an explicit title wins."""
     assert resolve(NewTask("code", spec=spec)).title == title
     assert resolve(NewTask("code", spec=spec, title="Mine")).title == "Mine"
 
 
-def test_what_is_kept_is_normal() -> None:
-    """R-010, R-025, R-052: duplicates collapse; capabilities are a set, models are a list."""
+def test_values_are_normalised() -> None:
+    """R-010, R-025, R-052: duplicates are removed; capabilities are a set, models a list."""
     row = resolve(
         NewTask(
             "x",
@@ -103,15 +103,15 @@ def test_what_is_kept_is_normal() -> None:
     assert row.required_capabilities == ("python", "web")
     assert (row.model_preferences, row.fallback_models, row.tags) == (("y", "x"), ("z",), ("b", "a"))
     assert row.lane == Lane("x", ("python", "web"), ("y", "x"), 0.1, Decimal("0.1"))
-    # One type a column, whatever the caller wrote: a list of mixed ones could not be sent.
+    # One type per column: a list of mixed types could not be sent.
     assert (type(row.priority), type(row.heartbeat_interval_sec)) == (int, float)
 
 
 # Limits in two places.
 
 
-def test_limits_may_stand_in_the_spec() -> None:
-    """R-007: where document 004 has them."""
+def test_limits_may_be_in_the_spec() -> None:
+    """R-007."""
     constraints = {
         "max_cost_usd": 0.5,
         "max_duration_sec": 60,
@@ -132,7 +132,7 @@ def test_limits_may_stand_in_the_spec() -> None:
 
 
 def test_limits_in_both_places_must_agree() -> None:
-    """R-007: 0.5 and 0.50 do, as do a list and a tuple; each other pair is a fault."""
+    """R-007: 0.5 and 0.50 are equal, as are a list and a tuple; other pairs are faults."""
     both = {"max_cost_usd": 0.5, "required_capabilities": ["a"], "max_duration_sec": 60.0}
     row = resolve(
         NewTask(
@@ -172,8 +172,8 @@ def test_limits_in_the_spec_are_checked_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("constraints", [["be quick", "be nice"], None, "none", {"other": 1}])
-def test_constraints_of_document_000_are_kept_verbatim(constraints: Any) -> None:
-    """R-006: a list of sentences limits nothing."""
+def test_a_list_of_constraints_is_kept_verbatim(constraints: Any) -> None:
+    """R-006: a list of sentences sets no limits."""
     row = resolve(NewTask("x", spec={"constraints": constraints}))
     assert json.loads(row.spec) == {"constraints": constraints}
     assert row.max_cost_usd is None
@@ -182,8 +182,8 @@ def test_constraints_of_document_000_are_kept_verbatim(constraints: Any) -> None
 # Faults.
 
 
-def test_every_fault_is_told_at_once_with_its_place() -> None:
-    """R-009: one answer is enough to mend them all."""
+def test_all_faults_are_reported_at_once_with_their_places() -> None:
+    """R-009: one error is enough to fix them all."""
     task = NewTask(
         " ",
         id="../x",
@@ -222,7 +222,7 @@ def test_every_fault_is_told_at_once_with_its_place() -> None:
 @pytest.mark.parametrize(
     "priority", [-1, 101, 50.5, "50", True, math.inf, math.nan, 10**400, Decimal("NaN"), []]
 )
-def test_priorities_that_are_none(priority: Any) -> None:
+def test_invalid_priorities(priority: Any) -> None:
     """U1: whole numbers from 0 to 100, nothing else."""
     assert set(faults(NewTask("x", priority=priority))) == {"priority"}
 
@@ -253,13 +253,13 @@ def test_ids(value: str) -> None:
 @pytest.mark.parametrize(
     "value", ["", "../x", "a/b", "a b", ".hidden", "-x", "_x", "ä", "x" * 129, "a\n", "a\0", 7]
 )
-def test_ids_that_are_no_file_names(value: Any) -> None:
+def test_ids_that_are_not_file_names(value: Any) -> None:
     """R-001."""
     assert set(faults(NewTask("x", id=value))) == {"id"}
 
 
 def test_sizes() -> None:
-    """Hostile input: texts, lists and specs have limits."""
+    """Hostile input: strings, lists and specs have limits."""
     long = "x" * (MAX_TEXT + 1)
     assert set(faults(NewTask("x", title=long, lock_key=long, idempotency_key=long))) == {
         "title",
@@ -273,12 +273,12 @@ def test_sizes() -> None:
     assert len(resolve(NewTask("x", spec={"a": "x" * (MAX_SPEC_BYTES - 8)})).spec) == MAX_SPEC_BYTES
 
 
-# What JSON or PostgreSQL can't hold.
+# Values that JSON or PostgreSQL can't represent.
 
 
 @pytest.mark.parametrize("spec", [5, None, "text", ["constraints"], [], 0, object()])
 def test_a_spec_is_an_object(spec: Any) -> None:
-    """R-007: whatever else it is, it is refused and not tripped over."""
+    """R-007: anything else is rejected."""
     assert set(faults(NewTask("x", spec=spec))) == {"spec"}
     with pytest.raises(InvalidInputError):
         Resolver()(NewTask("x", spec=spec))
@@ -303,7 +303,7 @@ def nested(depth: int) -> Any:
         pytest.param(nested(100_000), id="depth"),
     ],
 )
-def test_values_that_can_not_be_stored(value: Any) -> None:
+def test_values_that_cannot_be_stored(value: Any) -> None:
     """Hostile input: U+0000, lone surrogates, NaN, and nesting that no parser survives."""
     assert set(faults(NewTask("x", spec={"deep": {"er": value}}))) == {"spec"}
     assert set(faults(NewTask("x", surface={"a": value}))) == {"surface"}
@@ -314,8 +314,8 @@ def test_values_that_can_not_be_stored(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", ["\\u0000", "\\\\u0000", "u0000", "a\\", None, "null", 2**70, 1e300, nested(100)]
 )
-def test_values_that_only_look_like_it(value: Any) -> None:
-    """A backslash and the text u0000 are no U+0000, and null is no NaN."""
+def test_values_that_look_unstorable(value: Any) -> None:
+    """A backslash and the text u0000 are not U+0000, and null is not NaN."""
     row = resolve(NewTask("x", spec={"a": value}))
     assert json.loads(row.spec) == {"a": value}
 
@@ -342,8 +342,8 @@ def storable(value: Any) -> bool:
 
 
 @given(JSON)
-def test_a_spec_is_stored_as_it_is_or_refused(value: Any) -> None:
-    """R-006: verbatim, never quietly changed."""
+def test_a_spec_is_stored_unchanged_or_rejected(value: Any) -> None:
+    """R-006."""
     task = NewTask("x", spec={"a": value})
     if storable(value):
         assert json.loads(resolve(task).spec) == {"a": value}
@@ -355,7 +355,7 @@ def test_a_spec_is_stored_as_it_is_or_refused(value: Any) -> None:
 
 
 def test_references() -> None:
-    """R-008: tasks are implicit dependencies, artifacts are handed through; each task once."""
+    """R-008: tasks are implicit dependencies, artifacts are passed through; each task once."""
     refs = ["task:a:output", "artifact:logo", "task:b:c:output", "task:a:output", "artifact:s3://x:y"]
 
     assert resolve(NewTask("x", spec={"context_refs": refs})).context_tasks == ("a", "b:c")
@@ -364,16 +364,16 @@ def test_references() -> None:
 @pytest.mark.parametrize(
     "refs", ["task:a:output", 7, None, [7], {"a": 1}, ["task:a"], ["task::output"], ["artifact:"], [""]]
 )
-def test_references_that_are_none(refs: Any) -> None:
-    """R-008: a misspelt one is told, not ignored."""
+def test_invalid_references(refs: Any) -> None:
+    """R-008: a misspelt reference is reported, not ignored."""
     assert set(faults(NewTask("x", spec={"context_refs": refs}))) == {"spec.context_refs"}
 
 
 # Retry policies.
 
 
-def test_only_what_was_given_is_kept_of_a_policy() -> None:
-    """R-019, U3: what is left out follows the preset."""
+def test_only_given_fields_of_a_policy_are_stored() -> None:
+    """R-019, U3: the others follow the preset."""
     row = resolve(NewTask("x", preset="loki", retry=RetrySpec(initial_delay_sec=5, max_delay_sec=None)))
 
     assert row.retry is not None
@@ -386,7 +386,7 @@ def test_only_what_was_given_is_kept_of_a_policy() -> None:
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_categories_of_a_policy(kind: type) -> None:
-    """R-118: a list or a tuple, in any spelling; twice, because the second time it is remembered."""
+    """R-118: a list or a tuple, in any spelling; twice, because of the cache."""
     for _ in range(2):
         row = resolve(
             NewTask("x", retry=RetrySpec(retry_on=kind(["Timeout", "my own"]), no_retry_on=kind([])))
@@ -410,16 +410,16 @@ def test_categories_of_a_policy(kind: type) -> None:
         ({"no_retry_on": "crash"}, "no_retry_on"),
     ],
 )
-def test_policies_that_are_none(given: dict[str, Any], name: str) -> None:
+def test_invalid_policies(given: dict[str, Any], name: str) -> None:
     """R-019."""
     assert set(faults(NewTask("x", retry=RetrySpec(**given)))) == {f"retry.{name}"}
 
 
 @given(st.sampled_from(list(Strategy)), st.floats(0, 1e6), st.none() | st.floats(0, 1e6), st.booleans())
-def test_a_policy_comes_back_as_it_went(
+def test_a_policy_survives_the_round_trip(
     strategy: Strategy, delay: float, longest: float | None, jitter: bool
 ) -> None:
-    """R-019: what the row has is what was asked for."""
+    """R-019."""
     spec = RetrySpec(strategy=strategy, initial_delay_sec=delay, max_delay_sec=longest, jitter=jitter)
     row = resolve(NewTask("x", retry=spec))
     assert row.retry is not None
@@ -445,13 +445,13 @@ def test_a_policy_comes_back_as_it_went(
     ],
 )
 def test_gates(output: OutputContract, gates: Any) -> None:
-    """R-095, F-38: one method with its schema beside it, or several in order."""
+    """R-095, F-38: one method with its schema, or several in order."""
     row = resolve(NewTask("x", output=output))
     assert (None if row.gates is None else json.loads(row.gates)) == gates
 
 
-def test_a_gate_that_nobody_knows() -> None:
-    """R-095: 422 at creation, each by name."""
+def test_an_unknown_gate() -> None:
+    """R-095: rejected at submission, each by name."""
     output = OutputContract(validation=(Gate("regex", "x"), Gate("prayer"), Gate("luck")), type="\0")
     with pytest.raises(InvalidInputError) as caught:
         resolve(NewTask("x", output=output))
@@ -463,11 +463,11 @@ def test_a_gate_that_nobody_knows() -> None:
     assert "'luck'" in str(caught.value)
 
 
-# However it is written.
+# Different ways to write a task.
 
 
 def test_what_the_http_api_reads_is_the_same_task() -> None:
-    """The same struct is decoded from JSON; a misspelt field is refused."""
+    """The same struct is decoded from JSON; a misspelt field is rejected."""
     body = b'{"type": "x", "priority": 3, "children": [{"type": "y"}], "retry": {"max_delay_sec": null}}'
     task = msgspec.json.decode(body, type=NewTask)
     assert (task.priority, task.children[0].type) == (3, "y")
@@ -476,8 +476,8 @@ def test_what_the_http_api_reads_is_the_same_task() -> None:
         msgspec.json.decode(b'{"type": "x", "priorty": 3}', type=NewTask)
 
 
-def test_gates_may_be_given_as_they_are_in_json() -> None:
-    """R-095: whoever writes Python needs not to know our classes."""
+def test_gates_may_be_plain_dictionaries() -> None:
+    """R-095: Python callers need not import the classes."""
     listed: Any = [{"method": "regex", "schema": "x"}, Gate("human"), {"method": "none"}]
     contract: Any = {"validation": "regex", "validation_schema": "x", "require_decision_report": True}
 
@@ -499,8 +499,8 @@ def test_gates_may_be_given_as_they_are_in_json() -> None:
         ("regex", "output", "must be an OutputContract"),
     ],
 )
-def test_contracts_that_are_none(contract: Any, place: str, said: str) -> None:
-    """Hostile input: named, not an error of Python's."""
+def test_invalid_contracts(contract: Any, place: str, said: str) -> None:
+    """Hostile input: an InvalidInputError, not a TypeError."""
     with pytest.raises(InvalidInputError) as refused:
         resolve(NewTask("x", output=contract))
 

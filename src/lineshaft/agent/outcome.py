@@ -19,7 +19,7 @@ from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimErro
 from lineshaft.model import ratelimit
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
-from lineshaft.model.storable import NO_NUMBER, contains_nan, json_fault
+from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
 from lineshaft.types.work import MAX_ERROR
 
 MAX_OUTPUT_BYTES = 32 << 20
@@ -162,7 +162,7 @@ def encoded(value: Any, what: str) -> bytes:
     if fault := json_fault(json):
         raise ValueError(f"{what} {fault}")
     if contains_nan(value, json, _encode_others):
-        raise ValueError(f"{what} {NO_NUMBER}")
+        raise ValueError(f"{what} {NOT_FINITE}")
     return json
 
 

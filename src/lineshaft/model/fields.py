@@ -1,4 +1,4 @@
-"""What the value of a field must be, whoever gives it: texts, names, numbers, times, money, JSON."""
+"""Validation of a task's fields: text, names, numbers, times, money, JSON."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
 from lineshaft.model.priority import check_priority
 from lineshaft.model.retry import Preset
-from lineshaft.model.storable import NO_NUMBER, contains_nan, json_fault
+from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
 
 MAX_TEXT = 1_000
 MAX_LIST = 1_000
-#: A join may wait for everything else that was submitted with it.
+#: A task may depend on all others of its submission.
 MAX_DEPENDENCIES = 10_000
 MAX_SPEC_BYTES = 4 << 20
 MAX_ATTEMPTS = 1_000
@@ -32,28 +32,28 @@ _SAFE_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 
 
 def check_fields(**fields: Any) -> None:
-    """Refuse what a submission would refuse, in the same words."""
+    """Raise the same errors as a submission would."""
     faults = [(name, fault) for name, value in fields.items() if (fault := CHECKS[name](value))]
     if faults:
         raise InvalidInputError(errors=faults)
 
 
-def refusal(faults: Faults, place: str) -> InvalidInputError:
+def invalid(faults: Faults, place: str) -> InvalidInputError:
     prefix = f"{place}." if place else ""
     return InvalidInputError(errors=[(prefix + name, fault) for name, fault in faults])
 
 
 def encoded_json(name: str, value: Any, *, place: str = "") -> bytes:
-    """As it is stored, or a refusal by this name."""
+    """The JSON of a value as it is stored; raises InvalidInputError for the field `name`."""
     faults: Faults = []
     encoded = stored_json(name, value, faults)
     if faults:
-        raise refusal(faults, place)
+        raise invalid(faults, place)
     return encoded
 
 
 def stored_json(name: str, value: Any, faults: Faults) -> bytes:
-    """As it is stored; what JSON or PostgreSQL can't hold is a fault."""
+    """The JSON of a value as it is stored; adds a fault if JSON or PostgreSQL can't represent it."""
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def stored_json(name: str, value: Any, faults: Faults) -> bytes:
     if fault := json_fault(encoded):
         faults.append((name, fault))
     if contains_nan(value, encoded):
-        faults.append((name, NO_NUMBER))
+        faults.append((name, NOT_FINITE))
     return encoded
 
 
@@ -110,7 +110,7 @@ def _number(low: float, high: float, *, whole: bool = False) -> Check:
 
     def check(value: Any) -> str | None:
         right_type = isinstance(value, int) if whole else isinstance(value, int | float | Decimal)
-        # A Decimal that is no number can't even be compared.
+        # A Decimal NaN can't be compared.
         unordered = isinstance(value, Decimal) and not value.is_finite()
         if isinstance(value, bool) or not right_type or unordered or not low <= value <= high:
             return f"must be a {kind} from {low:.15g} to {high:.15g}, got {shown(value)}"
@@ -122,7 +122,7 @@ def _number(low: float, high: float, *, whole: bool = False) -> Check:
 def _instant(value: Any) -> str | None:
     if isinstance(value, datetime) and value.tzinfo is not None:
         return None
-    return f"must be a time with its time zone, got {shown(value)}"
+    return f"must be a time with a time zone, got {shown(value)}"
 
 
 def _dollars(value: Any) -> str | None:
@@ -134,7 +134,7 @@ def _dollars(value: Any) -> str | None:
 
 
 def _priority(value: Any) -> str | None:
-    if type(value) is int and 0 <= value <= 100:  # noqa: PLR2004 - the common case, at once
+    if type(value) is int and 0 <= value <= 100:  # noqa: PLR2004 - fast path for the common case
         return None
     try:
         check_priority(value)
@@ -153,7 +153,7 @@ def _preset(value: Any) -> str | None:
     )
 
 
-#: By field of a task.
+#: Checks by field of a task.
 CHECKS: Mapping[str, Check] = {
     "type": text_fault,
     "key": text_fault,
@@ -174,7 +174,7 @@ CHECKS: Mapping[str, Check] = {
     "created_by": text_fault,
     "preset": _preset,
 }
-#: Those that may stand in `spec.constraints` instead.
+#: Checks of fields that may also be in `spec.constraints`.
 LIMIT_CHECKS: Mapping[str, Check] = {
     "max_cost_usd": _dollars,
     "max_duration_sec": _number(MIN_SECONDS, LONGEST_SECONDS),

@@ -1,4 +1,4 @@
-"""Tasks of one call are mostly alike: what equals the task before is not checked again, nor written twice."""
+"""Fast resolution of similar tasks: what a task shares with the one before isn't checked or encoded again."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
 
 
 class Resolver:
-    """Resolves the tasks of one call: gives a row, which alike tasks share, and the spec, each task's own."""
+    """Resolves the tasks of one call; returns a row, which similar tasks share, and the task's own spec."""
 
     def __init__(self, gate_faults: GateFaults | None = None) -> None:
         self._gate_faults = gate_faults
@@ -26,14 +26,14 @@ class Resolver:
         known = row is not None and self._shape is not None and _is_same(shape, self._shape)
         if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
             row = resolve(task, place=place, gate_faults=self._gate_faults)
-            # A title or a dependency taken from the spec is this task's own.
+            # A title or a dependency from the spec belongs to this task only.
             self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
             return row, row.spec
         return row, encoded_json("spec", task.spec, place=place)
 
 
 def all_alike(tasks: Sequence[NewTask]) -> bool:
-    """Whether they differ in nothing but their specs, and have no names and no place in a graph."""
+    """Whether tasks differ only in their specs, and have no ids and no dependencies."""
     first = _shape(msgspec.structs.astuple(tasks[0]))
     for task in tasks:
         fields = msgspec.structs.astuple(task)
@@ -42,19 +42,19 @@ def all_alike(tasks: Sequence[NewTask]) -> bool:
     return True
 
 
-#: What a task doesn't share with others that are like it: its names and its place in a graph, and its spec.
+#: Fields that similar tasks don't share, besides the spec: ids and dependencies.
 _PLACE = ("key", "id", "depends_on", "parent_id")
 _NO_PLACE: tuple[tuple[Any, ...], ...] = ((None, None, (), None), (None, None, [], None))
 _fields = NewTask.__struct_fields__
 _place = itemgetter(*map(_fields.index, _PLACE))
 _PLACE_CHECKS = tuple(CHECKS[name] for name in _PLACE)
 _shape = itemgetter(*(n for n, name in enumerate(_fields) if name not in {*_PLACE, "spec"}))
-#: Keys of a spec that decide more than the spec.
+#: Keys of a spec that affect other columns.
 _SPECIAL = frozenset({"constraints", "context_refs", "goal", "action"})
 
 
 def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Equal is not enough: 1, 1.0 and true are equal, and so may be two times that are an hour apart."""
+    """Stricter than equality: 1, 1.0 and true are equal, and so are times in different time zones."""
     return all(map(is_, one, other)) or all(map(_is_same_value, one, other))
 
 
@@ -68,7 +68,7 @@ def _is_same_value(one: Any, other: Any) -> bool:
     return type(one) in _COMPARABLE
 
 
-#: Of these, what is equal is the same. Lists have texts, or are at fault.
+#: Types whose equal values are interchangeable. Lists contain strings, or are invalid.
 _COMPARABLE = frozenset({str, int, float, bool, Decimal, list, tuple})
 
 
@@ -77,7 +77,7 @@ def _is_plain(spec: Any) -> bool:
 
 
 def _is_misplaced(fields: tuple[Any, ...]) -> bool:
-    """Whether a name, or what it depends on, is at fault."""
+    """Whether an id or a dependency is invalid."""
     for check, value in zip(_PLACE_CHECKS, _place(fields), strict=True):
         if value is not None and check(value):
             return True

@@ -13,7 +13,7 @@ import msgspec
 
 from lineshaft.errors import InvalidInputError
 
-NO_NUMBER = "must not contain NaN or an infinity, which JSON can't hold"
+NOT_FINITE = "must not contain NaN or an infinity, which JSON can't hold"
 
 #: Matches each escape of a JSON text as a whole, so that an escaped backslash followed by u0000 is not taken
 #: for one. The group matches escapes that can't be stored.

@@ -1,8 +1,8 @@
-"""What a caller may ask for, and what it comes to once presets, constraints and defaults are filled in.
+"""New tasks: what a caller submits, and the row it becomes with presets, constraints and defaults filled in.
 
-`NewTask` is what people write and what the HTTP API reads. `resolve` checks all of it, reports every fault at
-once, and gives a `TaskRow`: the columns of a new task, with nothing left to decide. A limit may stand in the
-task or, as in document 004, in `spec.constraints`; given in both places it must be the same.
+`NewTask` is what callers write and what the HTTP API reads. `resolve` checks all of it, reports all faults at
+once, and returns a `TaskRow`: the columns of a new task. A limit may be in the task or in `spec.constraints`;
+if it is in both, the values must be equal.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from lineshaft.model.fields import (
     MAX_TEXT,
     Faults,
     encoded_json,
-    refusal,
+    invalid,
     stored_json,
     text_fault,
 )
@@ -32,9 +32,9 @@ from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
 
-#: How an output can be checked; whoever registers a gate of their own adds its name.
+#: The built-in methods to check an output; a registry of checks may have more.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
-#: May stand in the task or in `spec.constraints`.
+#: Fields that may be in the task or in `spec.constraints`.
 LIMITS_IN_SPEC = (
     "max_cost_usd",
     "max_duration_sec",
@@ -45,7 +45,7 @@ LIMITS_IN_SPEC = (
 
 
 class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out takes the preset's value."""
+    """A field that is left out takes the preset's value."""
 
     strategy: str | UnsetType = UNSET
     initial_delay_sec: float | UnsetType = UNSET
@@ -63,7 +63,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True):
 
 class OutputContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: str | None = None
-    #: One method, with its schema beside it, or several in order.
+    #: One method, with its schema in `validation_schema`, or several gates in order.
     validation: str | tuple[Gate, ...] = "none"
     validation_schema: Any = None
     require_decision_report: bool | None = None
@@ -82,7 +82,7 @@ class _Typed(Struct, frozen=True):
 class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task to submit. Only the type is required."""
 
-    #: A name within the same call, for `depends_on` of others. Not stored.
+    #: A name within the same call, for the `depends_on` of other tasks. Not stored.
     key: str | None = None
     id: str | None = None
     title: str | None = None
@@ -107,16 +107,16 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     idempotency_key: str | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
-    #: Run in this order under this task, which then has no work of its own.
+    #: Run in this order; the task itself then has no work of its own.
     children: "Sequence[NewTask]" = ()
-    #: Defaults for retry, boost, limits and reports; a child takes its parent's.
+    #: Defaults for retry, boost, limits and reports; a child inherits its parent's.
     preset: str | None = None
-    #: What a compatible surface was sent and must echo.
+    #: What a compatible API received and must return unchanged.
     surface: Mapping[str, Any] | None = None
 
 
 class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
-    """The columns of a new task: everything decided but its id and its place in a graph."""
+    """The columns of a new task, except its id and its place in a graph."""
 
     type: str
     title: str
@@ -143,7 +143,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     tags: tuple[str, ...]
     created_by: str | None
     surface: bytes | None
-    #: Tasks named by `spec.context_refs`: implicit dependencies (R-008).
+    #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
 
     @property
@@ -158,13 +158,13 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
 
 
 GateFaults = Callable[[Sequence[Gate]], Iterable[tuple[str, str]]]
-"""What is wrong with gates: places within `output`, and faults."""
+"""Returns the faults of gates: (field within `output`, fault) pairs."""
 
 
 def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = None) -> TaskRow:
-    """Check a task and fill in what its caller left open; `place` names it in messages (`tasks[3]`).
+    """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`).
 
-    `gate_faults` looks into the gates' schemas; without it only their methods are checked.
+    `gate_faults` checks the schemas of gates; without it only their methods are checked.
     """
     faults: Faults = []
     given: Any = task.spec
@@ -172,7 +172,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         faults.append(("spec", f"must be an object, got {shown(given)}"))
         given = {}
     limits = _constraints(task, faults) if "constraints" in given else None
-    # Most fields of most tasks are left out; a bulk submission feels every look at them.
+    # Most fields of most tasks are left out; this loop matters for bulk submissions.
     for name, check in CHECKS.items():
         value = getattr(task, name)
         if value is not None and (fault := check(value)):
@@ -192,7 +192,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)
     if faults:
-        raise refusal(faults, place)
+        raise invalid(faults, place)
     defaults = PRESETS[preset]
     boost, report = task.priority_boost_per_minute, output.require_decision_report
     heartbeat = task.heartbeat_interval_sec
@@ -209,7 +209,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         deadline=task.deadline,
         run_at=task.run_at,
         lock_key=task.lock_key,
-        # Their order means nothing, and sorted they make fewer lanes.
+        # Their order has no meaning, and sorting makes fewer lanes.
         required_capabilities=tuple(sorted(set(capabilities))) if capabilities else (),
         model_preferences=_names(limits["model_preferences"] if limits else task.model_preferences),
         fallback_models=_names(limits["fallback_models"] if limits else task.fallback_models),
@@ -241,7 +241,7 @@ _NO_CONTRACT = OutputContract()
 
 
 def _contract(given: Any, faults: Faults) -> OutputContract:
-    """Whoever writes Python may give it, or gates in it, as they are in JSON."""
+    """Python callers may pass the contract, or its gates, as plain dictionaries."""
     try:
         if not isinstance(given, OutputContract):
             return msgspec.convert(msgspec.to_builtins(given), OutputContract)
@@ -259,7 +259,7 @@ def _contract(given: Any, faults: Faults) -> OutputContract:
 
 
 def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
-    """The limits, from the task or from `spec.constraints`; 000's constraints are a list of sentences."""
+    """The limits, from the task or from `spec.constraints`, which may also be a list of sentences."""
     given = task.spec["constraints"]
     limits = {name: getattr(task, name) for name in LIMITS_IN_SPEC}
     if isinstance(given, dict):
@@ -318,7 +318,7 @@ def _context_tasks(spec: Mapping[str, Any], faults: Faults) -> tuple[str, ...]:
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
     known = len(faults)
     encoded = stored_json("output.validation_schema", gates, faults)
-    # What is no JSON, or too much of it, is not looked into.
+    # Don't check schemas that aren't JSON or are too large.
     if len(faults) == known:
         faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
     return encoded
@@ -334,11 +334,11 @@ def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
 
 
 def _retry_json(given: RetrySpec, preset: Preset, faults: Faults) -> bytes | None:
-    """Only what the caller gave is kept; NULL means the preset's policy."""
+    """Only the given fields are stored; NULL means the preset's policy."""
     try:
         try:
             return _checked_retry(given, preset)
-        except TypeError:  # lists where there should be tuples can't be looked up
+        except TypeError:  # lists can't be hashed for the cache
             return _checked_retry.__wrapped__(given, preset)
     except InvalidInputError as error:
         faults += [(f"retry.{name}", fault) for name, fault in error.errors]
@@ -352,7 +352,7 @@ def _checked_retry(given: RetrySpec, preset: Preset) -> bytes:
 
 
 def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
-    """The retry policy of a task, from what its row has."""
+    """The retry policy of a task, from its row."""
     base = PRESETS[Preset(preset)].retry
     if not stored:
         return base
