@@ -88,18 +88,18 @@ async def test_a_review_against_a_retry_by_hand(
     task_id = await dead(one)
 
     with held(dsn, END_ROW, task_id) as holder:
-        desk, hand = await race(
+        reviewed, manual = await race(
             connection,
             holder,
             one.dead_letters.resolve(task_id, by("ann", "retry")),
             two.operations.retry(task_id),
         )
 
-    if isinstance(desk, AlreadyReviewedError):
-        assert (hand, desk.reviewer, reviews(connection)) == (Status.READY, None, [(None, "retry")])
-        assert "retried by hand" in str(desk)
+    if isinstance(reviewed, AlreadyReviewedError):
+        assert (manual, reviewed.reviewer, reviews(connection)) == (Status.READY, None, [(None, "retry")])
+        assert "retried manually" in str(reviewed)
     else:
-        assert isinstance(hand, InvalidTransitionError)
+        assert isinstance(manual, InvalidTransitionError)
         assert reviews(connection) == [("ann", "retry")]
     assert connection.execute("SELECT revivals FROM lineshaft.task_live").fetchall() == [(1,)]
 

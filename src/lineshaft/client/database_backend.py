@@ -211,10 +211,10 @@ class DatabaseBackend:
     async def dead_letters(
         self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
     ) -> Page[DeadLetter]:
-        return await self.engine.dead_letters.letters(filters, limit=limit, cursor=cursor)
+        return await self.engine.dead_letters.find(filters, limit=limit, cursor=cursor)
 
     async def dead_letter(self, task_id: str) -> DeadLetter:
-        return await self.engine.dead_letters.letter(task_id)
+        return await self.engine.dead_letters.get(task_id)
 
     async def dead_letter_groups(
         self, *, types: Sequence[str], categories: Sequence[str], limit: int

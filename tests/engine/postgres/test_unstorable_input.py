@@ -166,7 +166,7 @@ async def test_filters_that_can_not_be_stored(world: World, text: str) -> None:
     looks: list[tuple[type[Any], Callable[[Any], Awaitable[Page[Any]]]]] = [
         (TaskFilter, read.tasks),
         (DagFilter, read.dags),
-        (DeadLetterFilter, dead_letters.letters),
+        (DeadLetterFilter, dead_letters.find),
     ]
     for kind, look in looks:
         for field in msgspec.structs.fields(kind):

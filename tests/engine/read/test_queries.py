@@ -10,7 +10,7 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read import listing
-from lineshaft.engine.read.rows import dead_above
+from lineshaft.engine.read.tasks import dead_letters_above
 from lineshaft.errors import NotFoundError
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import Strategy
@@ -221,7 +221,7 @@ def test_dead_letters_are_found_along_every_way() -> None:
         {"task_id": "m", "depends_on": "y", "status": "DEAD_LETTERED"},
         {"task_id": "o", "depends_on": "z", "status": "READY"},
     ]
-    assert dead_above(edges) == {"m": ["x", "y"], "t": ["x", "y"]}
+    assert dead_letters_above(edges) == {"m": ["x", "y"], "t": ["x", "y"]}
 
 
 @pytest.mark.parametrize("name", ["task_none", "a\0b", "\ud800"])

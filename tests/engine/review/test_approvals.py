@@ -203,7 +203,7 @@ async def test_a_form_that_was_filled_in_wrongly_is_handed_back(world: World) ->
 
 
 async def test_a_person_refuses_a_task(world: World) -> None:
-    """Not retried: what a person won't do lies on the review desk, with why."""
+    """Not retried: what a person rejects is a dead letter, with the reason."""
     task_id = await for_a_person(world)
 
     assert await world.engine.approvals.decide(task_id, no(note="not my job")) is Status.DEAD_LETTERED

@@ -1,4 +1,4 @@
-"""The review desk: what lies on it, in full, and how it is found."""
+"""Dead letters: what they contain, and how they are found."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -29,7 +29,7 @@ async def dead(world: World, type_: str = "code", error: str = "it broke", **fie
 
 
 async def ids(world: World, **filters: object) -> list[str]:
-    page = await world.engine.dead_letters.letters(DeadLetterFilter(**filters))  # type: ignore[arg-type]
+    page = await world.engine.dead_letters.find(DeadLetterFilter(**filters))  # type: ignore[arg-type]
     return [letter.task_id for letter in page.items]
 
 
@@ -48,7 +48,7 @@ async def test_an_entry_has_the_whole_history_and_what_it_cost(world: World) -> 
         world.age(seconds=seconds)
         await world.fail(task, error, spent=cost(spent))
 
-    letter = await world.engine.dead_letters.letter(task_id)
+    letter = await world.engine.dead_letters.get(task_id)
 
     assert [(f.attempt, f.agent, f.error, f.duration_sec, f.cost_usd) for f in letter.failure_history] == [
         (1, "coder_01", "LLM returned invalid JSON", 45, Decimal("0.12")),
@@ -95,7 +95,7 @@ async def test_a_poison_pill_skips_the_attempts_that_are_left(world: World) -> N
         statuses.append(await world.fail(await world.take(agent)))
 
     assert statuses == ["RETRYING", "RETRYING", "DEAD_LETTERED"]
-    letter = await world.engine.dead_letters.letter(task_id)
+    letter = await world.engine.dead_letters.get(task_id)
     assert (letter.poison_pill, len(letter.failure_history)) == (True, 3)
     assert await ids(world, poison_pill=True) == [task_id]
     assert await ids(world, poison_pill=False) == []
@@ -110,7 +110,7 @@ async def test_one_agent_alone_makes_no_poison_pill(world: World) -> None:
         await world.engine.maintenance.promote_due(10)
         await world.fail(await world.take(agent))
 
-    assert not (await world.engine.dead_letters.letter(task_id)).poison_pill
+    assert not (await world.engine.dead_letters.get(task_id)).poison_pill
 
 
 async def test_filters(world: World) -> None:
@@ -156,7 +156,7 @@ async def test_pages_miss_and_double_nothing(world: World) -> None:
     found: list[str] = []
     cursor = None
     while True:
-        page = await world.engine.dead_letters.letters(limit=3, cursor=cursor)
+        page = await world.engine.dead_letters.find(limit=3, cursor=cursor)
         found += [letter.task_id for letter in page.items]
         if page.next_cursor is None:
             break
@@ -164,16 +164,16 @@ async def test_pages_miss_and_double_nothing(world: World) -> None:
 
     assert found == sorted(expected, reverse=True)
     with pytest.raises(InvalidInputError, match="cursor"):
-        await world.engine.dead_letters.letters(cursor="x")
+        await world.engine.dead_letters.find(cursor="x")
     with pytest.raises(InvalidInputError, match="limit"):
-        await world.engine.dead_letters.letters(limit=0)
+        await world.engine.dead_letters.find(limit=0)
 
 
 async def test_there_is_no_letter_of_what_never_failed_for_good(world: World) -> None:
     task_id = await world.one()
     for name in (task_id, "task_nobody", "\0"):
         with pytest.raises(NotFoundError, match="no dead letter"):
-            await world.engine.dead_letters.letter(name)
+            await world.engine.dead_letters.get(name)
 
 
 async def test_like_errors_are_grouped(world: World) -> None:
@@ -207,7 +207,7 @@ async def test_each_time_a_task_dies_is_an_entry_of_its_own(world: World) -> Non
     world.age(seconds=1)
     await world.fail(await world.take(agent), "second")
 
-    page = await world.engine.dead_letters.letters()
+    page = await world.engine.dead_letters.find()
 
     assert [(letter.revival, letter.error, letter.reviewed) for letter in page.items] == [
         (1, "second", False),
@@ -229,7 +229,7 @@ async def test_a_batch_can_die_more_than_once(world: World) -> None:
         assert world.status(batch) == "DEAD_LETTERED"
         await world.engine.dead_letters.resolve(batch, decision("retry"))
 
-    deaths = (await world.engine.dead_letters.letters(DeadLetterFilter(task_ids=[batch]))).items
+    deaths = (await world.engine.dead_letters.find(DeadLetterFilter(task_ids=[batch]))).items
     assert [(letter.revival, letter.category) for letter in deaths] == [(1, "dependency"), (0, "dependency")]
 
 
@@ -237,9 +237,9 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
     """R-131, U5: whatever was decided about it."""
     agent = await world.agent()
     kept = [await dead(world) for _ in range(3)]
-    desk = world.engine.dead_letters
-    await desk.resolve(kept[0], decision("cancel"))
-    await desk.resolve(kept[1], decision("delete"))
+    dead_letters = world.engine.dead_letters
+    await dead_letters.resolve(kept[0], decision("cancel"))
+    await dead_letters.resolve(kept[1], decision("delete"))
     gone = await world.one()
     await world.complete(await world.take(agent))
     world.age(days=400)
@@ -249,4 +249,4 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
 
     assert world.rows("SELECT id FROM lineshaft.task WHERE id = %s", gone) == []
     assert set(kept) == set(await ids(world, hidden=True))
-    assert all(letter.failure_history for letter in (await desk.letters()).items)
+    assert all(letter.failure_history for letter in (await dead_letters.find()).items)

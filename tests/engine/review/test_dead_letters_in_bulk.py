@@ -35,35 +35,37 @@ async def test_many_at_once(world: World) -> None:
     stuck = await dead(world, error="timeout", idempotency_key="k")
     await world.one(idempotency_key="k")
     other = await dead(world, "mail", error="no mailbox")
-    desk = world.engine.dead_letters
+    dead_letters = world.engine.dead_letters
 
-    result = await desk.resolve_all(DeadLetterFilter(error_contains="TIME"), decision("retry", note="back"))
+    result = await dead_letters.resolve_all(
+        DeadLetterFilter(error_contains="TIME"), decision("retry", note="back")
+    )
 
     assert sorted(result.resolved) == sorted(good)
     assert {item.task_id: item.code for item in result.refused} == {stuck: "already_exists"}
     assert not result.more
     assert await ids(world, reviewed=False) == [other, stuck]
-    assert {(await desk.letter(name)).note for name in good} == {"back"}
-    again = await desk.resolve_all(DeadLetterFilter(task_ids=good), decision("retry"))
+    assert {(await dead_letters.get(name)).note for name in good} == {"back"}
+    again = await dead_letters.resolve_all(DeadLetterFilter(task_ids=good), decision("retry"))
     assert (again.resolved, again.refused) == ([], [])
 
 
 async def test_many_at_once_is_bounded(world: World) -> None:
     for _ in range(3):
         await dead(world)
-    desk = world.engine.dead_letters
+    dead_letters = world.engine.dead_letters
 
-    first = await desk.resolve_all(DeadLetterFilter(), decision("delete"), limit=2)
-    second = await desk.resolve_all(DeadLetterFilter(), decision("delete"), limit=2)
+    first = await dead_letters.resolve_all(DeadLetterFilter(), decision("delete"), limit=2)
+    second = await dead_letters.resolve_all(DeadLetterFilter(), decision("delete"), limit=2)
 
     assert (len(first.resolved), first.more) == (2, True)
     assert (len(second.resolved), second.more) == (1, False)
     with pytest.raises(InvalidInputError, match="limit"):
-        await desk.resolve_all(DeadLetterFilter(), decision("delete"), limit=1_001)
+        await dead_letters.resolve_all(DeadLetterFilter(), decision("delete"), limit=1_001)
 
 
 async def test_many_at_once_counts_what_came_along(world: World) -> None:
-    """A batch and its child lie on the desk together; one decision moves both, and neither is an error."""
+    """A batch and its child are dead letters; one decision moves both, and neither is an error."""
     agent = await world.agent()
     await world.one("batch", children=[NewTask("one", max_attempts=1)])
     await world.fail(await world.take(agent))
@@ -137,9 +139,9 @@ async def test_a_new_spec_for_many(world: World) -> None:
 
     result = await world.engine.dead_letters.resolve_all(DeadLetterFilter(), changed)
 
-    desk = world.engine.dead_letters
+    dead_letters = world.engine.dead_letters
     assert sorted(result.resolved) == sorted([one, two])
-    assert [(await desk.letter(name)).reviews[0].spec_before for name in (one, two)] == [
+    assert [(await dead_letters.get(name)).reviews[0].spec_before for name in (one, two)] == [
         {"n": 1},
         {"m": 1, "n": 2},
     ]

@@ -211,7 +211,7 @@ async def test_cancelling_a_batch_gives_up_its_dead_children_too(world: World) -
     await world.engine.dead_letters.resolve(batch, decision("cancel", note="enough"))
 
     assert await ids(world, reviewed=False) == []
-    letters = (await world.engine.dead_letters.letters()).items
+    letters = (await world.engine.dead_letters.find()).items
     assert {letter.status for letter in letters} == {Status.CANCELLED}
     assert {letter.note for letter in letters} == {"enough"}
 
@@ -240,7 +240,7 @@ async def test_delete_hides_and_loses_nothing(world: World) -> None:
     assert (letter.hidden, letter.status, letter.resolution) == (True, "CANCELLED", "delete")
     assert await ids(world) == []
     assert await ids(world, hidden=True) == [task_id]
-    assert len((await world.engine.dead_letters.letter(task_id)).failure_history) == 1
+    assert len((await world.engine.dead_letters.get(task_id)).failure_history) == 1
     assert world.status(dependent) == "CANCELLED"
     assert await world.claim(agent) == []
 
@@ -293,7 +293,9 @@ async def test_what_is_decided_is_decided(world: World) -> None:
     await world.engine.dead_letters.resolve(task_id, decision("cancel"))
     before = world.everything()
 
-    with pytest.raises(AlreadyReviewedError, match=r"ann decided cancel at .* and it is CANCELLED") as caught:
+    with pytest.raises(
+        AlreadyReviewedError, match=r"ann decided cancel at .* and the task is CANCELLED"
+    ) as caught:
         await world.engine.dead_letters.resolve(task_id, decision("retry", reviewer="bob"))
 
     assert (caught.value.code, caught.value.reviewer) == ("invalid_transition", "ann")

@@ -333,7 +333,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(data=st.data())
     def escalate_and_retry(self, data: st.DataObject) -> None:
         name = self.some(data, "DEAD_LETTERED")
-        reviewed = self.runner.run(self.engine.dead_letters.letter(name)).reviewed
+        reviewed = self.runner.run(self.engine.dead_letters.get(name)).reviewed
         if not reviewed:
             self.runner.run(self.engine.dead_letters.resolve(name, decided("escalate")))
         self.runner.run(self.engine.dead_letters.resolve(name, decided("retry")))

@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from lineshaft.engine.read.snapshot import Reader, Row, decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import ENDED, LIVE, Status
 from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names
@@ -23,6 +25,8 @@ from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, nam
 FEW = 10_000
 #: Rows of the history that a walk looks at in one statement, and how many such parts one page may take.
 SCAN, PARTS = 20_000, 10
+
+_SQL = catalog.load("read/listing")
 
 
 def task_parameters(wanted: TaskFilter) -> dict[str, Any]:
@@ -113,13 +117,13 @@ async def task_keys(
     start = decode_cursor(cursor, _AgeKey)
     ids = await _collect(reader, filters, few)
     if ids is None:
-        await reader.send("plan_to_walk")
+        await reader.send(_SQL["plan_to_walk"])
 
     async def fetch(after: _Place | None, need: int) -> list[Row]:
         place = {**_behind(after), "limit": need}
         if ids is not None:
-            return await reader.rows("keys_among", **filters, **place, ids=ids)
-        return await reader.rows("keys_by_age", **filters, **place, scan=SCAN)
+            return await reader.rows(_SQL["keys_among"], **filters, **place, ids=ids)
+        return await reader.rows(_SQL["keys_by_age"], **filters, **place, scan=SCAN)
 
     rows, last = await _walk(fetch, _place_of(start), limit)
     return Keys([row["id"] for row in rows], None if last is None else encode_cursor(_AgeKey(*last)))
@@ -128,11 +132,11 @@ async def task_keys(
 async def dag_keys(reader: Reader, wanted: DagFilter, limit: int, cursor: str | None) -> Keys:
     filters = dag_parameters(wanted)
     start = decode_cursor(cursor, _DagKey)
-    await reader.send("plan_to_walk")
+    await reader.send(_SQL["plan_to_walk"])
 
     async def fetch(after: _Place | None, need: int) -> list[Row]:
         place = {**_behind(after), "limit": need, "scan": SCAN}
-        return await reader.rows("dag_keys_by_age", **filters, **place)
+        return await reader.rows(_SQL["dag_keys_by_age"], **filters, **place)
 
     rows, last = await _walk(fetch, _place_of(start), limit)
     return Keys([row["dag_id"] for row in rows], None if last is None else encode_cursor(_DagKey(*last)))
@@ -179,7 +183,7 @@ async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: s
         fault = f"priority orders tasks that have not ended, but status asks for {ended}; use created_at"
         raise InvalidInputError(errors=[("order", fault)])
     after = decode_cursor(cursor, _PriorityKey)
-    as_of = after.as_of if after else (await reader.rows("read_now"))[0]["now"]
+    as_of = after.as_of if after else (await reader.rows(_SQL["read_now"]))[0]["now"]
     place = {
         "as_of": as_of,
         "after_effective": after and after.effective,
@@ -189,11 +193,11 @@ async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: s
     ids = await _collect(reader, filters, few)
     given = {name for name, value in filters.items() if value}
     if ids is None and filters["live"] == [Status.READY] and given <= {"live", "types"}:
-        rows = await reader.rows("keys_of_ready", types=filters["types"], **place)
+        rows = await reader.rows(_SQL["keys_of_ready"], types=filters["types"], **place)
     else:
         if ids is None:
-            await reader.send("plan_to_scan")
-        rows = await reader.rows("keys_by_priority", **filters, **place, ids=ids)
+            await reader.send(_SQL["plan_to_scan"])
+        rows = await reader.rows(_SQL["keys_by_priority"], **filters, **place, ids=ids)
     page = rows[:limit]
     more = None
     if len(rows) > limit:
@@ -232,7 +236,7 @@ async def _collect(reader: Reader, filters: dict[str, Any], few: int) -> list[st
     for statements in attempts:
         ids: set[str] = set()
         for name in statements:
-            (row,) = await reader.rows(name, **filters, most=few + 1)
+            (row,) = await reader.rows(_SQL[name], **filters, most=few + 1)
             ids.update(row["ids"] or ())
             if len(ids) > few:
                 break

@@ -19,6 +19,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.read.guards import read_pauses
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.model.priority import TIER_ENDS, Tier
 from lineshaft.model.states import ENDED, Status
@@ -31,6 +33,7 @@ PAGES = 250
 #: In so many parts windows are cut; at most so many rows are read of each.
 PARTS, PART_ROWS = 20, 500
 
+_SQL = catalog.load("read/stats")
 _BOUNDS = [end for end, _ in TIER_ENDS]
 _TIERS = [*(name for _, name in TIER_ENDS), Tier.BACKGROUND]
 _NOTHING = Decimal(0)
@@ -58,7 +61,7 @@ class Bounds:
 
 
 async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
-    (sizes,) = await reader.rows("table_sizes", most=bounds.most + 1)
+    (sizes,) = await reader.rows(_SQL["table_sizes"], most=bounds.most + 1)
     live, oldest, oldest_exact = await _live_depth(reader, bounds, sizes)
     as_of: datetime = sizes["now"]
     # Microseconds are the smallest there is: windows are open below, and midnight belongs to the new day.
@@ -66,11 +69,15 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
     today = midnight - timedelta(microseconds=1)
     share = bounds.percent(sizes["attempt_pages"])
     limits = {"upto": as_of, "parts": PARTS, "most": bounds.part_rows + 1}
-    minute = await reader.send("ends_by_time", since=as_of - timedelta(minutes=1), with_cost=False, **limits)
-    hour = await reader.send("ends_by_time", since=as_of - timedelta(hours=1), with_cost=False, **limits)
-    day = await reader.send("ends_by_time", since=today, with_cost=True, **limits)
-    failed = await reader.send("attempts_sampled", since=today, percent=share)
-    held = await reader.send("held_cost", most=bounds.most)
+    minute = await reader.send(
+        _SQL["ends_by_time"], since=as_of - timedelta(minutes=1), with_cost=False, **limits
+    )
+    hour = await reader.send(
+        _SQL["ends_by_time"], since=as_of - timedelta(hours=1), with_cost=False, **limits
+    )
+    day = await reader.send(_SQL["ends_by_time"], since=today, with_cost=True, **limits)
+    failed = await reader.send(_SQL["attempts_sampled"], since=today, percent=share)
+    held = await reader.send(_SQL["held_cost"], most=bounds.most)
     ended = await _ended_depth(reader, bounds, sizes["ended_pages"])
     completed, day_exact = _spent(await day.fetchall(), bounds)
     (unsuccessful,) = await failed.fetchall()
@@ -90,7 +97,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
         },
         spend_today_usd=spent.quantize(_SIX_PLACES),
         spend_today_exact=day_exact and share == 100,  # noqa: PLR2004 - per cent: all of it
-        paused=[row["type"] for row in await reader.rows("pauses")],
+        paused=[pause.type for pause in await read_pauses(reader)],
     )
 
 
@@ -105,12 +112,12 @@ async def _live_depth(
     reader: Reader, bounds: Bounds, sizes: Row
 ) -> tuple[list[Depth], datetime | None, bool]:
     if sizes["live_rows"] <= bounds.most:
-        rows = await reader.rows("depth_counted", tiers=_BOUNDS)
+        rows = await reader.rows(_SQL["depth_counted"], tiers=_BOUNDS)
         return _depths(_sums(rows), exact=frozenset(Status)), _oldest(rows), True
     percent = bounds.percent(sizes["live_pages"])
-    by_index = await reader.send("depth_indexed", most=bounds.most + 1, tiers=_BOUNDS)
-    by_sample = await reader.send("depth_sampled", percent=percent, tiers=_BOUNDS)
-    first = await reader.send("oldest_of_first")
+    by_index = await reader.send(_SQL["depth_indexed"], most=bounds.most + 1, tiers=_BOUNDS)
+    by_sample = await reader.send(_SQL["depth_sampled"], percent=percent, tiers=_BOUNDS)
+    first = await reader.send(_SQL["oldest_of_first"])
     indexed, sampled = await by_index.fetchall(), await by_sample.fetchall()
     totals: Counter[str] = Counter()
     for row in indexed:
@@ -132,8 +139,8 @@ async def _live_depth(
 
 async def _ended_depth(reader: Reader, bounds: Bounds, table_pages: int) -> list[Depth]:
     percent = bounds.percent(table_pages)
-    sample = await reader.send("ended_sampled", percent=percent)
-    badly = await reader.send("ended_badly_counted", most=bounds.most + 1)
+    sample = await reader.send(_SQL["ended_sampled"], percent=percent)
+    badly = await reader.send(_SQL["ended_badly_counted"], most=bounds.most + 1)
     everything = percent == 100  # noqa: PLR2004 - per cent: all of it
     found = {row["status"]: round(row["n"] * 100 / percent) for row in await sample.fetchall()}
     exact = set(ENDED) if everything else set()

@@ -1,17 +1,19 @@
-"""Why a task is not running, told from the same rows that a claim would look at.
+"""Why a task is not running, derived from the same rows that a claim reads.
 
-`claim_tasks` decides what can be claimed; this explains it. Of a READY task `runnable` says whether any
-active agent's claim would get it once it is its turn: a place further back in the queue is no reason. An
-agent must pass every test by itself: one that is free and one that has money don't make a third that is both.
+`claim_tasks` decides what can be claimed; this module explains it. A READY task is `runnable` if the claim of
+at least one active agent would get it in its turn: its place in the queue is not a reason. One agent must
+pass all tests: a free agent without money and a busy agent with money don't add up.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
 from lineshaft.checks.registry import HUMAN
-from lineshaft.engine.read.rows import dead_above
-from lineshaft.engine.read.snapshot import Row
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.read.snapshot import Reader, Row
+from lineshaft.engine.read.tasks import dead_letters_above, read_upstream
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -23,13 +25,54 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.types import Reason, ReasonCode, Why
 
-#: So many of a kind are named, the rest are counted.
+#: This many items of a list are named; the rest are counted.
 _NAMED = 3
-#: So much of an error is shown.
+#: Characters of an error that are shown.
 _ERROR = 300
 
+_SQL = catalog.load("read/why")
 
-def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Iterable[Row]) -> Why:
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    task: Row
+    upstream: list[Row]
+    models: list[Row]
+    agents: list[Row]
+
+    def explained(self) -> Why:
+        return explain(self.task, self.upstream, self.models, self.agents)
+
+
+async def read_why(reader: Reader, task_id: str, daily_budget: Decimal | None) -> Why | None:
+    """None: unknown task."""
+    facts = await _read_facts(reader, task_id, daily_budget, agent_id=None)
+    return None if facts is None else facts.explained()
+
+
+async def read_refusal(
+    reader: Reader, task_id: str, agent_id: str, daily_budget: Decimal | None
+) -> LineshaftError | None:
+    """Why this agent can't claim this task; None: unknown task."""
+    facts = await _read_facts(reader, task_id, daily_budget, agent_id=agent_id)
+    return None if facts is None else _refusal(facts.explained(), facts.agents[0])
+
+
+async def _read_facts(
+    reader: Reader, task_id: str, daily_budget: Decimal | None, *, agent_id: str | None
+) -> _Facts | None:
+    """`agent_id`: None considers all agents."""
+    task = await reader.send(_SQL["why_task"], id=task_id, daily_budget=daily_budget)
+    models = await reader.send(_SQL["why_models"])
+    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id)
+    upstream = await read_upstream(reader, [task_id])
+    found = await task.fetchall()
+    if not found:
+        return None
+    return _Facts(found[0], upstream, await models.fetchall(), await agents.fetchall())
+
+
+def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Sequence[Row]) -> Why:
     """From a row of why_task and the rows of upstream, why_models and why_agents."""
     status = Status(task["status"])
     reasons: list[Reason] = []
@@ -40,10 +83,14 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: I
     elif status is Status.VALIDATING:
         reasons = [_gate(task)]
     elif status is Status.READY:
-        rows = list(agents)
-        named = {*task["models"], *(model for row in rows for model in row["models_available"])}
+        named = {*task["models"], *(model for row in agents for model in row["models_available"])}
         unusable = _unusable(named, list(models))
-        reasons = [*_guards(task), *_money_of_day(task), *_money_of_dag(task), *_agents(task, unusable, rows)]
+        reasons = [
+            *_guards(task),
+            *_daily_budget(task),
+            *_dag_budget(task),
+            *_agents(task, unusable, agents),
+        ]
     runnable = status is Status.READY and not reasons
     return Why(runnable, reasons, status, task["id"])
 
@@ -60,8 +107,8 @@ def _unusable(models: Iterable[str], barred: Sequence[Row]) -> dict[str, datetim
     return unusable
 
 
-def refusal(why: Why, agent: Row) -> LineshaftError:
-    """What to tell an agent that wanted this very task (R-063); `why` looked at no other agent."""
+def _refusal(why: Why, agent: Row) -> LineshaftError:
+    """The error for an agent that asked for this task by id; `why` considered no other agent."""
     asked = f"Agent {agent['id']} can't claim task {why.task_id}"
     details = " ".join(reason.detail for reason in why.reasons)
     codes = {reason.code for reason in why.reasons}
@@ -90,7 +137,7 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
         yield Reason(ReasonCode.BLOCKED_BY_DEPENDENCY, f"Waits for {what}: {states}.{advice}")
-    if dead := dead_above(upstream).get(task["id"]):
+    if dead := dead_letters_above(upstream).get(task["id"]):
         yield Reason(
             ReasonCode.UPSTREAM_DEAD_LETTERED,
             f"Dead letters upstream: {_listed(dead)}. They wait for a person: retry or change them, then "
@@ -180,7 +227,7 @@ def _breaker(task: Row) -> str:
     return f"{failures} The first claim after {_iso(task['probe_at'])} gets one task as a probe; or reset it."
 
 
-def _money_of_day(task: Row) -> Iterable[Reason]:
+def _daily_budget(task: Row) -> Iterable[Reason]:
     left, cost = task["left_today_usd"], task["cost_usd"]
     if left is not None and cost > left:
         yield Reason(
@@ -190,7 +237,7 @@ def _money_of_day(task: Row) -> Iterable[Reason]:
         )
 
 
-def _money_of_dag(task: Row) -> Iterable[Reason]:
+def _dag_budget(task: Row) -> Iterable[Reason]:
     ceiling, cost = task["budget_ceiling_usd"], task["cost_usd"]
     if ceiling is None:
         return

@@ -20,8 +20,8 @@ from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import raw_json
+from lineshaft.engine.read.pages import decode_cursor, encode_cursor
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.read.snapshot import decode_cursor, encode_cursor
 from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle

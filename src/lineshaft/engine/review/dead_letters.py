@@ -1,27 +1,27 @@
-"""The review desk: what failed for good waits here for a person, with its whole history, until one decides.
+"""Dead letters: tasks that failed permanently wait here, with their whole history, until a person decides.
 
-A decision is one transaction; one about many is a few, of a bounded number each. It begins with a lock on the
-dead letters, so of two reviewers who decide at once one wins, and the other is told what was decided. Nothing
-that ever lay here is deleted by itself.
+A decision is one transaction; a bulk decision is several, each of a bounded size. It begins with a lock on
+the dead letters: of two concurrent decisions one wins, and the other gets an error that names the first.
+A dead letter is never deleted automatically.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Raw, Struct
+from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.review.dead_letter_views import (
-    ALL_LETTERS,
-    open_letters,
-    read_groups,
-    read_letter,
-    read_letters,
-)
-from lineshaft.engine.review.resolution import Review
-from lineshaft.engine.transition.cancel import LockedLetter
+from lineshaft.engine.read.listing import patterns
+from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
+from lineshaft.engine.read.tasks import read_failed_attempts
+from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
 from lineshaft.engine.transition.operations import Operations
 from lineshaft.errors import (
     AlreadyReviewedError,
@@ -33,68 +33,142 @@ from lineshaft.errors import (
 )
 from lineshaft.model.reviews import Resolution, ResolutionRequest
 from lineshaft.model.spec_change import spec_changes
+from lineshaft.model.states import Status
+from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, resolve
-from lineshaft.types import BulkResolution, DeadLetter, DeadLetterFilter, DeadLetterGroup, Page, Refusal
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types import (
+    BulkResolution,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    Page,
+    Refusal,
+    Review,
+)
+from lineshaft.types.filters import names
+from lineshaft.types.json import raw
+from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
-#: Dead letters that one transaction decides about: enough to be quick, few enough to let others in between.
-_AT_ONCE = 100
-#: What people are told when one is escalated (000).
+#: Dead letters that one transaction decides about: enough to be fast, few enough not to block others.
+_PER_TRANSACTION = 100
+#: Tasks of a group that are named.
+_SAMPLES = 20
+#: The alert of an escalation.
 HUMAN_REVIEW_NEEDED = "HUMAN_REVIEW_NEEDED"
+ALL = DeadLetterFilter()
+#: Statuses and resolutions are decoded; the spec stays raw.
+_DECODED = {"spec", "status", "resolution"}
+
+_SQL = catalog.load("review/dead_letters")
+
+
+class _Key(Struct, frozen=True, array_like=True, tag="dead_letter"):
+    at: datetime
+    id: str
+    revival: Annotated[int, Meta(ge=0, le=2**15 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _LastReview:
+    resolution: str | None
+    reviewer: str | None
+    reviewed_at: datetime | None
+    status: str
+
+
+#: Tasks that were moved; and errors by task for those that were not.
+_Resolved = tuple[set[str], dict[str, LineshaftError]]
 
 
 class DeadLetters:
     def __init__(self, database: Database, operations: Operations) -> None:
         self._database = database
         self._operations = operations
-        self._sql = catalog.load("review/dead_letters")
+        self._reviews = Reviews(database)
 
-    async def letter(self, task_id: str) -> DeadLetter:
-        """The last time that a task failed for good, whatever was decided since."""
-        return await read_letter(self._database, task_id)
+    # Reads.
 
-    async def letters(
-        self,
-        filters: DeadLetterFilter = ALL_LETTERS,
-        *,
-        limit: int = DEFAULT_LIMIT,
-        cursor: str | None = None,
+    async def get(self, task_id: str) -> DeadLetter:
+        """The latest dead letter of a task, whatever was decided since."""
+        if is_storable(task_id):
+            page = await self.find(DeadLetterFilter(task_ids=task_id, hidden=True), limit=1)
+            if page.items:
+                return page.items[0]
+        raise _unknown(task_id)
+
+    async def find(
+        self, filters: DeadLetterFilter = ALL, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None
     ) -> Page[DeadLetter]:
         """Newest first."""
-        return await read_letters(self._database, filters, limit=limit, cursor=cursor)
+        check_limit(limit)
+        after = decode_cursor(cursor, _Key)
+
+        async def read(reader: Reader) -> Page[DeadLetter]:
+            rows = await _list(reader, filters, after=after, limit=limit + 1)
+            page, more = rows[:limit], None
+            if len(rows) > limit:
+                last = page[-1]
+                more = encode_cursor(_Key(last["dead_lettered_at"], last["task_id"], last["revival"]))
+            return Page(await _with_history(reader, page), more)
+
+        return await in_snapshot(self._database, read, for_filters=True)
 
     async def groups(
         self, *, types: Sequence[str] = (), categories: Sequence[str] = (), limit: int = DEFAULT_LIMIT
     ) -> list[DeadLetterGroup]:
-        """What nobody has looked at, by like error; the largest group first (R-137)."""
-        return await read_groups(self._database, types=types, categories=categories, limit=limit)
+        """Dead letters without a decision, by error pattern; the largest group first."""
+        check_limit(limit)
+        refuse_unstorable(type=types, category=categories)
+
+        async def read(reader: Reader) -> list[DeadLetterGroup]:
+            rows = await reader.rows(
+                _SQL["group_dead_letters"],
+                types=list(types) or None,
+                categories=list(categories) or None,
+                samples=_SAMPLES,
+                limit=limit,
+            )
+            return [DeadLetterGroup(**row) for row in rows]
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    async def _open(self, filters: DeadLetterFilter, limit: int) -> list[str]:
+        """Tasks that wait for a decision, including escalated ones; newest first."""
+
+        async def read(reader: Reader) -> list[str]:
+            rows = await _list(reader, filters, only_open=True, limit=limit)
+            return [row["task_id"] for row in rows]
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    # Decisions.
 
     async def resolve(self, task_id: str, decision: ResolutionRequest) -> DeadLetter:
         decision.check()
         _, refused = await self._resolve([task_id], decision)
         if refused:
             raise refused[task_id]
-        return await self.letter(task_id)
+        return await self.get(task_id)
 
     async def resolve_all(
         self, filters: DeadLetterFilter, decision: ResolutionRequest, *, limit: int = MAX_BULK
     ) -> BulkResolution:
-        """Decide about everything open that a filter finds, some at a time.
+        """Decide about all open dead letters that match a filter, in several transactions.
 
-        One that can't be resolved keeps none of the others from it. What the database can't answer for is
-        not in the result: the same call again finds what is left.
+        One that can't be resolved doesn't stop the others. If the database becomes unavailable, the same call
+        again finds the rest.
         """
         decision.check()
         if not 1 <= limit <= MAX_BULK:
             raise InvalidInputError(errors=[("limit", f"must be from 1 to {MAX_BULK}, got {limit}")])
-        found = await open_letters(self._database, filters, limit + 1)
+        found = await self._open(filters, limit + 1)
         resolved: set[str] = set()
         refused: dict[str, LineshaftError] = {}
-        for start in range(0, min(limit, len(found)), _AT_ONCE):
-            chunk = found[start : min(start + _AT_ONCE, limit)]
-            # Some may have gone along with others before.
+        for start in range(0, min(limit, len(found)), _PER_TRANSACTION):
+            chunk = found[start : min(start + _PER_TRANSACTION, limit)]
+            # A decision about a batch moves its children too.
             left = [task_id for task_id in chunk if task_id not in resolved]
             moved, not_these = await self._resolve_each(left, decision)
             resolved |= moved
@@ -103,7 +177,7 @@ class DeadLetters:
         refusals = [Refusal(task_id, error.code, str(error)) for task_id, error in refused.items()]
         return BulkResolution(decided, refusals, more=len(found) > limit)
 
-    async def _resolve_each(self, ids: Sequence[str], decision: ResolutionRequest) -> "_Resolved":
+    async def _resolve_each(self, ids: Sequence[str], decision: ResolutionRequest) -> _Resolved:
         """All in one transaction; if one of them makes that fail, each in its own."""
         if not ids:
             return set(), {}
@@ -123,10 +197,10 @@ class DeadLetters:
                 refused |= not_this
         return resolved, refused
 
-    async def _resolve(self, ids: Sequence[str], decision: ResolutionRequest) -> "_Resolved":
-        """In one transaction; gives all tasks that it moved, and why it didn't those that were not open."""
+    async def _resolve(self, ids: Sequence[str], decision: ResolutionRequest) -> _Resolved:
+        """In one transaction."""
         resolution = decision.check()
-        review = Review(
+        review = NewReview(
             resolution=resolution,
             reviewer=decision.reviewer,
             note=decision.note or None,
@@ -134,112 +208,182 @@ class DeadLetters:
         )
 
         async def work(connection: Connection) -> _Resolved:
-            letters = await self._operations.cancelling.lock_letters(connection, ids)
+            locked = await self._reviews.lock(connection, ids)
             if resolution is Resolution.ESCALATE:
-                letters = {name: letter for name, letter in letters.items() if not letter.reviewed}
+                locked = {name: found for name, found in locked.items() if not found.reviewed}
             refused = {
-                name: await self._refusal(connection, name, resolution) for name in ids if name not in letters
+                name: await _refusal(connection, name, resolution) for name in ids if name not in locked
             }
-            # In the order that was asked for.
-            asked = [letters[name] for name in ids if name in letters]
-            return set(await self._decide(connection, asked, decision, review)) if asked else set(), refused
+            # In the order of the request.
+            dead = [locked[name] for name in ids if name in locked]
+            return set(await self._decide(connection, dead, decision, review)) if dead else set(), refused
 
         return await self._database.run(work)
 
     async def _decide(
         self,
         connection: Connection,
-        letters: Sequence[LockedLetter],
+        dead: Sequence[LockedDeadLetter],
         decision: ResolutionRequest,
-        review: Review,
+        review: NewReview,
     ) -> Iterable[str]:
-        """Gives all tasks that it moved."""
+        """Returns all tasks that were moved."""
         cancelling, reviving = self._operations.cancelling, self._operations.reviving
         match review.resolution:
             case Resolution.ESCALATE:
-                return await self._escalate(connection, letters, review)
+                return await self._escalate(connection, dead, review)
             case Resolution.CANCEL | Resolution.DELETE:
-                return await cancelling.cancel_letters(connection, [letter.id for letter in letters], review)
+                return await cancelling.cancel_dead_letters(connection, [each.id for each in dead], review)
             case Resolution.RETRY:
-                delays = {letter.id: _delay(letter, decision) for letter in letters}
+                delays = {each.id: _delay(each, decision) for each in dead}
                 return await reviving.revive(connection, delays, review)
             case Resolution.MODIFY_AND_RETRY:
                 moved: list[str] = []
-                for letter in letters:
-                    # What was changed is another thing for each.
-                    changed = await self._change_spec(connection, letter, decision.spec, review)
-                    delay = _delay(letter, decision)
-                    moved += await reviving.revive(connection, {letter.id: delay}, changed)
+                for each in dead:
+                    changed = await self._change_spec(connection, each, decision.spec, review)
+                    moved += await reviving.revive(connection, {each.id: _delay(each, decision)}, changed)
                 return moved
 
     async def _escalate(
-        self, connection: Connection, letters: Sequence[LockedLetter], review: Review
+        self, connection: Connection, dead: Sequence[LockedDeadLetter], review: NewReview
     ) -> list[str]:
-        ids = [letter.id for letter in letters]
-        causes = await self._operations.reviving.record_review(connection, ids, review)
-        told = [
-            (letter.id, letter.dag_id, letter.epoch, _alert(letter, review) | causes[letter.id])
-            for letter in letters
-        ]
-        await self._operations.reviving.log(connection, ["task.resolved", "alert"], told)
+        ids = [each.id for each in dead]
+        causes = await self._reviews.record(connection, ids, review)
+        events = [(each.id, each.dag_id, each.epoch, _alert(each, review) | causes[each.id]) for each in dead]
+        await self._operations.reviving.log(connection, ["task.resolved", "alert"], events)
         return ids
 
     async def _change_spec(
-        self, connection: Connection, letter: LockedLetter, spec: Any, review: Review
-    ) -> Review:
-        """Put another spec in place, checked like a submission; what it refers to is waited for."""
-        row = resolve(NewTask(letter.type, spec=spec, preset=letter.preset))
-        before = msgspec.json.decode(letter.spec)
+        self, connection: Connection, dead: LockedDeadLetter, spec: Any, review: NewReview
+    ) -> NewReview:
+        """Replace the spec, checked like a submission; the task then depends on tasks that it refers to."""
+        row = resolve(NewTask(dead.type, spec=spec, preset=dead.preset))
+        before = msgspec.json.decode(dead.spec)
         after = msgspec.json.decode(row.spec)
-        await self._operations.wait_for_inputs(connection, letter.id, row.context_tasks)
+        await self._operations.wait_for_inputs(connection, dead.id, row.context_tasks)
         await connection.execute(
-            self._sql["change_spec"],
-            {"id": letter.id, "spec": row.spec.decode(), **_limits(letter, row, before, after)},
+            _SQL["change_spec"],
+            {"id": dead.id, "spec": row.spec.decode(), **_limits(dead, row, before, after)},
         )
         found = tuple(spec_changes(before, after))
-        return replace(review, spec_before=letter.spec, spec_change=msgspec.json.encode(found), changed=found)
+        return replace(review, spec_before=dead.spec, spec_change=msgspec.json.encode(found), changed=found)
 
-    async def _refusal(self, connection: Connection, task_id: str, resolution: Resolution) -> LineshaftError:
-        cursor = await connection.execute(self._sql["last_review"], {"id": task_id})
-        row = await cursor.fetchone()
-        if row is None:
-            return NotFoundError(
-                f"There is no dead letter of a task {task_id!r}; it may never have failed for good."
+
+async def _list(
+    reader: Reader,
+    filters: DeadLetterFilter,
+    *,
+    limit: int,
+    after: _Key | None = None,
+    only_open: bool | None = None,
+) -> list[Row]:
+    return await reader.rows(
+        _SQL["list_dead_letters"],
+        **filter_parameters(filters),
+        open=only_open,
+        after_at=after and after.at,
+        after_id=after and after.id,
+        after_revival=after and after.revival,
+        limit=limit,
+    )
+
+
+def filter_parameters(wanted: DeadLetterFilter) -> dict[str, Any]:
+    texts = ("type", "category", "task_ids", "dag_id", "pattern")
+    refuse_unstorable(
+        error_contains=[wanted.error_contains or ""],
+        **{name: names(getattr(wanted, name)) for name in texts},
+    )
+    for name in names(wanted.resolution):
+        if name not in tuple(Resolution):
+            fault = f"must be one of {', '.join(Resolution)}, got {name!r}"
+            raise InvalidInputError(errors=[("resolution", fault)])
+    like = patterns([wanted.error_contains] if wanted.error_contains else [])
+    return {
+        "reviewed": wanted.reviewed,
+        "types": names(wanted.type) or None,
+        "categories": names(wanted.category) or None,
+        "error_like": like and like[0],
+        "poison_pill": wanted.poison_pill,
+        "task_ids": names(wanted.task_ids) or None,
+        "dag_ids": names(wanted.dag_id) or None,
+        "resolutions": names(wanted.resolution) or None,
+        "patterns": names(wanted.pattern) or None,
+        "hidden": wanted.hidden,
+    }
+
+
+async def _with_history(reader: Reader, rows: Sequence[Row]) -> list[DeadLetter]:
+    ids = [row["task_id"] for row in rows]
+    decisions = await reader.send(_SQL["read_reviews"], ids=ids)
+    failures = await read_failed_attempts(reader, ids)
+    reviews: defaultdict[tuple[str, int], list[Review]] = defaultdict(list)
+    for row in await decisions.fetchall():
+        reviews[row.pop("task_id"), row.pop("revival")].append(
+            Review(
+                resolution=Resolution(row.pop("resolution")),
+                spec_before_json=raw(row.pop("spec_before")),
+                spec_change_json=raw(row.pop("spec_change")),
+                **row,
             )
-        decided, reviewer, at, status = row
-        asked = f"Can't resolve the dead letter of task {task_id} as {resolution}"
-        if decided is None:
-            return InvalidTransitionError(f"{asked}: it is {status}.")
-        who = "it was retried by hand" if reviewer is None else f"{reviewer} decided {decided}"
-        return AlreadyReviewedError(
-            f"{asked}: {who} at {at.isoformat()}, and it is {status} now. Nothing was changed.",
-            resolution=decided,
-            reviewer=reviewer,
         )
+    return [
+        DeadLetter(
+            **{name: value for name, value in row.items() if name not in _DECODED},
+            spec_json=Raw(row["spec"]),
+            status=Status(row["status"]),
+            resolution=None if row["resolution"] is None else Resolution(row["resolution"]),
+            failure_history=[
+                attempt for attempt in failures[row["task_id"]] if attempt.revival <= row["revival"]
+            ],
+            reviews=reviews[row["task_id"], row["revival"]],
+        )
+        for row in rows
+    ]
 
 
-#: Tasks that were moved; and why others were not.
-_Resolved = tuple[set[str], dict[str, LineshaftError]]
+async def _refusal(connection: Connection, task_id: str, resolution: Resolution) -> LineshaftError:
+    async with connection.cursor(row_factory=class_row(_LastReview)) as cursor:
+        await cursor.execute(_SQL["last_review"], {"id": task_id})
+        last = await cursor.fetchone()
+    if last is None:
+        return _unknown(task_id)
+    asked = f"Can't resolve the dead letter of task {task_id} as {resolution}"
+    if last.resolution is None or last.reviewed_at is None:
+        return InvalidTransitionError(f"{asked}: the task is {last.status}.")
+    who = "it was retried manually" if last.reviewer is None else f"{last.reviewer} decided {last.resolution}"
+    return AlreadyReviewedError(
+        f"{asked}: {who} at {last.reviewed_at.isoformat()}, and the task is {last.status} now. "
+        "Nothing was changed.",
+        resolution=last.resolution,
+        reviewer=last.reviewer,
+    )
 
 
-def _alert(letter: LockedLetter, review: Review) -> dict[str, Any]:
-    message = f"{review.reviewer} wants somebody else to decide about task {letter.id}"
-    return review.told(letter.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
+def _unknown(task_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is no dead letter of a task {task_id!r}; it may never have failed permanently."
+    )
 
 
-def _delay(letter: LockedLetter, decision: ResolutionRequest) -> float:
+def _alert(dead: LockedDeadLetter, review: NewReview) -> dict[str, Any]:
+    message = f"{review.reviewer} asks another person to decide about task {dead.id}"
+    return review.event_data(dead.id) | {"alert": HUMAN_REVIEW_NEEDED, "message": message}
+
+
+def _delay(dead: LockedDeadLetter, decision: ResolutionRequest) -> float:
     if decision.not_before is None:
         return 0.0
-    return max((decision.not_before - letter.now).total_seconds(), 0.0)
+    return max((decision.not_before - dead.now).total_seconds(), 0.0)
 
 
-def _limits(letter: LockedLetter, row: TaskRow, before: Any, after: Any) -> dict[str, Any]:
-    """Limits that stand in the new spec count, as at submission; those it doesn't have any more are gone."""
+def _limits(dead: LockedDeadLetter, row: TaskRow, before: Any, after: Any) -> dict[str, Any]:
+    """Limits come from the new spec, as at submission; a limit that only the old spec has is dropped."""
     old, new = (
         found if isinstance(found := spec.get("constraints"), dict) else {} for spec in (before, after)
     )
     limits = {}
     for name in LIMITS_IN_SPEC:
-        value = getattr(row if name in new or name in old else letter, name)
+        value = getattr(row if name in new or name in old else dead, name)
         limits[name] = list(value) if isinstance(value, tuple) else value
     return limits

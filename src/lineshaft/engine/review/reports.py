@@ -8,7 +8,7 @@ from psycopg.rows import dict_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.read.snapshot import (
+from lineshaft.engine.read.pages import (
     decode_cursor,
     encode_cursor,
     refuse_unstorable,

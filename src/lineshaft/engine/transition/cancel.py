@@ -6,40 +6,16 @@ same way, though it had ended: what waits for it would wait for ever (U6).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from decimal import Decimal
-
-from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.review.resolution import Review
+from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.outcomes import HELD
 from lineshaft.engine.transition.revive import Reviving
 from lineshaft.model.states import Status
 from lineshaft.types.work import UNREPORTED, ClaimRef, Spent
-
-
-@dataclass(frozen=True, slots=True)
-class LockedLetter:
-    """A dead letter as `lock_letters` reads it."""
-
-    id: str
-    epoch: int
-    dag_id: str | None
-    type: str
-    preset: str
-    spec: bytes
-    max_cost_usd: Decimal | None
-    max_duration_sec: float
-    required_capabilities: list[str]
-    model_preferences: list[str]
-    fallback_models: list[str]
-    #: It was escalated.
-    reviewed: bool
-    now: datetime
 
 
 @dataclass(slots=True)
@@ -50,13 +26,15 @@ class _Doomed:
     #: For each task all that it hangs on.
     above: dict[str, list[str]] = field(default_factory=dict)
     live: dict[str, LockedTask] = field(default_factory=dict)
-    letters: dict[str, LockedLetter] = field(default_factory=dict)
+    dead_letters: dict[str, LockedDeadLetter] = field(default_factory=dict)
 
     def reason(self, name: str, asked: str) -> str:
         if name in self.roots:
             return asked
         going = (
-            upstream for upstream in self.above[name] if upstream in self.live or upstream in self.letters
+            upstream
+            for upstream in self.above[name]
+            if upstream in self.live or upstream in self.dead_letters
         )
         return f"Parent {next(going, self.roots[0])} cancelled"
 
@@ -72,7 +50,7 @@ class Cancelling:
         self._reviving = reviving
         self._sql = catalog.load("transition/operations")
         self._moves = catalog.load("transition/revive")
-        self._letters = catalog.load("review/dead_letters")
+        self._reviews = Reviews(database)
 
     async def cancel(
         self, connection: Connection, roots: Sequence[str], reason: str, *, cascade: bool
@@ -110,68 +88,64 @@ class Cancelling:
         await self._bury(connection, changes, doomed)
         return sorted(doomed.live)
 
-    async def cancel_letters(self, connection: Connection, roots: Sequence[str], review: Review) -> list[str]:
+    async def cancel_dead_letters(
+        self, connection: Connection, roots: Sequence[str], review: NewReview
+    ) -> list[str]:
         """Give up dead letters with all that waits for them, as part of a review; gives who was cancelled."""
-        doomed = await self._lock_doomed(connection, roots, cascade=True, letters=True)
+        doomed = await self._lock_doomed(connection, roots, cascade=True, dead_letters=True)
         reason = review.note or f"{review.resolution} by {review.reviewer}"
-        reasons = {name: doomed.reason(name, reason) for name in doomed.letters}
+        reasons = {name: doomed.reason(name, reason) for name in doomed.dead_letters}
         await connection.execute(
-            self._letters["cancel_ends"],
+            self._sql["cancel_dead_letters"],
             {**self._database.now, "ids": list(reasons), "reasons": list(reasons.values())},
         )
-        await self._letters_told(connection, doomed, reasons, review)
+        await self._log_dead_letters(connection, doomed, reasons, review)
         changes = Changes(self._database.now)
-        for name, letter in doomed.letters.items():
-            changes.give_up(name, letter.dag_id)
+        for name, found in doomed.dead_letters.items():
+            changes.give_up(name, found.dag_id)
         self._end_doomed(changes, doomed, reason, {})
         await self._bury(connection, changes, doomed)
-        return sorted([*doomed.letters, *doomed.live])
+        return sorted([*doomed.dead_letters, *doomed.live])
 
-    async def _letters_told(
-        self, connection: Connection, doomed: _Doomed, reasons: Mapping[str, str], review: Review
+    async def _log_dead_letters(
+        self, connection: Connection, doomed: _Doomed, reasons: Mapping[str, str], review: NewReview
     ) -> None:
-        causes = await self._reviving.record_review(connection, list(reasons), review)
+        causes = await self._reviews.record(connection, list(reasons), review)
         await self._reviving.log(
             connection,
             ["task.resolved", "task.cancelled"],
             [
                 (
                     name,
-                    doomed.letters[name].dag_id,
-                    doomed.letters[name].epoch,
-                    review.told(name) | causes.get(name, {}) | {"reason": why},
+                    doomed.dead_letters[name].dag_id,
+                    doomed.dead_letters[name].epoch,
+                    review.event_data(name) | causes.get(name, {}) | {"reason": why},
                 )
                 for name, why in reasons.items()
             ],
         )
 
     async def _lock_doomed(
-        self, connection: Connection, roots: Sequence[str], *, cascade: bool, letters: bool = False
+        self, connection: Connection, roots: Sequence[str], *, cascade: bool, dead_letters: bool = False
     ) -> _Doomed:
         known: set[str] = set()
         doomed = _Doomed(roots)
         # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
         while True:
             cursor = await connection.execute(
-                self._sql["doomed"], {"ids": list(roots), "cascade": cascade, "letters": letters}
+                self._sql["doomed"], {"ids": list(roots), "cascade": cascade, "letters": dead_letters}
             )
             above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
             if above.keys() <= known:
                 break
             known = set(above)
-            if letters:
-                doomed.letters = await self.lock_letters(connection, sorted(above))
+            if dead_letters:
+                doomed.dead_letters = await self._reviews.lock(connection, sorted(above))
             doomed.live = await self._lifecycle.lock_with_dependents(connection, sorted(above))
         doomed.above = above
         doomed.live = {name: task for name, task in doomed.live.items() if name in above}
-        doomed.letters = {name: letter for name, letter in doomed.letters.items() if name in above}
+        doomed.dead_letters = {name: found for name, found in doomed.dead_letters.items() if name in above}
         return doomed
-
-    async def lock_letters(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedLetter]:
-        """Those of these tasks that are dead letters; nobody revives or cancels them meanwhile."""
-        async with connection.cursor(row_factory=class_row(LockedLetter)) as cursor:
-            await cursor.execute(self._letters["lock_letters"], {**self._database.now, "ids": list(ids)})
-            return {letter.id: letter for letter in await cursor.fetchall()}
 
     def _end_doomed(self, changes: Changes, doomed: _Doomed, reason: str, spent: Mapping[str, Spent]) -> None:
         for name, task in doomed.live.items():

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.review.resolution import BY_HAND
+from lineshaft.engine.review.reviews import MANUAL_RETRY
 from lineshaft.engine.submit.drafts import DagDraft, Draft, draft_by_key
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
@@ -118,7 +118,7 @@ class Operations:
                 await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, None)])
                 await connection.execute(self._inserts["wake"], {"lanes": str(row[2])})
                 return Status.READY
-            return (await self.reviving.revive(connection, {task_id: delay_sec}, BY_HAND))[task_id]
+            return (await self.reviving.revive(connection, {task_id: delay_sec}, MANUAL_RETRY))[task_id]
 
         return await self._database.run(work)
 

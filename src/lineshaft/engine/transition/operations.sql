@@ -173,3 +173,10 @@ RETURNING live.id, live.dag_id, live.lane_id
 -- What the tasks of a revival still wait for. It is held (upstream.sql) before the revival counts: no upstream may end, or be revived and
 -- then end, between the count and the commit, or it would find nobody to count down.
 SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+
+-- name: cancel_dead_letters
+-- DEAD_LETTERED → CANCELLED. Guarded by the row locks that lock_dead_letters holds.
+UPDATE lineshaft.task_end AS ended
+SET status = 'CANCELLED', ended_at = coalesce(%(now)s::timestamptz, now()), reason = input.reason, category = NULL
+FROM unnest(%(ids)s::text[], %(reasons)s::text[]) AS input (id, reason)
+WHERE ended.id = input.id AND ended.status = 'DEAD_LETTERED'

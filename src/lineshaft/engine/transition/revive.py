@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.review.resolution import Review
+from lineshaft.engine.review.reviews import NewReview, Reviews
 from lineshaft.engine.submit.lanes import Lanes, named
 from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.lifecycle import Lifecycle
@@ -57,10 +57,10 @@ class Reviving:
             "transition/changes", "transition/fail", "transition/revive", "transition/task_locks"
         )
         self._inserts = catalog.load("submit/submission")
-        self._letters = catalog.load("review/dead_letters")
+        self._reviews = Reviews(database)
 
     async def revive(
-        self, connection: Connection, delays: Mapping[str, float], review: Review
+        self, connection: Connection, delays: Mapping[str, float], review: NewReview
     ) -> dict[str, Status]:
         """DEAD_LETTERED or CANCELLED tasks begin anew, each after so many seconds.
 
@@ -85,12 +85,12 @@ class Reviving:
         )
         rows = await cursor.fetchall()
         own_first = [*delays, *(name for name in tasks if name not in delays)]
-        causes = await self.record_review(connection, own_first, review)
+        causes = await self._reviews.record(connection, own_first, review)
         await self._recount_dags(connection, revived)
         await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
         ready = [row for row in rows if row[2] == Status.READY]
         told = [
-            (row[0], row[1], row[4], review.told(row[0], root=roots[row[0]]) | causes.get(row[0], {}))
+            (row[0], row[1], row[4], review.event_data(row[0], root=roots[row[0]]) | causes.get(row[0], {}))
             for row in rows
         ]
         await self.log(connection, ["task.resolved"], told)
@@ -127,19 +127,6 @@ class Reviving:
             roots |= {task.id: roots[parents[task.id]] for task in below}
             frontier = [task for task in below if task.is_batch]
         return tasks, roots
-
-    async def record_review(
-        self, connection: Connection, ids: Sequence[str], review: Review
-    ) -> dict[str, dict[str, str]]:
-        """Decide about those of these tasks that lie on the desk; a change of spec is the first one's.
-
-        Gives for each that did what brought it there, to be told with the decision.
-        """
-        cursor = await connection.execute(
-            self._letters["record_review"],
-            {**self._database.now, "ids": list(ids), "root": ids[0], **review.parameters()},
-        )
-        return {row[0]: {"category": row[1], "error": row[2]} for row in await cursor.fetchall()}
 
     async def _lock_owners(
         self, connection: Connection, tasks: Mapping[str, _Revivable]

@@ -23,7 +23,7 @@ routes = Routes()
 async def list_dead_letters(call: Call, query: requests.LetterQuery) -> Answer:
     """What failed for good, newest first."""
     letters = call.service.engine.dead_letters
-    return Answer(await letters.letters(query, limit=query.limit, cursor=query.cursor))
+    return Answer(await letters.find(query, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/dead-letters/groups", Scope.READ, Page[DeadLetterGroup])
@@ -38,7 +38,7 @@ async def list_dead_letter_groups(call: Call, query: requests.GroupQuery) -> Ans
 @routes.get("/v1/dead-letters/{id}", Scope.READ, DeadLetter, codes=("not_found",))
 async def get_dead_letter(call: Call) -> Answer:
     """The last time that a task failed for good, with its whole history and what was decided since."""
-    return Answer(await call.service.engine.dead_letters.letter(call.path["id"]))
+    return Answer(await call.service.engine.dead_letters.get(call.path["id"]))
 
 
 @routes.post(

@@ -1,0 +1,246 @@
+"""Tasks, attempts and steps as the outside sees them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.pipeline import read_in_snapshot
+from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
+from lineshaft.model.priority import PriorityInputs, effective_priority, tier
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import policy
+from lineshaft.types import Attempt, ClaimInfo, FailedAttempt, OutputGate, Task, TaskOutput, TokensUsed
+from lineshaft.types.json import raw
+
+#: Open edges upstream of a page of tasks that are followed in search of dead letters.
+_MOST_UPSTREAM = 20_000
+#: At most this many dead letters upstream of a task are named; one is enough to block it.
+_NAMED = 20
+
+_SQL = catalog.load("read/tasks")
+#: The statements that read all parts of a task.
+_PARTS = (_SQL["read_tasks"], _SQL["read_edges"], _SQL["read_failures"])
+
+_COPIED = frozenset(Task.__struct_fields__) - {
+    *("spec_json", "progress_json", "surface_json", "duplicate", "mismatch"),
+    *("status", "effective_priority", "tier", "depends_on", "blocked_by", "blocked_reason", "retry", "claim"),
+    *("output", "failure_reason", "failure_category", "failure_history", "tokens_used"),
+    *("completed_at", "cancelled_at", "cancel_reason"),
+}
+
+
+async def read_tasks_by_id(database: Database, ids: Sequence[str]) -> list[Task]:
+    """The tasks with these ids, in this order; unknown ones are left out.
+
+    Every call of an agent is answered with its task, so this takes one round trip, unless a task is blocked:
+    then its upstream tasks are read too.
+    """
+    parameters = {**database.now, "ids": list(ids)}
+    found, edges, failures = await database.run_alone(
+        lambda own: read_in_snapshot(own, *((statement, parameters) for statement in _PARTS))
+    )
+    if not any(_is_blocked(row) for row in found):
+        return _build_tasks(ids, found, edges, failures, {})
+
+    async def read(reader: Reader) -> list[Task]:
+        return await read_tasks(reader, ids)
+
+    return await in_snapshot(database, read)
+
+
+async def read_tasks(reader: Reader, ids: Sequence[str]) -> list[Task]:
+    """The tasks with these ids, in this order; unknown ones are left out."""
+    if not ids:
+        return []
+    sent = [await reader.send(statement, ids=list(ids)) for statement in _PARTS]
+    found, edges, failures = [await cursor.fetchall() for cursor in sent]
+    blocked = {row["id"] for row in found if _is_blocked(row)}
+    upstream = await read_upstream(reader, sorted(blocked)) if blocked else []
+    dead = {name: above for name, above in dead_letters_above(upstream).items() if name in blocked}
+    return _build_tasks(ids, found, edges, failures, dead)
+
+
+async def read_upstream(reader: Reader, ids: Sequence[str]) -> list[Row]:
+    """All open edges above these tasks, with the status of the upstream task."""
+    return await reader.rows(_SQL["upstream"], ids=list(ids), most=_MOST_UPSTREAM)
+
+
+async def read_failed_attempts(reader: Reader, ids: Sequence[str]) -> dict[str, list[FailedAttempt]]:
+    rows = await reader.rows(_SQL["read_failures"], ids=list(ids))
+    failures: defaultdict[str, list[FailedAttempt]] = defaultdict(list)
+    for row in rows:
+        if row["outcome"] == "failed":
+            failures[row["task_id"]].append(_failed_attempt(row))
+    return failures
+
+
+async def read_attempts(reader: Reader, task_id: str) -> list[Attempt] | None:
+    """All claims of a task, in order; None: unknown task."""
+    rows = await _rows_of_task(reader, "attempts", task_id)
+    return None if rows is None else [_attempt(row) for row in rows]
+
+
+async def read_steps(reader: Reader, task_id: str) -> dict[str, Raw] | None:
+    """Results of durable steps by name, in the order in which they were recorded; None: unknown task."""
+    rows = await _rows_of_task(reader, "steps", task_id)
+    return None if rows is None else {row["name"]: raw(row["data"]) for row in rows}
+
+
+async def _rows_of_task(reader: Reader, statement: str, task_id: str) -> list[Row] | None:
+    rows = await reader.rows(_SQL[statement], id=task_id)
+    if not rows and not await reader.rows(_SQL["task_exists"], id=task_id):
+        return None
+    return rows
+
+
+def _is_blocked(row: Row) -> bool:
+    return bool(row["status"] == Status.PENDING and row["blocked"])
+
+
+def _build_tasks(
+    ids: Sequence[str],
+    found: Iterable[Row],
+    edges: Iterable[Row],
+    failures: Iterable[Row],
+    dead_upstream: Mapping[str, Sequence[str]],
+) -> list[Task]:
+    rows = {row["id"]: row for row in found}
+    edges_of, failures_of = grouped(edges, "task_id"), grouped(failures, "task_id")
+    return [
+        _build_task(rows[name], edges_of[name], failures_of[name], dead_upstream.get(name, ()))
+        for name in ids
+        if name in rows
+    ]
+
+
+def grouped(rows: Iterable[Row], name: str) -> defaultdict[str, list[Row]]:
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[name]].append(row)
+    return groups
+
+
+def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: Sequence[str]) -> Task:
+    status = Status(row["status"])
+    effective = None if status.ended else _effective_priority(row)
+    reason, category = _failure(status, row, failures)
+    return Task(
+        **{name: row[name] for name in _COPIED},
+        spec_json=Raw(row["spec"]),
+        status=status,
+        effective_priority=effective,
+        tier=None if effective is None else tier(effective),
+        depends_on=[edge["depends_on"] for edge in edges],
+        blocked_by=[] if status.ended else [e["depends_on"] for e in edges if not e["satisfied"]],
+        blocked_reason=_blocked_reason(dead_upstream),
+        retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]),
+        claim=_claim(row),
+        progress_json=raw(row["progress"]),
+        output=_output(row),
+        failure_reason=reason,
+        failure_category=category,
+        failure_history=[_failed_attempt(failure) for failure in failures if failure["outcome"] == "failed"],
+        tokens_used=TokensUsed(row["tokens_input"], row["tokens_output"]),
+        completed_at=row["ended_at"] if status is Status.COMPLETED else None,
+        cancelled_at=row["ended_at"] if status is Status.CANCELLED else None,
+        cancel_reason=row["reason"] if status is Status.CANCELLED else None,
+        surface_json=UNSET if row["surface"] is None else Raw(row["surface"]),
+    )
+
+
+def _effective_priority(row: Row) -> float:
+    inputs = PriorityInputs(
+        priority=row["priority"],
+        boost_per_minute=row["priority_boost_per_minute"],
+        # Age counts from the first time the task was READY.
+        ready_at=row["ready_at"] or row["now"],
+        deadline=row["deadline"],
+        downstream_length=row["downstream"],
+    )
+    return effective_priority(inputs, row["now"])
+
+
+def _claim(row: Row) -> ClaimInfo | None:
+    if row["agent_id"] is None:
+        return None
+    return ClaimInfo(
+        row["agent_id"], row["claimed_at"], row["heartbeat_at"], row["heartbeat_in_force"], row["epoch"]
+    )
+
+
+_GATES = msgspec.json.Decoder(tuple[OutputGate, ...])
+
+
+def _output(row: Row) -> TaskOutput:
+    gates = _GATES.decode(row["gates"]) if row["gates"] else ()
+    single = gates[0] if len(gates) == 1 else None
+    return TaskOutput(
+        type=row["output_type"],
+        validation=single.method if single else gates or "none",
+        validation_schema_json=single.schema_json if single else raw(None),
+        require_decision_report=row["require_decision_report"],
+        data_json=raw(row["data"]),
+        artifacts_json=raw(row["artifacts"]),
+        decision_report_json=raw(row["decision_report"]),
+    )
+
+
+def _failure(status: Status, row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None]:
+    """Reason and category of a dead letter or, of a live task, of the last attempt since its revival."""
+    if status is Status.DEAD_LETTERED:
+        return row["reason"], row["category"]
+    recent = [attempt for attempt in attempts if attempt["revival"] == row["revivals"]]
+    if status.ended or not recent:
+        return None, None
+    return recent[-1]["error"], recent[-1]["category"]
+
+
+def _failed_attempt(row: Row) -> FailedAttempt:
+    began = row["started_at"] or row["claimed_at"]
+    return FailedAttempt(
+        attempt=row["number"],
+        agent=row["agent_id"],
+        category=row["category"],
+        error=row["error"],
+        started_at=row["started_at"],
+        duration_sec=(row["ended_at"] - began).total_seconds(),
+        cost_usd=row["cost_usd"],
+        revival=row["revival"],
+    )
+
+
+def _attempt(row: Row) -> Attempt:
+    used = TokensUsed(row.pop("tokens_input"), row.pop("tokens_output"))
+    return Attempt(output_json=raw(row.pop("output")), tokens_used=used, **row)
+
+
+def _blocked_reason(dead: Sequence[str]) -> str | None:
+    if not dead:
+        return None
+    more = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
+    return f"Upstream {dead[0]}{more} is DEAD_LETTERED"
+
+
+def dead_letters_above(edges: Iterable[Row]) -> dict[str, list[str]]:
+    """The dead letters that block each task, directly or not; `edges` are rows of `read_upstream`."""
+    dependents: dict[str, list[str]] = {}
+    dead: dict[str, None] = {}
+    for edge in edges:
+        dependents.setdefault(edge["depends_on"], []).append(edge["task_id"])
+        if edge["status"] == Status.DEAD_LETTERED:
+            dead[edge["depends_on"]] = None
+    found: dict[str, list[str]] = {}
+    for name in list(dead)[:_NAMED]:
+        seen = {name}
+        to_visit = [name]
+        while to_visit:
+            for below in dependents.get(to_visit.pop(), ()):
+                if below not in seen:
+                    seen.add(below)
+                    to_visit.append(below)
+                    found.setdefault(below, []).append(name)
+    return found

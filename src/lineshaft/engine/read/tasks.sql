@@ -1,0 +1,131 @@
+-- name: read_tasks
+-- All columns of these tasks, live or ended.
+SELECT
+    clock.now,
+    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.preset,
+    task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
+    task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.max_attempts, task.retry,
+    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
+    coalesce(live.status, ended.status)::text AS status,
+    coalesce(live.priority, task.priority) AS priority,
+    CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline,
+    live.downstream,
+    CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
+    CASE WHEN live.status = 'RETRYING' THEN live.due_at END AS retry_at,
+    coalesce(live.blocked, 0) AS blocked,
+    live.parked,
+    coalesce(live.epoch, ended.epoch) AS epoch,
+    coalesce(live.attempts, ended.attempts) AS attempts,
+    coalesce(live.revivals, ended.revivals) AS revivals,
+    coalesce(live.agent_id, ended.agent_id) AS agent_id,
+    coalesce(live.model, ended.model) AS model,
+    coalesce(live.claimed_at, ended.claimed_at) AS claimed_at,
+    live.heartbeat_at,
+    live.lease_until,
+    coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, agent.heartbeat_interval_sec, 30) AS heartbeat_in_force,
+    coalesce(live.ready_at, ended.ready_at) AS ready_at,
+    -- Of the current attempt, else of the first one. A batch has no attempts: it started with the first of its descendants.
+    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at)
+        ELSE (
+            WITH RECURSIVE inside AS (
+                SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
+                UNION ALL
+                SELECT child.id, child.is_batch
+                FROM inside JOIN lineshaft.task AS child ON child.parent_id = inside.id AND inside.is_batch
+            )
+            SELECT min(coalesce(going.first_started_at, gone.first_started_at))
+            FROM inside
+            LEFT JOIN lineshaft.task_live AS going ON going.id = inside.id
+            LEFT JOIN lineshaft.task_end AS gone ON gone.id = inside.id
+        ) END AS started_at,
+    ended.ended_at,
+    ended.reason,
+    ended.category,
+    (coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd))::numeric(14, 6) AS cost_usd,
+    coalesce(live.reserved_usd, 0) AS reserved_usd,
+    coalesce(live.tokens_input, ended.tokens_input) AS tokens_input,
+    coalesce(live.tokens_output, ended.tokens_output) AS tokens_output,
+    live.progress,
+    -- An output in validation is stored with its attempt; a reviewer must see it.
+    coalesce(CASE WHEN live.status = 'VALIDATING' THEN candidate.output ->> 'type' ELSE ended.output_type END, task.output_type) AS output_type,
+    CASE WHEN live.status = 'VALIDATING' THEN candidate.output -> 'data' ELSE ended.output END AS data,
+    CASE WHEN live.status = 'VALIDATING' THEN nullif(candidate.output -> 'artifacts', 'null') ELSE ended.artifacts END AS artifacts,
+    CASE WHEN live.status = 'VALIDATING' THEN nullif(candidate.output -> 'decision_report', 'null')
+        ELSE ended.decision_report END AS decision_report
+FROM lineshaft.task
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+LEFT JOIN lineshaft.agent ON agent.id = coalesce(live.agent_id, ended.agent_id)
+LEFT JOIN lineshaft.attempt AS candidate
+    ON live.status = 'VALIDATING' AND candidate.task_id = live.id AND candidate.epoch = live.epoch
+WHERE task.id = ANY (%(ids)s::text[])
+
+-- name: read_edges
+SELECT task_id, depends_on, satisfied FROM lineshaft.edge WHERE task_id = ANY (%(ids)s::text[]) ORDER BY task_id, depends_on
+
+-- name: read_failures
+-- Failed attempts, and rate limits: those don't count as failures but explain why a task is RETRYING.
+SELECT task_id, number, revival, outcome, agent_id, category, error, claimed_at, started_at, ended_at, cost_usd
+FROM lineshaft.attempt
+WHERE task_id = ANY (%(ids)s::text[]) AND outcome IN ('failed', 'rate_limited')
+ORDER BY task_id, epoch
+
+-- name: upstream
+-- All open edges upstream of these tasks, with the status of the upstream task. The recursion produces rows on demand, so LIMIT bounds it.
+WITH RECURSIVE open_edge AS (
+    SELECT task_id, depends_on FROM lineshaft.edge WHERE task_id = ANY (%(ids)s::text[]) AND NOT satisfied
+    UNION
+    SELECT edge.task_id, edge.depends_on
+    FROM open_edge JOIN lineshaft.edge ON edge.task_id = open_edge.depends_on AND NOT edge.satisfied
+)
+SELECT open_edge.task_id, open_edge.depends_on, coalesce(ended.status, live.status)::text AS status, live.due_at
+FROM open_edge
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = open_edge.depends_on
+LEFT JOIN lineshaft.task_live AS live ON live.id = open_edge.depends_on
+LIMIT %(most)s::integer
+
+-- name: attempts
+-- The table has attempts that ended without success or are in validation; the current and the successful attempt are in the task's own
+-- row. Cost and tokens of the successful one are the task's totals minus those of earlier attempts.
+WITH recorded AS MATERIALIZED (
+    SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text
+),
+own AS MATERIALIZED (
+    SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id, live.model, 'running' AS outcome,
+        live.claimed_at, live.started_at, NULL::timestamptz AS ended_at, live.attempt_cost_usd AS cost_usd,
+        0::numeric AS tokens_input, 0::numeric AS tokens_output, NULL::jsonb AS output
+    FROM lineshaft.task_live AS live
+    WHERE live.id = %(id)s::text AND live.status IN ('CLAIMED', 'RUNNING')
+    UNION ALL
+    SELECT ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id, ended.model, 'completed',
+        ended.claimed_at, ended.started_at, ended.ended_at, ended.cost_usd - earlier.cost_usd,
+        ended.tokens_input - earlier.tokens_input, ended.tokens_output - earlier.tokens_output,
+        jsonb_build_object('data', ended.output, 'artifacts', ended.artifacts, 'decision_report', ended.decision_report)
+    FROM lineshaft.task_end AS ended
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(cost_usd), 0) AS cost_usd, coalesce(sum(tokens_input), 0) AS tokens_input,
+            coalesce(sum(tokens_output), 0) AS tokens_output
+        FROM recorded WHERE recorded.epoch < ended.epoch
+    ) AS earlier
+    -- A batch has no attempts of its own.
+    WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
+)
+SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, model, outcome, category, error, claimed_at, started_at,
+    ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
+FROM (
+    SELECT epoch, number, revival, agent_id, model, outcome, category, error, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+        tokens_output, output
+    FROM recorded WHERE recorded.epoch NOT IN (SELECT own.epoch FROM own)
+    UNION ALL
+    SELECT epoch, number, revival, agent_id, model, outcome, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+        tokens_output, output
+    FROM own
+) AS attempt
+ORDER BY epoch
+
+-- name: steps
+SELECT name, data FROM lineshaft.step WHERE task_id = %(id)s::text ORDER BY recorded_at, name
+
+-- name: task_exists
+SELECT FROM lineshaft.task WHERE id = %(id)s::text

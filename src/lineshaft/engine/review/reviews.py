@@ -1,0 +1,103 @@
+"""Reviews of dead letters: locking a dead letter before a decision, and recording the decision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from psycopg.rows import class_row, dict_row
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.literals import json_text
+from lineshaft.model.reviews import Resolution
+from lineshaft.model.spec_change import SpecChange
+
+#: Changed places of a spec that an event names; the table `review` has the whole change.
+_NAMED_CHANGES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewReview:
+    """A decision that is about to be recorded."""
+
+    resolution: Resolution
+    #: None: a manual retry that bypassed the review.
+    reviewer: str | None = None
+    note: str | None = None
+    not_before: datetime | None = None
+    spec_before: bytes | None = None
+    spec_change: bytes | None = None
+    changed: tuple[SpecChange, ...] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "resolution": self.resolution,
+            "reviewer": self.reviewer,
+            "note": self.note,
+            "not_before": self.not_before,
+            "spec_before": json_text(self.spec_before),
+            "spec_change": json_text(self.spec_change),
+        }
+
+    def event_data(self, task_id: str, *, root: str | None = None) -> dict[str, Any]:
+        """For the event of one task; `root`: the task that was decided about, if it is another one."""
+        data: dict[str, Any] = {"resolution": self.resolution}
+        for name in ("reviewer", "note", "not_before"):
+            if (value := getattr(self, name)) is not None:
+                data[name] = value
+        if root is not None and root != task_id:
+            data["with"] = root
+        elif self.changed:
+            data["changed"] = [change.path for change in self.changed[:_NAMED_CHANGES]]
+        return data
+
+
+MANUAL_RETRY = NewReview(resolution=Resolution.RETRY)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedDeadLetter:
+    id: str
+    epoch: int
+    dag_id: str | None
+    type: str
+    preset: str
+    spec: bytes
+    max_cost_usd: Decimal | None
+    max_duration_sec: float
+    required_capabilities: list[str]
+    model_preferences: list[str]
+    fallback_models: list[str]
+    #: It was escalated.
+    reviewed: bool
+    now: datetime
+
+
+class Reviews:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = catalog.load("review/reviews")
+
+    async def lock(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedDeadLetter]:
+        """Those of these tasks that are dead letters, locked against other decisions."""
+        async with connection.cursor(row_factory=class_row(LockedDeadLetter)) as cursor:
+            await cursor.execute(self._sql["lock_dead_letters"], {**self._database.now, "ids": list(ids)})
+            return {found.id: found for found in await cursor.fetchall()}
+
+    async def record(
+        self, connection: Connection, ids: Sequence[str], review: NewReview
+    ) -> dict[str, dict[str, str]]:
+        """Record a decision about those of these tasks that are open dead letters.
+
+        A spec change belongs to the first task.
+
+        Returns the category and error of each, for its event.
+        """
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(
+                self._sql["record_review"],
+                {**self._database.now, "ids": list(ids), "root": ids[0], **review.parameters()},
+            )
+            return {row.pop("task_id"): row for row in await cursor.fetchall()}
