@@ -1,4 +1,4 @@
-"""docs/configuration.md is made from the settings: `python -m tests.docs.test_configuration` writes it."""
+"""docs/configuration.md, generated from the settings by `python -m tests.docs.test_configuration`."""
 
 from dataclasses import MISSING, fields
 from pathlib import Path

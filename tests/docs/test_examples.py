@@ -1,7 +1,7 @@
-"""Examples in the documentation, run as they stand: a page from top to bottom, on a database of its own.
+"""Examples in the documentation: each page runs from top to bottom, on its own database.
 
-Python blocks share their names. A block of shell that begins with #! is saved under the name in its second
-line; any other one is run.
+Python blocks share their names. A shell block that begins with #! is saved under the name in its second line;
+any other shell block is run.
 """
 
 import ast
@@ -31,7 +31,7 @@ def blocks(page: str) -> list[Block]:
 
 
 async def run_python(block: Block, page: str, names: dict[str, Any]) -> None:
-    # Lines are counted as in the page, so that a failure shows where it is.
+    # With the line numbers of the page, so that a failure shows where it is.
     code = compile("\n" * block.line + block.text, str(ROOT / page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, names)  # noqa: S307 - our own documentation
     if inspect.isawaitable(result):
@@ -67,8 +67,8 @@ async def test_a_page_from_top_to_bottom(
             run_shell(block, tmp_path)
 
 
-async def test_the_readme_keeps_its_word(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shell blocks set up the project, which is what these tests run in; its Python is run here."""
+async def test_readme_examples(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the Python blocks. The shell blocks set up the project, which the tests already run in."""
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     monkeypatch.chdir(tmp_path)
     python = [block for block in blocks("README.md") if block.language == "python"]

@@ -1,4 +1,4 @@
-"""The page about gates: its examples run, its file of commands loads."""
+"""The page about gates: its examples run, its list of commands loads."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.docs.test_examples import ROOT, blocks, run_python
 PAGE = "docs/gates.md"
 
 
-async def test_gates_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gates_page_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks(PAGE)
@@ -22,7 +22,7 @@ async def test_gates_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatc
         await run_python(block, PAGE, names)
 
 
-def test_the_file_of_commands_is_one(tmp_path: Path) -> None:
+def test_the_example_of_commands_loads(tmp_path: Path) -> None:
     (document,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL)
     path = tmp_path / "commands.yaml"
     path.write_text(document)
@@ -30,7 +30,7 @@ def test_the_file_of_commands_is_one(tmp_path: Path) -> None:
     assert read_commands(path) == {"unit-tests": Command(("make", "test"), 600.0, Path("/srv/checkouts"))}
 
 
-def test_every_method_is_told() -> None:
-    told = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+def test_every_method_is_described() -> None:
+    described = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / PAGE).read_text(), re.MULTILINE)
 
-    assert set(Checks().names) <= set(told)
+    assert set(Checks().names) <= set(described)

@@ -1,4 +1,4 @@
-"""The page about guard rails: its examples run, its thresholds load, its list of reasons is whole."""
+"""The page about guard rails: its examples run, its thresholds load, its list of reasons is complete."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ PAGE = "docs/guard-rails.md"
 
 
 async def test_guard_rails_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shell blocks are commands of ours, called in this process: each would take a second to start."""
+    """Calls the commands of shell blocks in this process: each would take a second to start."""
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks(PAGE)
@@ -33,7 +33,7 @@ async def test_guard_rails_from_top_to_bottom(dsn: str, monkeypatch: pytest.Monk
                 assert await asyncio.to_thread(main, arguments) == 0, line
 
 
-def test_the_file_of_thresholds_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_example_of_thresholds_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (document,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL)
     path = tmp_path / "circuit-breakers.yaml"
     path.write_text(document)
@@ -46,9 +46,9 @@ def test_the_file_of_thresholds_is_one(tmp_path: Path, caplog: pytest.LogCapture
     assert policy.config_for("model:large").half_open_after_sec == 300
 
 
-def test_every_reason_is_told() -> None:
-    told = re.findall(
+def test_every_reason_is_described() -> None:
+    described = re.findall(
         r"^\| `([a-z_]+)` \| ", (ROOT / PAGE).read_text().partition("## What `why` reports")[2], re.MULTILINE
     )
 
-    assert set(told) == {code.value for code in ReasonCode}
+    assert set(described) == {code.value for code in ReasonCode}

@@ -16,7 +16,7 @@ from tests.integrations.test_notify import AT
 PAGE = "docs/notifications.md"
 
 
-async def test_dead_letters_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dead_letters_page_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks("docs/dead-letters.md")
@@ -26,7 +26,7 @@ async def test_dead_letters_from_top_to_bottom(dsn: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that apprise imports
-def test_the_file_of_destinations_is_one(tmp_path: Path) -> None:
+def test_the_example_of_destinations_loads(tmp_path: Path) -> None:
     text = (ROOT / PAGE).read_text()
     (document,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     path = tmp_path / "notifications.yaml"
@@ -38,11 +38,11 @@ def test_the_file_of_destinations_is_one(tmp_path: Path) -> None:
     }
 
     assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "decisions", "signals"]
-    told = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert set(told) == {kind.value for kind in NoticeKind}
+    described = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert set(described) == {kind.value for kind in NoticeKind}
 
 
-async def test_a_receiver_can_check_the_signature_as_shown() -> None:
+async def test_the_example_verifies_signatures() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     (block,) = blocks(PAGE)
     await run_python(block, PAGE, names)
