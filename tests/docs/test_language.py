@@ -33,7 +33,6 @@ NOT_YET = (
     "docs/durable-steps.md",
     "docs/http.md",
     "docs/quick-start.md",
-    "CONTRIBUTING.md",
 )
 #: Path and word, with the reason why the word is right there.
 EXCEPTIONS = {("src/lineshaft/embedded/account.py", "nobody"): "the Unix account of that name"}
