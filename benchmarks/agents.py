@@ -58,7 +58,7 @@ async def bench_drain(dsn: str, sizes: Sizes, report: Report) -> None:
 
     agent = Agent("drainer", max_concurrent_tasks=SLOTS)
 
-    @agent.handles("noop")
+    @agent.task("noop")
     async def noop() -> dict[str, bool]:
         return {"ok": True}
 
@@ -89,7 +89,7 @@ async def bench_latency(dsn: str, sizes: Sizes, report: Report) -> None:
     agent = Agent("idle")
     begun = 0.0
 
-    @agent.handles("noop")
+    @agent.task("noop")
     async def noop() -> None:
         nonlocal begun
         begun = time.perf_counter()
@@ -145,7 +145,7 @@ def idle_process(dsn: str, agents: int, seconds: float, told: Connection) -> Non
         crew = [Agent(f"idle-{n}") for n in range(agents)]
         for agent in crew:
 
-            @agent.handles("nothing")
+            @agent.task("nothing")
             async def handler() -> None: ...
 
         async with Lineshaft(dsn) as shaft:

@@ -41,7 +41,7 @@ class Points:
 def make_agent(agent_id: str, points: Points, *, interval: float, grace: float) -> Agent:
     agent = Agent(agent_id, heartbeat_interval_sec=interval, grace_sec=grace, max_concurrent_tasks=1)
 
-    @agent.handles("work")
+    @agent.task("work")
     async def work(ctx: TaskContext) -> dict[str, object]:
         await points.reach("claimed")
 

@@ -33,7 +33,7 @@ class Commands:
 
     def agent(self, text: str, *, heartbeat_interval_sec: float = 10, **options: Any) -> Agent:
         agent = Agent("a", heartbeat_interval_sec=heartbeat_interval_sec)
-        agent.handles("t")(self.script(text, **options))
+        agent.task("t")(self.script(text, **options))
         return agent
 
 

@@ -28,7 +28,7 @@ async def overtaken(dsn: str) -> AsyncIterator[Lineshaft]:
 async def test_a_retry_that_becomes_ready_between_two_looks_is_done(overtaken: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> str:
         if ctx.attempt == 1:
             raise RuntimeError
@@ -45,11 +45,11 @@ async def test_a_handler_with_a_limit_is_no_worse_off_than_its_tasks(shaft: Line
     agent = Agent("a", max_concurrent_tasks=1)
     order: list[str] = []
 
-    @agent.handles("common")
+    @agent.task("common")
     async def common() -> None:
         order.append("common")
 
-    @agent.handles("rare", concurrency=1)
+    @agent.task("rare", concurrency=1)
     async def rare() -> None:
         order.append("rare")
 

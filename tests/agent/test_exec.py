@@ -182,13 +182,13 @@ async def test_secrets_of_the_agent_are_not_the_commands(
 
 async def test_without_a_shell_nothing_is_expanded(shaft: Lineshaft, commands: Commands) -> None:
     agent = Agent("a")
-    agent.handles("t")(commands.command("echo", "$HOME", "a b", ";", "false"))
+    agent.task("t")(commands.command("echo", "$HOME", "a b", ";", "false"))
     assert await output(shaft, agent) == "$HOME a b ; false"
 
 
 async def test_a_command_that_cant_be_started_fails_the_task(shaft: Lineshaft, commands: Commands) -> None:
     agent = Agent("a")
-    agent.handles("t")(commands.command("/no/such/command"))
+    agent.task("t")(commands.command("/no/such/command"))
     category, error = await failure(shaft, agent)
     assert category == "crash"
     assert "/no/such/command" in error
@@ -343,7 +343,7 @@ async def test_nobody_is_given_a_task_whose_command_is_still_ending(
 
 async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Commands) -> None:
     agent = Agent("a", max_concurrent_tasks=20)
-    agent.handles("t")(commands.script("tell '{\"progress\": 1}'; cat; echo noise >&2"))
+    agent.task("t")(commands.script("tell '{\"progress\": 1}'; cat; echo noise >&2"))
     assert (await output(shaft, agent, spec={"n": 0}))["spec"] == {"n": 0}
     before = open_descriptors()
     submitted = await shaft.submit_many([NewTask("t", spec={"n": n}) for n in range(60)])

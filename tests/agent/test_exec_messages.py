@@ -136,7 +136,7 @@ async def test_spawn_and_wait(shaft: Lineshaft, commands: Commands) -> None:
     parts = '[{"type": "part", "spec": {"n": 1}}, {"type": "part", "spec": {"n": 2}}]'
     agent = commands.agent(f"""ask '{{"spawn": "parts", "wait": true, "tasks": {parts}}}'""")
 
-    @agent.handles("part")
+    @agent.task("part")
     def part(n: int) -> int:
         return 10 * n
 
@@ -194,7 +194,7 @@ async def test_a_claim_that_is_over_ends_the_command(shaft: Lineshaft, commands:
     go = commands.directory / "go"
     os.mkfifo(go)
     agent = Agent("a", heartbeat_interval_sec=1000)
-    agent.handles("t")(commands.script(f'cat {go}; tell \'{{"step": "s", "result": 1}}\'; exec sleep 1000'))
+    agent.task("t")(commands.script(f'cat {go}; tell \'{{"step": "s", "result": 1}}\'; exec sleep 1000'))
     submitted = await shaft.submit(NewTask("t"))
     running = asyncio.create_task(agent.run(shaft, until_idle=True, handle_signals=False))
     while (await shaft.get(submitted)).status is not Status.RUNNING:  # noqa: ASYNC110 - only the database knows

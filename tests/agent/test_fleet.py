@@ -91,7 +91,7 @@ class Theatre:
             grace_sec=10,
         )
 
-        @agent.handles("act")
+        @agent.task("act")
         async def act(ctx: TaskContext, name: str) -> Any:
             own = self.plans[name]
             self._spend(ctx, own, 3 * CENT)
@@ -100,7 +100,7 @@ class Theatre:
                 await ctx.step(f"run {run}", self._paid, ctx, own)
             return await self._do(ctx, own, own.next)
 
-        @agent.handles("child")
+        @agent.task("child")
         async def child(ctx: TaskContext) -> str:
             ctx.spend(CENT)
             assert ctx.parent_id is not None

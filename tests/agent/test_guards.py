@@ -22,7 +22,7 @@ async def test_idle_agents_look_again_when_a_breaker_may_be_probed(
     agent = Agent("a")
     failed, done = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(n: int) -> None:
         if n == 1:
             failed.set()
@@ -45,7 +45,7 @@ async def test_a_running_handler_sees_a_slow_down(shaft: Lineshaft) -> None:
     agent = Agent("a", models=["m"], heartbeat_interval_sec=0.1)
     started, seen = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         started.set()
         while ctx.slowdown_until is None:  # noqa: ASYNC110 - as a handler would, between two calls of a model

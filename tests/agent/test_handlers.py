@@ -121,7 +121,7 @@ def test_other_signatures() -> None:
     assert arguments(partial(no_context, a=2), {}) == ((), {})
 
 
-def test_what_can_be_no_handler_is_refused_when_it_is_registered() -> None:
+def test_an_invalid_handler_is_refused_when_it_is_registered() -> None:
     def many(*names: str) -> None: ...
 
     def lines() -> Iterator[int]:
@@ -135,18 +135,18 @@ def test_what_can_be_no_handler_is_refused_when_it_is_registered() -> None:
             yield 1
 
     agent = Agent("a")
-    with pytest.raises(TypeError, match=r"takes \*names, but a spec has names only"):
-        agent.handles("t")(many)
+    with pytest.raises(TypeError, match=r"takes \*names, but a spec has only named values"):
+        agent.task("t")(many)
     for generator in (lines, slowly, partial(slowly, n=1), Lines()):
-        with pytest.raises(TypeError, match="can't be the handler for 't': it has a yield"):
-            agent.handles("t")(generator)
+        with pytest.raises(TypeError, match="can't be the handler of 't': it contains a yield"):
+            agent.task("t")(generator)
     with pytest.raises(ValueError, match="concurrency of handler 't' must be at least 1"):
-        agent.handles("t", concurrency=0)(lambda: None)
+        agent.task("t", concurrency=0)(lambda: None)
     with pytest.raises(ValueError, match="time_limit_sec"):
-        agent.handles("t", time_limit_sec=0)(lambda: None)
-    agent.handles("t")(lambda: None)
-    with pytest.raises(ValueError, match="a handler for 't' already"):
-        agent.handles("t")(lambda: None)
+        agent.task("t", time_limit_sec=0)(lambda: None)
+    agent.task("t")(lambda: None)
+    with pytest.raises(ValueError, match="Task type 't' already has a handler"):
+        agent.task("t")(lambda: None)
 
 
 async def test_an_agent_without_handlers_says_so(shaft: Lineshaft) -> None:
@@ -157,15 +157,15 @@ async def test_an_agent_without_handlers_says_so(shaft: Lineshaft) -> None:
 async def test_sync_and_async_handlers(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous(ctx: TaskContext, name: str) -> dict[str, str]:
         return {"hello": await ctx.step("upper", name.upper)}
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext, name: str) -> dict[str, str]:
         return {"hello": ctx.step("upper", name.upper)}
 
-    @agent.handles("bare")
+    @agent.task("bare")
     def bare() -> Model:
         return Model("m")
 
@@ -173,7 +173,7 @@ async def test_sync_and_async_handlers(shaft: Lineshaft) -> None:
         async def __call__(self, ctx: TaskContext) -> str:
             return ctx.title
 
-    agent.handles("object")(Callable_())
+    agent.task("object")(Callable_())
 
     assert await result(shaft, agent, "async", spec={"name": "ann"}) == {"hello": "ANN"}
     assert await result(shaft, agent, "sync", spec={"name": "ann"}) == {"hello": "ANN"}
@@ -184,7 +184,7 @@ async def test_sync_and_async_handlers(shaft: Lineshaft) -> None:
 async def test_a_bad_spec_fails_the_task_and_not_the_agent(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("add")
+    @agent.task("add")
     async def add(a: int, b: int) -> int:
         return a + b
 
@@ -199,7 +199,7 @@ async def test_a_bad_spec_fails_the_task_and_not_the_agent(shaft: Lineshaft) -> 
 async def test_an_output_with_more_to_it(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("build")
+    @agent.task("build")
     async def build(ctx: TaskContext) -> Result:
         ctx.artifact("s3://bucket/report.pdf")
         return Result({"ok": True}, artifacts=[{"path": "dist/app.whl"}], decision_report={"why": "because"})
@@ -226,7 +226,7 @@ async def test_an_output_that_can_not_be_stored_is_invalid(
     shaft: Lineshaft, value: Any, message: str
 ) -> None:
     agent = Agent("a")
-    agent.handles("odd")(lambda: value)
+    agent.task("odd")(lambda: value)
 
     task = await one(shaft, agent, "odd", max_attempts=1)
 
@@ -238,11 +238,11 @@ async def test_the_context_tells_about_the_task(shaft: Lineshaft) -> None:
     agent = Agent("a", capabilities=["python"], models=["small", "large"])
     seen: dict[str, Any] = {}
 
-    @agent.handles("source")
+    @agent.task("source")
     async def source() -> dict[str, int]:
         return {"n": 5}
 
-    @agent.handles("look")
+    @agent.task("look")
     async def look(ctx: TaskContext) -> None:
         names = ("id", "type", "title", "dag_id", "parent_id", "spec", "attempt", "model", "resume", "epoch")
         seen.update({name: getattr(ctx, name) for name in names})
@@ -277,16 +277,16 @@ async def test_the_context_tells_about_the_task(shaft: Lineshaft) -> None:
 async def test_a_system_without_threads_left_fails_the_attempt_and_nothing_else(shaft: Lineshaft) -> None:
     agent = Agent("a", max_concurrent_tasks=1)
 
-    @agent.handles("more_than_there_is")
+    @agent.task("more_than_there_is")
     async def more_than_there_is() -> None:
         # No machine has so much memory for the stack of a thread.
         threading.stack_size(1 << 40)
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def sync() -> str:
         return "ran"
 
-    @agent.handles("enough")
+    @agent.task("enough")
     async def enough() -> None:
         threading.stack_size(0)
 

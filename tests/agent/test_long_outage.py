@@ -63,35 +63,35 @@ async def test_with_a_lease_that_outlasts_it_agents_go_on(
             begun.set()
         await cut.wait()
 
-    @agent.handles("step")
+    @agent.task("step")
     async def step(ctx: TaskContext) -> str:
         await ctx.step("s", reached, "step")
         return "done"
 
-    @agent.handles("outcome")
+    @agent.task("outcome")
     async def outcome() -> str:
         await reached("outcome")
         return "done"
 
-    @agent.handles("children")
+    @agent.task("children")
     async def children(ctx: TaskContext) -> str:
         if not ctx.resume:
             await reached("children")
         (kid,) = await ctx.spawn("kid", [NewTask("kid")], wait=True)
         return str(kid.output)
 
-    @agent.handles("kid")
+    @agent.task("kid")
     async def kid() -> str:
         ran.append("kid")
         return "done"
 
-    @agent.handles("checkpoint")
+    @agent.task("checkpoint")
     async def checkpoint(ctx: TaskContext) -> str:
         await reached("checkpoint")
         await ctx.checkpoint({"page": 1})
         return "done"
 
-    @agent.handles("thread")
+    @agent.task("thread")
     def thread(ctx: SyncTaskContext) -> str:
         asyncio.run_coroutine_threadsafe(reached("thread"), loop).result()
         return ctx.step("s", lambda: "done")
@@ -118,7 +118,7 @@ async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
     other = Agent("other", heartbeat_interval_sec=OUTLASTING_IT)
     begun, told = asyncio.Event(), asyncio.Event()
 
-    @cut_off.handles("t")
+    @cut_off.task("t")
     async def handler(ctx: TaskContext) -> str:
         if not begun.is_set():
             begun.set()
@@ -129,7 +129,7 @@ async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
                 told.set()
         return await ctx.step("work", lambda: "cut off")
 
-    @other.handles("t")
+    @other.task("t")
     async def replacement(ctx: TaskContext) -> str:
         return await ctx.step("work", lambda: "other")
 
@@ -155,7 +155,7 @@ async def test_an_agent_that_is_stopped_meanwhile_ends_and_loses_nothing(
     stopped = Agent("stopped", heartbeat_interval_sec=NOT_OUTLASTING_IT, grace_sec=OUTAGE_SEC / 4)
     begun = asyncio.Event()
 
-    @stopped.handles("t")
+    @stopped.task("t")
     async def handler() -> str:
         begun.set()
         await asyncio.Event().wait()
@@ -170,7 +170,7 @@ async def test_an_agent_that_is_stopped_meanwhile_ends_and_loses_nothing(
 
     other = Agent("other")
 
-    @other.handles("t")
+    @other.task("t")
     async def replacement() -> str:
         return "other"
 

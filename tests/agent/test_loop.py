@@ -22,11 +22,11 @@ async def test_a_time_limit_ends_the_attempt(shaft: Lineshaft, style: str) -> No
     agent = Agent("a")
     released = threading.Event()
 
-    @agent.handles("async", time_limit_sec=0.1)
+    @agent.task("async", time_limit_sec=0.1)
     async def asynchronous() -> None:
         await asyncio.Event().wait()
 
-    @agent.handles("sync", time_limit_sec=0.1)
+    @agent.task("sync", time_limit_sec=0.1)
     def synchronous(ctx: SyncTaskContext) -> None:
         while not ctx.cancelled:
             released.wait(0.01)
@@ -41,7 +41,7 @@ async def test_the_task_s_own_limit_counts_too(shaft: Lineshaft) -> None:
     """R-074."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         await asyncio.Event().wait()
 
@@ -54,7 +54,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_to_itself(shaft:
     agent = Agent("a", max_concurrent_tasks=1)
     go = asyncio.Event()
 
-    @agent.handles("stubborn", time_limit_sec=0.1)
+    @agent.task("stubborn", time_limit_sec=0.1)
     async def stubborn() -> None:
         while not go.is_set():
             try:
@@ -73,8 +73,8 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_to_itself(shaft:
 async def test_work_that_comes_later_wakes_the_agent(shaft: Lineshaft) -> None:
     """R-077: within a moment, though polls are 30 s apart; also for a kind of task that never was before."""
     agent = Agent("a")
-    agent.handles("old")(lambda: None)
-    agent.handles("new")(lambda: None)
+    agent.task("old")(lambda: None)
+    agent.task("new")(lambda: None)
     await one(shaft, agent, "old")
 
     async with at_work(agent, shaft=shaft):
@@ -91,7 +91,7 @@ async def test_one_wake_up_many_agents(shaft: Lineshaft) -> None:
 
     for agent in agents:
 
-        @agent.handles("t")
+        @agent.task("t")
         async def handler(ctx: TaskContext) -> None:
             busy.add(ctx.agent_id)
             if len(busy) == 4:
@@ -107,7 +107,7 @@ async def test_one_wake_up_many_agents(shaft: Lineshaft) -> None:
 
 async def test_only_what_it_can_do(shaft: Lineshaft) -> None:
     agent = Agent("a", capabilities=["python"])
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
     able = await shaft.submit(NewTask("t", required_capabilities=["python"]))
     unable = await shaft.submit(NewTask("t", required_capabilities=["web-search"]))
     other = await shaft.submit(NewTask("other"))
@@ -125,13 +125,13 @@ async def test_snooze_and_cancel(shaft: Lineshaft) -> None:
     agent = Agent("a")
     runs: list[int] = []
 
-    @agent.handles("snooze")
+    @agent.task("snooze")
     async def snooze(ctx: TaskContext) -> object:
         runs.append(ctx.attempt)
         ctx.spend(0.25)
         return Snooze(0.05) if len(runs) < 3 else "awake"
 
-    @agent.handles("cancel")
+    @agent.task("cancel")
     async def cancel() -> None:
         raise Cancel("nobody wants it")
 
@@ -151,9 +151,9 @@ async def test_snooze_and_cancel(shaft: Lineshaft) -> None:
 
 async def test_draining_leaves_what_is_for_later(shaft: Lineshaft) -> None:
     agent = Agent("a")
-    agent.handles("snooze")(lambda: Snooze(1000))
+    agent.task("snooze")(lambda: Snooze(1000))
 
-    @agent.handles("fail")
+    @agent.task("fail")
     async def fail() -> None:
         raise RuntimeError
 
@@ -164,7 +164,7 @@ async def test_draining_leaves_what_is_for_later(shaft: Lineshaft) -> None:
 async def test_draining_waits_for_quick_retries(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> int:
         if ctx.attempt < 3:
             raise RuntimeError
@@ -178,7 +178,7 @@ async def test_progress_is_seen_while_it_runs(shaft: Lineshaft) -> None:
     agent = Agent("a")
     go = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         ctx.progress({"percent": 40})
         await go.wait()
@@ -197,7 +197,7 @@ async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft)
     agent = Agent("a", heartbeat_interval_sec=0.2)
     started, cancelled = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         started.set()
         try:
@@ -221,7 +221,7 @@ async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft)
 
 async def test_an_idle_agent_that_was_superseded_is_told_too(shaft: Lineshaft) -> None:
     agent = Agent("a", heartbeat_interval_sec=0.2)
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
     async for event in shaft.events(None, kinds=["agent.registered"]):
         assert event.agent_id == "a"
@@ -235,7 +235,7 @@ async def test_an_idle_agent_that_was_superseded_is_told_too(shaft: Lineshaft) -
 
 async def test_it_runs_once_at_a_time(shaft: Lineshaft) -> None:
     agent = Agent("a")
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
     async with at_work(agent, shaft=shaft):
         await asyncio.sleep(0)
         with pytest.raises(LineshaftError, match="running already"):
@@ -244,14 +244,14 @@ async def test_it_runs_once_at_a_time(shaft: Lineshaft) -> None:
 
 async def test_what_can_not_be_registered(shaft: Lineshaft) -> None:
     agent = Agent("a", max_concurrent_tasks=0)
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
     with pytest.raises(InvalidInputError, match="max_concurrent_tasks"):
         await agent.run(shaft)
 
 
 async def test_a_new_incarnation_for_every_run(shaft: Lineshaft) -> None:
     agent = Agent("a")
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
 
     await drain(shaft, agent)
     await drain(shaft, agent)
@@ -265,7 +265,7 @@ from lineshaft import Agent, Lineshaft
 
 agent = Agent("a")
 
-@agent.handles("t")
+@agent.task("t")
 async def handler():
     agent.stop()
     return gc.get_freeze_count()
@@ -293,7 +293,7 @@ async def test_a_process_that_is_an_agent_spares_the_collector(dsn: str) -> None
 async def test_outcomes_are_written_in_batches(shaft: Lineshaft, connection: psycopg.Connection) -> None:
     agent = Agent("a", max_concurrent_tasks=100)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None: ...
 
     await shaft.submit_many([NewTask("t") for _ in range(400)])
@@ -311,7 +311,7 @@ async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
     """A handler that calls time.sleep holds up everything in its process but the heartbeats."""
     agent = Agent("a", heartbeat_interval_sec=0.2)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         time.sleep(2)  # noqa: ASYNC251 - ten heartbeats, three leases
         return "still mine"
@@ -348,7 +348,7 @@ async def test_cancellation_reaches_running_code_within_a_heartbeat(shaft: Lines
     ended: dict[str, float] = {}
     loop = asyncio.get_running_loop()
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous() -> None:
         running["async"].set()
         try:
@@ -356,7 +356,7 @@ async def test_cancellation_reaches_running_code_within_a_heartbeat(shaft: Lines
         finally:
             ended["async"] = time.monotonic()
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext) -> None:
         loop.call_soon_threadsafe(running["sync"].set)
         pause = threading.Event()
@@ -383,7 +383,7 @@ async def test_a_defect_elsewhere_does_not_end_it(shaft: Lineshaft, monkeypatch:
     """A server that answers 500 to a claim may have recovered when it is asked again."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         return "done"
 

@@ -64,7 +64,7 @@ def spender(agent: Agent, cost: str = "0.4") -> list[int]:
     """A handler that spends in every of ten steps; gives the list of those that ran."""
     ran: list[int] = []
 
-    @agent.handles("spend")
+    @agent.task("spend")
     async def spend(ctx: TaskContext) -> None:
         for number in range(10):
 
@@ -116,7 +116,7 @@ async def test_all_attempts_together(shaft: Lineshaft) -> None:
     agent = Agent("a")
     ran: list[str] = []
 
-    @agent.handles("spend")
+    @agent.task("spend")
     async def spend(ctx: TaskContext) -> None:
         for number in range(3):
             name = f"{ctx.attempt}.{number}"
@@ -151,7 +151,7 @@ async def test_tasks_of_one_agent_see_what_the_others_spend(shaft: Lineshaft) ->
 @pytest.mark.parametrize("bad", [-1, float("nan"), "much"])
 async def test_only_sums_can_be_spent(shaft: Lineshaft, bad: float) -> None:
     agent = Agent("a")
-    agent.handles("t")(_spending(bad))
+    agent.task("t")(_spending(bad))
 
     task = await one(shaft, agent, "t", max_attempts=1)
 
@@ -170,7 +170,7 @@ async def test_money_that_comes_back_is_used_at_once(shaft: Lineshaft) -> None:
     """An agent with free slots waits for nothing but its own budget."""
     agent = Agent("a", budget_usd=1, max_concurrent_tasks=3)
 
-    @agent.handles("x")
+    @agent.task("x")
     async def x() -> None:
         await asyncio.sleep(0)
 

@@ -69,7 +69,7 @@ async def test_its_end_is_told(
 ) -> None:
     agent = Agent("a", max_concurrent_tasks=1)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> Any:
         return act(ctx)
 
@@ -82,7 +82,7 @@ async def test_its_end_is_told(
 async def test_a_spec_that_makes_a_type_raise_harms_no_other_task(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(order: Unwilling) -> int:
         return order.id
 
@@ -100,7 +100,7 @@ async def test_a_state_that_is_too_large_fails_the_attempt(shaft: Lineshaft, tra
     """More than a server takes in one call, 8 MiB."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> Snooze:
         ctx.state["all"] = "x" * (9 << 20)
         return Snooze(3600)
@@ -134,7 +134,7 @@ async def test_a_result_outlives_a_database_that_can_only_be_read(shaft: Linesha
     inside, go = asyncio.Event(), asyncio.Event()
     runs = 0
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         nonlocal runs
         runs += 1

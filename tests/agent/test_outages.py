@@ -57,7 +57,7 @@ async def test_the_database_is_away_for_a_while(
     ran: list[str] = []
     between = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> str:
         await ctx.step("first", lambda: ran.append("first"))
         if not between.is_set():
@@ -86,14 +86,14 @@ async def test_away_for_longer_than_the_lease_it_is_no_longer_its_task(
     cut_off, other = Agent("cut off", heartbeat_interval_sec=0.3), Agent("other", heartbeat_interval_sec=5)
     away = asyncio.Event()
 
-    @cut_off.handles("t")
+    @cut_off.task("t")
     async def handler(ctx: TaskContext) -> str:
         if not away.is_set():
             proxy.cut()
             away.set()
         return await ctx.step("work", lambda: "mine")
 
-    @other.handles("t")
+    @other.task("t")
     async def replacement(ctx: TaskContext) -> str:
         return await ctx.step("work", lambda: "theirs")
 
@@ -122,7 +122,7 @@ async def test_a_silent_connection_is_noticed_within_a_heartbeat(
     agent = Agent("a", heartbeat_interval_sec=1.0)
     running, go = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         running.set()
         await go.wait()
@@ -199,7 +199,7 @@ async def test_an_agent_that_was_taken_for_gone_looks_when_it_is_back(
     """What was told meanwhile it could not take; its next heartbeat makes it active again."""
     agent = Agent("a", heartbeat_interval_sec=0.2)
 
-    @agent.handles("x")
+    @agent.task("x")
     async def x() -> None:
         await asyncio.sleep(0)
 
@@ -218,7 +218,7 @@ async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_c
     agent = Agent("a", max_concurrent_tasks=2)
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("x")
+    @agent.task("x")
     async def x(ctx: TaskContext) -> int:
         if ctx.epoch == 1:
             begun.set()

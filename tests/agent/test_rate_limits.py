@@ -25,7 +25,7 @@ async def test_it_waits_without_using_an_attempt_and_carries_on(shaft: Lineshaft
     ran: list[str] = []
     done = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> str:
         await ctx.step("first", lambda: ran.append("first"))
         await ctx.checkpoint(len(ran))
@@ -58,7 +58,7 @@ async def test_whom_it_slows(
     """R-218: users of the claimed model, else of the agent's first one, else everyone."""
     agent = Agent("a", models=models)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         raise RateLimitError(1000)
 
@@ -75,15 +75,15 @@ async def test_others_on_the_same_model_wait_and_others_go_on(shaft: Lineshaft) 
     limited, same, other = (Agent(name, models=[name[-1]]) for name in ("limited m", "same m", "other n"))
     ran: list[str] = []
 
-    @limited.handles("first")
+    @limited.task("first")
     async def first() -> None:
         raise RateLimitError(1000)
 
-    @same.handles("second")
+    @same.task("second")
     async def second() -> None:
         ran.append("same")
 
-    @other.handles("second")
+    @other.task("second")
     async def third() -> None:
         ran.append("other")
 
@@ -101,7 +101,7 @@ async def test_idle_agents_look_again_when_a_slow_down_is_over(shaft: Lineshaft)
     agent = Agent("a", models=["m"])
     limited, done = asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(n: int) -> None:
         if n == 1:
             limited.set()
@@ -120,7 +120,7 @@ async def test_idle_agents_look_again_when_a_slow_down_is_over(shaft: Lineshaft)
 async def test_after_ten_waits_it_counts(shaft: Lineshaft, connection: psycopg.Connection) -> None:
     agent = Agent("a", models=["m"])
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         raise Fail("429", "rate_limit", retry_after_sec=0.0)
 

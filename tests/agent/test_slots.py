@@ -32,7 +32,7 @@ async def test_three_slots_by_default(shaft: Lineshaft) -> None:
     agent = Agent("a")
     gauge, full, go = Gauge(), asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         if gauge.now["t"] == 2:
             full.set()
@@ -54,11 +54,11 @@ async def test_a_handler_has_its_own_limit(shaft: Lineshaft) -> None:
     gauge, go = Gauge(), asyncio.Event()
     full = asyncio.Event()
 
-    @agent.handles("heavy", concurrency=2)
+    @agent.task("heavy", concurrency=2)
     async def heavy() -> None:
         await gauge.hold("heavy", go)
 
-    @agent.handles("light")
+    @agent.task("light")
     async def light() -> None:
         if gauge.now["light"] == 3:
             full.set()
@@ -81,7 +81,7 @@ async def test_claims_ahead_fill_all_slots_and_not_one_more(shaft: Lineshaft) ->
     agent = Agent("a", max_concurrent_tasks=60)
     gauge, full, go = Gauge(), asyncio.Event(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         if gauge.now["t"] == 59:
             full.set()
@@ -102,11 +102,11 @@ async def test_a_backlog_does_not_keep_handlers_with_a_limit_from_their_turn(sha
     agent = Agent("a", max_concurrent_tasks=60)
     order: list[str] = []
 
-    @agent.handles("common")
+    @agent.task("common")
     async def common() -> None:
         order.append("common")
 
-    @agent.handles("rare", concurrency=1)
+    @agent.task("rare", concurrency=1)
     async def rare() -> None:
         order.append("rare")
 
@@ -134,19 +134,19 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
             all_begun.set()
         await until.wait()
 
-    @agent.handles("first")
+    @agent.task("first")
     async def first() -> None:
         await work("first", go_first)
 
-    @agent.handles("quick")
+    @agent.task("quick")
     async def quick() -> None:
         await work("quick", go)
 
-    @agent.handles("long")
+    @agent.task("long")
     async def long() -> None:
         await work("long", end)
 
-    @agent.handles("hangs", time_limit_sec=2)
+    @agent.task("hangs", time_limit_sec=2)
     def hangs(ctx: SyncTaskContext) -> None:
         while not ctx.cancelled:
             over.wait(0.01)
@@ -178,7 +178,7 @@ async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) 
     agent = Agent("a", max_concurrent_tasks=60)
     started = 0
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         nonlocal started
         started += 1
@@ -199,7 +199,7 @@ async def test_more_slots_while_it_works(shaft: Lineshaft) -> None:
     agent = Agent("a", max_concurrent_tasks=1, heartbeat_interval_sec=0.2)
     gauge, go = Gauge(), asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         await gauge.hold("t", go)
 
@@ -229,7 +229,7 @@ async def test_a_thread_that_ends_while_its_timeout_is_written_is_counted_once(
     counting = threading.Lock()
     now = most = 0
 
-    @agent.handles("t", concurrency=1)
+    @agent.task("t", concurrency=1)
     def handler(hangs: bool = False) -> None:
         nonlocal now, most
         if hangs:
@@ -242,7 +242,7 @@ async def test_a_thread_that_ends_while_its_timeout_is_written_is_counted_once(
         with counting:
             now -= 1
 
-    @agent.handles("marker")
+    @agent.task("marker")
     async def marker() -> None: ...
 
     slow = await shaft.submit(NewTask("t", spec={"hangs": True}, max_duration_sec=0.3, max_attempts=1))

@@ -15,7 +15,7 @@ async def test_heartbeats_arrive_though_a_new_connection_takes_longer_than_one_m
 
     async with proxied(dsn) as (through, proxy), Engine(dsn, max_connections=1) as near:
 
-        @agent.handles("t")
+        @agent.task("t")
         async def handler() -> str:
             # The heart has no connection yet: five round trips and more, of 0.14 s each.
             proxy.delay_sec = 0.07

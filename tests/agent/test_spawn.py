@@ -12,7 +12,7 @@ from tests.agent.helpers import AT_ONCE, drain, engine_of, kinds, one, result
 def worker(**options: Any) -> Agent:
     agent = Agent("a", **options)
 
-    @agent.handles("double")
+    @agent.task("double")
     async def double(n: int) -> int:
         if n < 0:
             raise ValueError("no negative numbers")
@@ -31,14 +31,14 @@ async def test_a_parent_waits_and_gets_the_outputs(shaft: Lineshaft, style: str)
     agent = worker(max_concurrent_tasks=1)
     runs: list[int] = []
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous(ctx: TaskContext) -> list[Any]:
         runs.append(ctx.attempt)
         first = await ctx.spawn("first", children([1, 2]), wait=True)
         second = await ctx.spawn("second", children([first[1].output]), wait=True)
         return [child.output for child in [*first, *second]]
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext) -> list[Any]:
         runs.append(ctx.attempt)
         first = ctx.spawn("first", children([1, 2]), wait=True)
@@ -60,7 +60,7 @@ async def test_fire_and_forget_happens_once(shaft: Lineshaft) -> None:
     agent = worker()
     seen: list[list[str]] = []
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> None:
         seen.append([child.id for child in await ctx.spawn("more", children([1, 2]))])
         seen.append([child.id for child in await ctx.spawn("more", children([1, 2]))])
@@ -78,7 +78,7 @@ async def test_fire_and_forget_happens_once(shaft: Lineshaft) -> None:
 async def test_children_that_fail_are_told(shaft: Lineshaft) -> None:
     agent = worker()
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> Any:
         return await ctx.spawn("kids", children([1, -1], max_attempts=1), wait=True)
 
@@ -93,7 +93,7 @@ async def test_children_that_fail_are_told(shaft: Lineshaft) -> None:
 async def test_first_made_then_waited_for(shaft: Lineshaft) -> None:
     agent = worker()
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> Any:
         await ctx.spawn("kids", children([3]))
         await ctx.step("meanwhile", lambda: None)
@@ -105,7 +105,7 @@ async def test_first_made_then_waited_for(shaft: Lineshaft) -> None:
 async def test_a_parent_that_swallows_the_pause_changes_nothing(shaft: Lineshaft) -> None:
     agent = worker()
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> str:
         try:
             await ctx.spawn("kids", children([3]), wait=True)
@@ -119,7 +119,7 @@ async def test_a_parent_that_swallows_the_pause_changes_nothing(shaft: Lineshaft
 async def test_children_may_depend_on_each_other(shaft: Lineshaft) -> None:
     agent = worker()
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> Any:
         tasks = [
             NewTask("double", key="a", spec={"n": 1}),
@@ -133,7 +133,7 @@ async def test_children_may_depend_on_each_other(shaft: Lineshaft) -> None:
 async def test_a_child_that_breaks_a_rule_fails_the_parent(shaft: Lineshaft) -> None:
     agent = worker()
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> None:
         await ctx.spawn("kids", [NewTask("double", priority=1000)])
 
@@ -146,7 +146,7 @@ async def test_a_child_that_breaks_a_rule_fails_the_parent(shaft: Lineshaft) -> 
 async def test_what_a_waiting_parent_had_spent_is_kept(shaft: Lineshaft) -> None:
     agent = worker(budget_usd=10)
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> None:
         ctx.spend(0.5)
         await ctx.spawn("kids", children([1]), wait=True)
@@ -163,7 +163,7 @@ async def test_two_agents_share_a_family(shaft: Lineshaft) -> None:
     parents = Agent("parents")
     kids = worker()
 
-    @parents.handles("parent")
+    @parents.task("parent")
     async def parent(ctx: TaskContext) -> Any:
         return [child.output for child in await ctx.spawn("kids", children([1, 2, 3]), wait=True)]
 

@@ -28,7 +28,7 @@ async def test_it_carries_on_where_it_was(bench: Workbench, put_off: Exception) 
     agent = Agent("a")
     read: list[int] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> object:
         while (page := ctx.state.get("page", 0)) < 3:
             read.append(page)
@@ -48,7 +48,7 @@ async def test_it_carries_on_where_it_was(bench: Workbench, put_off: Exception) 
 async def test_also_of_a_handler_in_a_thread(bench: Workbench, connection: psycopg.Connection) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     def handler(ctx: SyncTaskContext) -> None:
         ctx.state["page"] = 7
         raise Snooze(30)
@@ -61,13 +61,13 @@ async def test_also_of_a_handler_in_a_thread(bench: Workbench, connection: psyco
 async def test_it_is_saved_before_a_wait_for_children(bench: Workbench) -> None:
     agent = Agent("a")
 
-    @agent.handles("parent")
+    @agent.task("parent")
     async def parent(ctx: TaskContext) -> str:
         ctx.state.setdefault("asked by", ctx.epoch)
         await ctx.spawn("kid", [NewTask("kid")], wait=True)
         return f"epoch {ctx.state['asked by']}"
 
-    @agent.handles("kid")
+    @agent.task("kid")
     async def kid() -> None: ...
 
     assert await bench.result(agent, NewTask("parent")) == "epoch 1"
@@ -77,7 +77,7 @@ async def test_it_is_saved_when_the_agent_stops(bench: Workbench, connection: ps
     agent = Agent("a", grace_sec=0.05)
     running = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         ctx.state["page"] = 7
         running.set()
@@ -95,7 +95,7 @@ async def test_a_failed_attempt_saves_nothing(bench: Workbench, connection: psyc
     agent = Agent("a")
     found: list[Any] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         found.append(dict(ctx.state))
         if ctx.attempt == 1:
@@ -115,7 +115,7 @@ async def test_one_that_is_not_used_leaves_the_checkpoint_alone(
     """Of whatever form it is: only a dict is taken for a state."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         assert ctx.state == {}
         await ctx.checkpoint([7])
@@ -134,7 +134,7 @@ async def test_one_that_is_no_json_is_told(
     """It is put off all the same."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         ctx.state["lock"] = asyncio.Lock()
         raise Snooze(30)

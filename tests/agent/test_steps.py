@@ -34,7 +34,7 @@ async def test_what_is_recorded_is_not_run_again(shaft: Lineshaft, style: str) -
     once = Once()
     agent = Agent("a")
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous(ctx: TaskContext) -> list[str]:
         first = await ctx.step("first", once.slowly, "a")
         second = await ctx.step("second", once, "b")
@@ -42,7 +42,7 @@ async def test_what_is_recorded_is_not_run_again(shaft: Lineshaft, style: str) -
             raise RuntimeError("half way")
         return [first, second, await ctx.step("third", once.slowly, name="c")]
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext) -> list[str]:
         first = ctx.step("first", once, "a")
         second: Any = ctx.step("second", once.slowly, "b")
@@ -58,7 +58,7 @@ async def test_the_same_step_twice_in_one_run_is_one_step(shaft: Lineshaft) -> N
     once = Once()
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> list[str]:
         together = await asyncio.gather(*(ctx.step("s", once.slowly, "a") for _ in range(3)))
         return [*together, await ctx.step("s", once.slowly, "a")]
@@ -80,7 +80,7 @@ async def test_a_step_whose_result_is_being_written_is_not_run_again(
     async def is_being_written() -> bool:
         return connection.execute(locked).rowcount > 0
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> str:
         first = asyncio.create_task(ctx.step("pay", once.slowly, "a"))
         await until(is_being_written)
@@ -103,7 +103,7 @@ async def test_a_step_whose_result_is_being_written_is_not_run_again(
 async def test_a_name_used_for_something_else_is_noticed(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> list[str]:
         return [await ctx.step("search", str.upper, query) for query in ("a", "b")]
 
@@ -117,7 +117,7 @@ async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) 
     """Also with a step in between. It would wait for itself."""
     agent = Agent("a")
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous(ctx: TaskContext) -> Any:
         async def research() -> Any:
             return await ctx.step("deeper", deeper)
@@ -128,7 +128,7 @@ async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) 
         async with asyncio.timeout(10):
             return await ctx.step("research", research)
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext) -> Any:
         def research() -> Any:
             return ctx.step("deeper", deeper)
@@ -147,7 +147,7 @@ async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
     agent = Agent("a")
     calls: list[int] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> int:
         async def flaky() -> int:
             calls.append(ctx.attempt)
@@ -170,7 +170,7 @@ async def test_an_asynchronous_step_of_a_plain_handler_is_told_that_it_would_wai
     once = Once()
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     def handler(ctx: SyncTaskContext) -> Any:
         calls: dict[str, Callable[[], object]] = {
             "step": lambda: ctx.step("inner", once, "a"),
@@ -209,7 +209,7 @@ async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> No
     def untrue() -> int:
         return "text"  # type: ignore[return-value]
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         seen.append([await ctx.step("d", draft), await ctx.step("p", pair), await ctx.step("u", untrue)])
         if ctx.attempt == 1:
@@ -224,7 +224,7 @@ async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> No
 async def test_names_that_can_not_be(shaft: Lineshaft, name: str) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         await ctx.step(name, str)
 
@@ -234,7 +234,7 @@ async def test_names_that_can_not_be(shaft: Lineshaft, name: str) -> None:
 async def test_a_result_that_can_not_be_stored(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         await ctx.step("s", object)
 
@@ -249,14 +249,14 @@ async def test_checkpoints(shaft: Lineshaft, style: str) -> None:
     agent = Agent("a")
     seen: list[Any] = []
 
-    @agent.handles("async")
+    @agent.task("async")
     async def asynchronous(ctx: TaskContext) -> None:
         seen.append(ctx.last_checkpoint)
         await ctx.checkpoint({"page": ctx.attempt})
         if ctx.attempt < 3:
             raise RuntimeError
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def synchronous(ctx: SyncTaskContext) -> None:
         seen.append(ctx.last_checkpoint)
         ctx.checkpoint({"page": ctx.attempt})
@@ -272,7 +272,7 @@ async def test_every_attempt_knows_what_the_others_died_of(shaft: Lineshaft) -> 
     agent = Agent("a")
     seen: list[Any] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         told = [(past.number, past.outcome, past.category, past.error) for past in ctx.previous_attempts]
         seen.append((ctx.attempt, told, ctx.last_error and ctx.last_error.error))
@@ -297,7 +297,7 @@ async def test_fallback_models_from_the_second_failure_on(shaft: Lineshaft) -> N
     agent = Agent("a", models=["cheap", "good"])
     models: list[str | None] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         models.append(ctx.model)
         if ctx.attempt < 3:
@@ -315,7 +315,7 @@ async def test_a_claim_that_was_lost_records_nothing(
     agent = Agent("a")
     went_on = False
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         nonlocal went_on
         if ctx.epoch == 1:
@@ -345,7 +345,7 @@ async def test_what_a_step_costs_is_stored_with_it(shaft: Lineshaft, connection:
     def threaded(ctx: TaskContext) -> None:
         ctx.spend(0.25)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         async def paid() -> None:
             ctx.spend(Decimal("1.10"))
@@ -370,7 +370,7 @@ async def test_what_a_step_costs_is_stored_with_it(shaft: Lineshaft, connection:
 
 async def test_a_drain_leaves_nothing_behind(shaft: Lineshaft) -> None:
     agent = Agent("a")
-    agent.handles("t")(lambda: None)
+    agent.task("t")(lambda: None)
     await shaft.submit_many([NewTask("t") for _ in range(50)])
 
     await drain(shaft, agent)

@@ -71,7 +71,7 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
     started, stopped = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    @agent.handles("t")
+    @agent.task("t")
     def handler() -> str:
         loop.call_soon_threadsafe(started.set)
         asyncio.run_coroutine_threadsafe(stopped.wait(), loop).result()
@@ -113,7 +113,7 @@ async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:
         ctx.spend(1)
         log.append("step ended")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         try:
             await ctx.step("pay", pay, ctx)
@@ -136,7 +136,7 @@ async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:
     agent = Agent("a")
     started = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         started.set()
         await asyncio.Event().wait()
@@ -157,7 +157,7 @@ async def test_what_ends_in_time_counts_though_it_was_asked_to_stop(shaft: Lines
     agent = Agent("a", grace_sec=0.1)
     started = asyncio.Event()
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         started.set()
         try:
@@ -180,7 +180,7 @@ async def test_a_handler_saves_where_it_stands_when_it_is_stopped(shaft: Linesha
     started = asyncio.Event()
     seen: list[object] = []
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         seen.append(ctx.last_checkpoint)
         started.set()

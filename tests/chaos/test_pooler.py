@@ -48,7 +48,7 @@ async def test_agents_work_behind_pgbouncer(pooled: Settings) -> None:
 
     shafts = [Lineshaft(settings=pooled, max_connections=3) for _ in agents]
     for agent, shaft in zip(agents, shafts, strict=True):
-        agent.handles("double")(double)
+        agent.task("double")(double)
         await shaft.open()
     running = [
         asyncio.create_task(agent.run(shaft, handle_signals=False))

@@ -200,7 +200,7 @@ def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: fl
         return {"task": ctx.id, "epoch": ctx.epoch, "by": ctx.agent_id, "nonce": os.urandom(8).hex()}
 
     for kind in (TYPE, FLAKY):
-        agent.handles(kind)(work)
+        agent.task(kind)(work)
     return agent
 
 

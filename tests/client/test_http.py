@@ -156,7 +156,7 @@ async def test_an_agent_whose_token_was_revoked_ends_and_says_why(
     secret = (await tokens.create("fleet", Scope.AGENT)).token
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         pass
 
@@ -362,7 +362,7 @@ async def test_an_output_too_large_for_the_server_fails_its_attempt(
     """With its reason, instead of being lost and tried again and again; those beside it are handed in."""
     agent = Agent("a", max_concurrent_tasks=2)
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(size: int) -> str:
         return "x" * size
 

@@ -50,7 +50,7 @@ async def test_work_with_a_token(dsn: str, server_thread: ServerThread, authorit
         token = (await Tokens(engine.database).create("ci", Scope.ADMIN)).token
     agent = Agent("ann", heartbeat_interval_sec=0.1)
 
-    @agent.handles("greet")
+    @agent.task("greet")
     async def greet(name: str) -> str:
         with psycopg.connect(dsn, autocommit=True) as look:
             while True:

@@ -67,7 +67,7 @@ async def test_more_money_for_a_dag(shaft: Lineshaft) -> None:
     """R-234: what it can afford then is to be had at once."""
     dag = await shaft.submit_dag("Page", [NewTask("a", max_cost_usd=2)], budget_ceiling_usd=1)
     agent = Agent("a")
-    agent.handles("a")(lambda: None)
+    agent.task("a")(lambda: None)
     await agent.run(shaft, until_idle=True, handle_signals=False)
     assert (await shaft.get_dag(dag)).status == "pending"
 

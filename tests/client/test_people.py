@@ -19,7 +19,7 @@ def writer(*, report: object = None) -> Agent:
 
     agent = Agent("writer")
 
-    @agent.handles("write")
+    @agent.task("write")
     async def write() -> Result:
         return Result({"draft": 1}, decision_report=report)
 

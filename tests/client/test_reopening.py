@@ -38,7 +38,7 @@ def test_agents_are_kept_up(where: str) -> None:
         agents = [Agent(name) for name in "abc"]
         for agent in agents:
 
-            @agent.handles("t")
+            @agent.task("t")
             async def handler(ctx: TaskContext) -> Snooze | None:
                 return None if ctx.resume else Snooze(0.01)
 

@@ -55,7 +55,8 @@ def started(*command: str, cwd: Path, **variables: str) -> Iterator["subprocess.
     with subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=cwd,
-        env=environment | variables | {"PYTHONPATH": str(ROOT)},
+        # The code of this checkout, also where another one is installed.
+        env=environment | variables | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -69,7 +69,7 @@ def employ(name: str) -> Agent:
     interval = 30.0 if kind in {"worker", "limiter"} else 0.3
     agent = Agent(name, heartbeat_interval_sec=interval, models=[f"model of {name}"])
     for type_, handler in HANDLERS[kind].items():
-        agent.handles(type_)(handler)
+        agent.task(type_)(handler)
     return agent
 
 

@@ -25,14 +25,14 @@ async def test_drain_does_everything_retries_included(bench: Workbench) -> None:
     agent = Agent("a")
     seen: list[tuple[str, int]] = []
 
-    @agent.handles("flaky")
+    @agent.task("flaky")
     async def flaky(ctx: TaskContext, name: str) -> str:
         seen.append((name, ctx.attempt))
         if ctx.attempt < 3:
             raise RuntimeError("not yet")
         return name.upper()
 
-    @agent.handles("sync")
+    @agent.task("sync")
     def sync(n: int) -> int:
         return n + 1
 
@@ -50,7 +50,7 @@ async def test_drain_does_everything_retries_included(bench: Workbench) -> None:
 async def test_drain_without_retries(bench: Workbench) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         raise RuntimeError("no")
 
@@ -64,7 +64,7 @@ async def test_drain_without_retries(bench: Workbench) -> None:
 async def test_time_passes_when_the_test_says_so(bench: Workbench) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler(ctx: TaskContext) -> Any:
         return "awake" if ctx.resume else Snooze(3600)
 
@@ -85,11 +85,11 @@ async def test_time_passes_when_the_test_says_so(bench: Workbench) -> None:
 async def test_several_agents_and_a_dag(bench: Workbench) -> None:
     first, second = Agent("a"), Agent("b")
 
-    @first.handles("one")
+    @first.task("one")
     async def one() -> int:
         return 1
 
-    @second.handles("two")
+    @second.task("two")
     async def two(ctx: TaskContext) -> int:
         return int(ctx.inputs[f"task:{ctx.spec['of']}:output"]) + 1
 
@@ -104,7 +104,7 @@ async def test_several_agents_and_a_dag(bench: Workbench) -> None:
 async def test_result_of_a_failure_says_why(bench: Workbench) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> None:
         raise RuntimeError("the reason")
 
@@ -136,7 +136,7 @@ async def test_code_under_test_sees_an_ordinary_queue(bench: Workbench) -> None:
     """What the program does by itself (waiting for a result, an agent at work) works here too."""
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     async def handler() -> str:
         return "done"
 
@@ -152,7 +152,7 @@ async def test_code_under_test_sees_an_ordinary_queue(bench: Workbench) -> None:
 def test_without_an_event_loop(dsn: str) -> None:
     agent = Agent("a")
 
-    @agent.handles("t")
+    @agent.task("t")
     def handler(n: int) -> int:
         return 2 * n
 
@@ -172,7 +172,7 @@ from lineshaft.testing import Workbench
 pytest_plugins = ["lineshaft.testing.fixtures"]
 agent = Agent("a")
 
-@agent.handles("t")
+@agent.task("t")
 def double(n: int) -> int:
     return 2 * n
 

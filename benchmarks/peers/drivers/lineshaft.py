@@ -67,7 +67,7 @@ class LineshaftDriver(Driver):
     def work(self) -> None:
         agent = Agent(f"worker-{self.worker}", max_concurrent_tasks=SLOTS)
 
-        @agent.handles("noop")
+        @agent.task("noop")
         async def noop(prompt: str, n: int) -> None:
             assert prompt == PROMPT  # noqa: S101 - it arrived whole
             self.board.handled(n)

@@ -3,20 +3,21 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, Unpack
 
-from lineshaft.agent.handlers import Handler, make_handler
+from lineshaft.agent.handlers import Function, Handler, make_handler
 from lineshaft.agent.loop import Worker
 from lineshaft.agent.process_group import crew_of
 from lineshaft.agent.stopping import signals
+from lineshaft.agent.task_type import Decorator, TaskFunction, plain_function
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.ids import new_id
+from lineshaft.model.durations import Duration
+from lineshaft.model.tasks import TaskDefaults
 from lineshaft.types import NewAgent
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: A connection may be silent for this long, however short heartbeats are: a busy server is no dead one.
 _LEAST_PATIENCE_SEC = 10.0
@@ -30,7 +31,7 @@ class Agent:
 
         agent = Agent("coder-1", capabilities=["python"])
 
-        @agent.handles("review")
+        @agent.task("review")
         async def review(ctx, diff: str) -> dict: ...
 
         await agent.run(shaft)
@@ -67,23 +68,30 @@ class Agent:
         self._handlers: dict[str, Handler] = {}
         self._run: _Run | None = None
 
-    def handles(
-        self, task_type: str, *, concurrency: int | None = None, time_limit_sec: float | None = None
-    ) -> Callable[[F], F]:
-        """Make a function the handler for a type of tasks.
+    def task(
+        self,
+        type: str,  # noqa: A002 - the field's name
+        *,
+        concurrency: int | None = None,
+        time_limit_sec: Duration | None = None,
+        **defaults: Unpack[TaskDefaults],
+    ) -> Decorator:
+        """Make a function the handler of a task type.
 
-        It may be `async def` or plain `def`, which runs in a thread. If its first parameter is called `ctx`,
-        it gets the TaskContext; all others come from the task's spec, by name, checked against their
-        annotations. What it returns is the task's output.
+        It may be `async def`, or `def`, which runs in a thread. If its first parameter is called `ctx`, it
+        gets the TaskContext; all others come from the task's spec, by name, checked against their
+        annotations. What it returns is the task's output. `concurrency` limits how many of these tasks this
+        agent runs at the same time. `defaults` are fields of the tasks that `TaskType.new` builds.
         """
 
-        def register(function: F) -> F:
-            if task_type in self._handlers:
-                raise ValueError(f"There is a handler for {task_type!r} already: one is all a type can have.")
-            self._handlers[task_type] = make_handler(
-                task_type, function, concurrency=concurrency, time_limit_sec=time_limit_sec
-            )
-            return function
+        def register(function: Function, /) -> Any:
+            if type in self._handlers:
+                raise ValueError(f"Task type {type!r} already has a handler.")
+            plain = plain_function(function)
+            handler = make_handler(type, plain, concurrency=concurrency, time_limit_sec=time_limit_sec)
+            decorated: TaskFunction[..., Any, Any] = TaskFunction(type, plain, handler, **defaults)
+            self._handlers[type] = handler
+            return decorated
 
         return register
 
@@ -109,7 +117,7 @@ class Agent:
         if self._run is not None:
             raise LineshaftError(f"Agent {self.id!r} is running already.")
         if not self._handlers:
-            raise LineshaftError("This agent has no handlers. Give it one with @agent.handles('TYPE').")
+            raise LineshaftError("This agent has no handlers. Give it one with @agent.task('TYPE').")
         run = self._run = _Run(self, shaft, retries_within_sec if until_idle else None)
         try:
             if handle_signals and not until_idle:

@@ -1,18 +1,21 @@
-"""From a function to a handler: what its signature asks of a task's spec, checked once and quick to apply."""
+"""Handlers: functions that get their arguments from a task's spec, by their signature."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.durations import Duration, seconds
 
 Function = Callable[..., Any]
 
-#: Keys of a spec that are for Lineshaft; a handler may ask for them but need not.
+#: Keys of a spec that Lineshaft uses; a handler may have parameters for them but need not.
 _COMMON = ("constraints", "context_refs")
 _CONTEXT_NAMES = frozenset({"ctx", "context"})
 
@@ -23,22 +26,25 @@ class Handler:
     function: Function
     is_async: bool
     takes_context: bool
-    #: How many tasks of this type may run at once in this agent; None: as many as it has slots.
+    #: Without the context.
+    signature: inspect.Signature
+    #: How many tasks of this type may run at the same time in this agent; None: as many as it has slots.
     concurrency: int | None
-    #: Seconds; None: only the task's own limit counts.
+    #: Seconds; None: only the task's own limit applies.
     time_limit_sec: float | None
-    #: What it may need to come to an end, once it is told to. Until then nobody else is given the task.
+    #: How long the handler may take to stop when asked. Until then no other agent gets the task.
     patience_sec: float
     _arguments: "Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] | None"
 
     def arguments(self, spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """From the spec, by the signature; raises InvalidInputError where they don't fit."""
+        """The handler's arguments; raises InvalidInputError if the spec doesn't fit."""
         return ((), {}) if self._arguments is None else self._arguments(spec)
 
 
 def make_handler(
-    task_type: str, function: Function, *, concurrency: int | None, time_limit_sec: float | None
+    task_type: str, function: Function, *, concurrency: int | None, time_limit_sec: Duration | None
 ) -> Handler:
+    time_limit_sec = seconds(time_limit_sec)
     if concurrency is not None and concurrency < 1:
         raise ValueError(f"concurrency of handler {task_type!r} must be at least 1, got {concurrency}.")
     if time_limit_sec is not None and not time_limit_sec > 0:
@@ -47,10 +53,11 @@ def make_handler(
     if inspect.isasyncgenfunction(plain) or inspect.isgeneratorfunction(plain):
         shown = getattr(plain, "__qualname__", plain)
         raise TypeError(
-            f"{shown} can't be the handler for {task_type!r}: it has a yield, so that calling it runs "
-            "nothing. Return the output; tell how far it is by ctx.progress."
+            f"{shown} can't be the handler of {task_type!r}: it contains a yield, so calling it runs "
+            "nothing. Return the output; report progress with ctx.progress."
         )
-    parameters = list(inspect.signature(function).parameters.values())
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
     takes_context = bool(parameters) and _is_context(parameters[0])
     if takes_context:
         parameters = parameters[1:]
@@ -60,6 +67,7 @@ def make_handler(
         is_async=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004 - an object with an async __call__
         takes_context=takes_context,
+        signature=signature.replace(parameters=parameters),
         concurrency=concurrency,
         time_limit_sec=time_limit_sec,
         patience_sec=getattr(function, "patience_sec", 0.0),
@@ -78,7 +86,7 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 def _binder(
     task_type: str, function: Function, parameters: list[inspect.Parameter]
 ) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Decodes a spec straight into arguments."""
+    """Decode specs into arguments."""
     shown = f"{getattr(function, '__qualname__', function)}({', '.join(map(str, parameters))})"
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_rest = len(named) < len(parameters)
@@ -88,7 +96,7 @@ def _binder(
     try:
         decode = _decoder(function, named, takes_rest=takes_rest).decode
     except (TypeError, NameError) as error:
-        raise TypeError(f"{shown} can't be the handler for {task_type!r}: {error}") from None
+        raise TypeError(f"{shown} can't be the handler of {task_type!r}: {error}") from None
 
     def bind(spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
@@ -107,7 +115,7 @@ def _binder(
 
 
 def _plain(function: Function) -> Function:
-    """The function behind a partial or an object that can be called: that one has the annotations."""
+    """The function behind a partial or a callable object: it has the annotations."""
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__annotations__") or isinstance(function, type):
@@ -122,7 +130,9 @@ def _decoder(
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            raise TypeError(f"it takes *{parameter.name}, but a spec has names only; name its parameters")
+            raise TypeError(
+                f"it takes *{parameter.name}, but a spec has only named values; name its parameters"
+            )
         # The function's own default applies when a spec leaves it out.
         default = msgspec.NODEFAULT if parameter.default is parameter.empty else msgspec.UNSET
         fields.append((parameter.name, hints.get(parameter.name, Any), msgspec.field(default=default)))
@@ -130,11 +140,30 @@ def _decoder(
         own = {name for name, _, _ in fields}
         fields += [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in _COMMON if name not in own]
     shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=not takes_rest)
-    return msgspec.json.Decoder(shape, dec_hook=decode_others)
+    return msgspec.json.Decoder(shape, dec_hook=_decode_others)
 
 
-def decode_others(wanted: Any, value: Any) -> Any:
-    """Models of pydantic, which msgspec doesn't know."""
+def return_decoder(function: Function) -> Callable[[bytes], Any] | None:
+    """Decodes JSON to the type that the function is annotated to return; None: to the types of JSON."""
+    try:
+        wanted = _without_wishes(get_type_hints(_plain(function), include_extras=True).get("return", Any))
+        return None if wanted is Any else msgspec.json.Decoder(wanted, dec_hook=_decode_others).decode
+    except (TypeError, NameError):
+        return None
+
+
+def _without_wishes(annotation: Any) -> Any:
+    """An output is never a wish such as Snooze, and a Result may hold anything."""
+    if annotation is Result:
+        return Any
+    if get_origin(annotation) not in {Union, UnionType}:
+        return annotation
+    kept = [kind for kind in get_args(annotation) if kind not in {Cancel, Fail, Snooze}]
+    return Any if Result in kept else Union[tuple(kept)] if kept else NoneType  # noqa: UP007 - of a tuple
+
+
+def _decode_others(wanted: Any, value: Any) -> Any:
+    """Pydantic models, which msgspec doesn't know."""
     validate = getattr(wanted, "model_validate", None)
     if validate is None:
         raise TypeError(f"a {wanted!r} can't be made from JSON")

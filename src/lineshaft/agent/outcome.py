@@ -150,7 +150,7 @@ def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
 def encoded(value: Any, what: str) -> bytes:
     """As JSON that can be stored; raises ValueError with words that begin with `what`."""
     try:
-        json = msgspec.json.encode(value, enc_hook=_encode_others)
+        json = msgspec.json.encode(value, enc_hook=encode_others)
     except Exception as error:  # noqa: BLE001 - models of others may raise anything
         found = error if isinstance(error, TypeError | ValueError | RecursionError) else describe(error)
         raise ValueError(f"{what} can't be stored as JSON: {found}") from None
@@ -161,13 +161,13 @@ def encoded(value: Any, what: str) -> bytes:
         )
     if fault := json_fault(json):
         raise ValueError(f"{what} {fault}")
-    if contains_nan(value, json, _encode_others):
+    if contains_nan(value, json, encode_others):
         raise ValueError(f"{what} {NOT_FINITE}")
     return json
 
 
-def _encode_others(value: Any) -> Any:
-    """Models of pydantic, which msgspec doesn't know."""
+def encode_others(value: Any) -> Any:
+    """Pydantic models, which msgspec doesn't know."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"a {type(value).__qualname__} has no form in JSON")

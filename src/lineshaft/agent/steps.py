@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from lineshaft.agent.handlers import decode_others
+from lineshaft.agent.handlers import return_decoder
 from lineshaft.agent.outcome import Fail, encoded
 from lineshaft.engine.transition.operations import SPAWN_STEP
 from lineshaft.errors import UnavailableError
@@ -90,39 +90,30 @@ def result_json(name: str, value: Any) -> bytes:
 
 
 def restored(data: bytes, function: Callable[..., Any]) -> Any:
-    """A stored result, as the type that the function says it returns."""
-    decoder = _decoder(function)
-    if decoder is not None:
+    """A stored result, as the type that the function is annotated to return."""
+    decode = _decoder(function)
+    if decode is not None:
         try:
-            return decoder.decode(data)
+            return decode(data)
         except msgspec.ValidationError:
-            # The annotation doesn't tell the truth, or the function was changed since.
+            # The annotation is wrong, or the function was changed since.
             pass
     return msgspec.json.decode(data)
 
 
-_decoders: "WeakKeyDictionary[Callable[..., Any], msgspec.json.Decoder[Any] | None]" = WeakKeyDictionary()
+_Decode = Callable[[bytes], Any]
+_decoders: "WeakKeyDictionary[Callable[..., Any], _Decode | None]" = WeakKeyDictionary()
 
 
-def _decoder(function: Callable[..., Any]) -> "msgspec.json.Decoder[Any] | None":
+def _decoder(function: Callable[..., Any]) -> _Decode | None:
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__func__", function)
     try:
         if function not in _decoders:
-            _decoders[function] = _make_decoder(function)
+            _decoders[function] = return_decoder(function)
         return _decoders[function]
-    except TypeError:  # what can't be remembered can't be annotated either
-        return None
-
-
-def _make_decoder(function: Callable[..., Any]) -> "msgspec.json.Decoder[Any] | None":
-    try:
-        wanted = get_type_hints(function).get("return")
-        if wanted is None or wanted is Any:
-            return None
-        return msgspec.json.Decoder(wanted, dec_hook=decode_others)
-    except (TypeError, NameError):
+    except TypeError:  # an object without weak references has no annotations either
         return None
 
 

@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with command:
         for name in dict.fromkeys(args.types):
-            agent.handles(name)(command)
+            agent.task(name)(command)
         asyncio.run(_work(agent, until_idle=args.until_idle))
     return 0
 

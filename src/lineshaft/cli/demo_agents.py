@@ -86,7 +86,7 @@ async def main(name: str) -> None:
         grace_sec=1,
     )
     for task_type in FLEET[name]:
-        agent.handles(task_type)(HANDLERS[task_type])
+        agent.task(task_type)(HANDLERS[task_type])
     async with Lineshaft() as shaft:
         await agent.run(shaft)
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
+from lineshaft.model.durations import Duration, in_seconds
 from lineshaft.model.fields import (
     CHECKS,
     LIMIT_CHECKS,
@@ -75,6 +76,41 @@ class OutputContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return tuple(gate for gate in self.validation if gate.method != "none")
 
 
+class TaskDefaults(TypedDict, total=False):
+    """Fields of a task that a task type may preset. A duration may be a timedelta."""
+
+    title: str | None
+    priority: int | None
+    priority_boost_per_minute: float | None
+    lock_key: str | None
+    required_capabilities: Sequence[str] | None
+    model_preferences: Sequence[str] | None
+    fallback_models: Sequence[str] | None
+    max_cost_usd: Decimal | float | None
+    max_total_cost_usd: Decimal | float | None
+    max_duration_sec: Duration | None
+    heartbeat_interval_sec: Duration | None
+    max_attempts: int | None
+    retry: RetrySpec | None
+    output: OutputContract | None
+    tags: Sequence[str]
+    created_by: str | None
+    preset: str | None
+
+
+class TaskOptions(TaskDefaults, total=False):
+    """Fields of a task besides its type and spec. A duration may be a timedelta."""
+
+    key: str | None
+    id: str | None
+    deadline: datetime | None
+    run_at: datetime | None
+    depends_on: Sequence[str]
+    parent_id: str | None
+    idempotency_key: str | None
+    children: "Sequence[NewTask]"
+
+
 class _Typed(Struct, frozen=True):
     type: str
 
@@ -113,6 +149,10 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preset: str | None = None
     #: What a compatible API received and must return unchanged.
     surface: Mapping[str, Any] | None = None
+
+    def with_options(self, **options: Unpack[TaskOptions]) -> Self:
+        """Return a copy with these fields."""
+        return msgspec.structs.replace(self, **in_seconds(options))
 
 
 class TaskRow(Struct, frozen=True, kw_only=True, gc=False):

@@ -48,7 +48,7 @@ OutputFormat = Literal["auto", "json", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A handler for `Agent.handles`. Use it as a context manager: it has helpers to be ended."""
+    """A handler for `Agent.task`. Use it as a context manager: it has helpers to be ended."""
 
     arguments: Sequence[str]
     #: Names of variables that commands get although they are secrets of the agent.

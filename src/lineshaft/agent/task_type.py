@@ -1,0 +1,99 @@
+"""`TaskType`: a reference to a handler that builds tasks for it, checked by the type checker."""
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+import msgspec
+
+from lineshaft.agent.context import SyncTaskContext, TaskContext
+from lineshaft.agent.handlers import Function, Handler, return_decoder
+from lineshaft.agent.outcome import encode_others
+from lineshaft.model.durations import in_seconds
+from lineshaft.model.tasks import NewTask, TaskDefaults
+from lineshaft.types.typed_task import TypedTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+
+
+class TaskType(Generic[P, R_co]):
+    """A type of tasks: `P` are the handler's parameters without its context, `R` is what it returns."""
+
+    def __init__(self, name: str, handler: Handler, **defaults: Unpack[TaskDefaults]) -> None:
+        self.name = name
+        self._handler = handler
+        self._defaults = in_seconds(defaults)
+        # An unknown field raises here, not with the first task.
+        NewTask(name, **self._defaults)
+        self._signature = handler.signature
+        self._decode = return_decoder(handler.function)
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> TypedTask[R_co]:
+        """Build a task with these arguments for its handler. Nothing is submitted.
+
+        A value may be anything that JSON has, a dataclass, a `msgspec` struct or a pydantic model.
+        """
+        try:
+            arguments = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"A task of type {self.name!r} can't be built: {error}.") from None
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(parameter.name, {})
+        spec = msgspec.to_builtins(arguments, enc_hook=encode_others)
+        return TypedTask.returning(self._decode, self.name, spec=spec, **self._defaults)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class TaskFunction(TaskType[P, R_co], Generic[P, R_co, F_co]):
+    """What `@agent.task` returns: a task type that can still be called as the function it decorates."""
+
+    __name__: str
+
+    def __init__(
+        self, name: str, function: Function, handler: Handler, **defaults: Unpack[TaskDefaults]
+    ) -> None:
+        super().__init__(name, handler, **defaults)
+        self._function = function
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def __call__(self) -> F_co:
+        function: F_co = self._function  # type: ignore[assignment]  # `Decorator` says which one
+        return function
+
+
+class Decorator(Protocol):
+    """Makes a function the handler of a task type."""
+
+    # A coroutine is also a value, so that the first two overlap with the last: the first match counts.
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # see above
+        self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[SyncTaskContext, P], R], /
+    ) -> TaskFunction[P, R, Callable[Concatenate[SyncTaskContext, P], R]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, Callable[P, R]]: ...
+
+
+def plain_function(function: Function) -> Function:
+    """The function itself, if it is a handler of another agent or type already."""
+    while isinstance(function, TaskFunction):
+        function = function._function  # noqa: SLF001 - of this module
+    return function

@@ -1,0 +1,35 @@
+"""A new task that knows what its handler returns."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+from lineshaft.model.tasks import NewTask, TaskOptions
+
+R_co = TypeVar("R_co", covariant=True)
+
+#: From the JSON of an output to the value that the handler returned.
+Decode = Callable[[bytes], Any]
+
+_DECODE = "decode"
+
+
+class TypedTask(NewTask, Generic[R_co], frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """A `NewTask` made by `TaskType.new`: `TaskHandle.result` returns what the handler returned."""
+
+    @classmethod
+    def returning(cls, decode: Decode | None, task_type: str, **fields: Any) -> Self:
+        task = cls(task_type, **fields)
+        # Not a field: fields are sent to the server.
+        task.__dict__[_DECODE] = decode
+        return task
+
+    def with_options(self, **options: Unpack[TaskOptions]) -> Self:
+        """Return a copy with these fields."""
+        copy = super().with_options(**options)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+
+def decoder_of(task: NewTask) -> Decode | None:
+    """None: the output has the types of JSON."""
+    return task.__dict__.get(_DECODE) if isinstance(task, TypedTask) else None
