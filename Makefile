@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_FLAGS ?=
 CHAOS_FLAGS ?=
-PYTEST_FLAGS ?= -n 2 --dist loadgroup
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 .PHONY: help setup test demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
 

@@ -1,12 +1,10 @@
-"""A real PostgreSQL for every test that touches data: a database of its own, cloned from a migrated template.
+"""The test suite: which tests run, and the PostgreSQL that they run on.
 
-Where versions may differ (statements, plans, races, the way of a task) a test runs once for every major
-version found: the system's, and the one that Lineshaft brings. Elsewhere the newest is enough; `--postgres
-all` runs all on all.
+Every test that touches data has a real PostgreSQL and its own database, cloned from a migrated template.
 
-A test of a client or an agent that asks for `where` runs over the database and over HTTP. Where nothing of it
-depends on that (`alike_over_http`), the database is enough by default; where it is about the database itself
-(`database_only`), always. `--transport database`, `http` or `all` chooses.
+By default a run is the inner loop: the newest PostgreSQL, clients and agents on the database, no slow tests.
+`--full` is what CI runs: slow tests, every PostgreSQL found for tests of statements, plans, races and
+transitions, and clients and agents also over HTTP. `--postgres` and `--transport` choose one explicitly.
 """
 
 import fcntl
@@ -27,8 +25,9 @@ from lineshaft.embedded import Binaries, EmbeddedServer, databases, find_binarie
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import migrate
 from tests.factory import Factory
+from tests.failure_list import FailureList
 from tests.http_server import ServerThread
-from tests.in_memory import clear_away, home_of_servers
+from tests.in_memory import home_of_servers, remove_folders
 
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
@@ -42,7 +41,7 @@ FAST = {
     "max_wal_size": "256MB",
 }
 
-#: Modules of tests that run on every version.
+#: Modules that a full run executes on every version of PostgreSQL: the versions may differ there.
 ON_EACH_VERSION = re.compile(
     r"tests\.(races|embedded)\.|tests\.engine\.(postgres|claim)\.|tests\.engine\.transition\.test_(matrix|stateful|completion)$"
 )
@@ -60,47 +59,75 @@ def one_of_each_major() -> list[Binaries]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--full",
+        action="store_true",
+        help="run everything: slow tests, every PostgreSQL found, clients and agents also over HTTP",
+    )
+    parser.addoption(
         "--transport",
         choices=["database", "http", "all"],
-        help="run tests of clients and agents over this only; 'all': every one over both",
+        help="run tests of clients and agents over this transport only; 'all': each of them over both",
     )
     parser.addoption(
         "--postgres",
         metavar="MAJOR",
-        help="run on this version of PostgreSQL only; 'all': every test on each",
+        help="run on this version of PostgreSQL only; 'all': every test on each version",
     )
     parser.addoption(
         "--histories",
         metavar="N",
         type=int,
-        help="so many random histories for each stateful test, instead of a few that are always the same",
+        help="run N random histories for each stateful test, instead of a few that are always the same",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureList())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "postgres" in metafunc.fixturenames:
-        wanted = metafunc.config.getoption("postgres")
-        found = one_of_each_major()
-        if wanted is None and not ON_EACH_VERSION.match(metafunc.module.__name__):
-            found = found[-1:]
-        elif wanted not in {None, "all"}:
-            found = [binaries for binaries in found if str(binaries.major) == wanted]
-        metafunc.parametrize("postgres", found, ids=lambda b: f"pg{b.major}", indirect=True, scope="session")
-
+        versions = _versions(metafunc.module.__name__, metafunc.config)
+        metafunc.parametrize(
+            "postgres", versions, ids=lambda b: f"pg{b.major}", indirect=True, scope="session"
+        )
     if "transport" in metafunc.fixturenames:
-        transports = _transports(metafunc.definition, metafunc.config.getoption("transport"))
-        metafunc.parametrize("transport", transports)
+        metafunc.parametrize("transport", _transports(metafunc.definition, metafunc.config))
 
 
-def _transports(test: pytest.Item, wanted: str | None) -> list[str]:
+def _versions(module: str, config: pytest.Config) -> list[Binaries]:
+    wanted, found = config.getoption("postgres"), one_of_each_major()
+    if wanted == "all":
+        return found
+    if wanted is not None:
+        return [binaries for binaries in found if str(binaries.major) == wanted]
+    everywhere = config.getoption("full") and ON_EACH_VERSION.match(module)
+    return found if everywhere else found[-1:]
+
+
+def _transports(test: pytest.Item, config: pytest.Config) -> list[str]:
+    wanted, full = config.getoption("transport"), config.getoption("full")
     if test.get_closest_marker("database_only"):
         return ["database"] if wanted != "http" else []
     if wanted in {"database", "http"}:
         return [wanted]
     alike = test.get_closest_marker("alike_over_http")
-    if wanted is None and alike is not None and alike.args != (False,):
+    if wanted is None and (not full or (alike is not None and alike.args != (False,))):
         return ["database"]
     return ["database", "http"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests, except in a full run and where the command line names their file."""
+    if config.getoption("full"):
+        return
+    named = [argument.partition("::")[0] for argument in config.args]
+    files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
+    left_out = [item for item in items if item.get_closest_marker("slow") and item.path not in files]
+    if left_out:
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +165,7 @@ def postgres(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        clear_away(os.getpid())
+        remove_folders(os.getpid())
 
 
 def _make_template(server: EmbeddedServer, lock: Path) -> None:
@@ -158,7 +185,7 @@ def clone(server: EmbeddedServer, worker: str, template: str) -> Iterator[str]:
     with psycopg.connect(server.dsn, autocommit=True) as admin:
         databases.clone(admin, name, template)
         yield make_conninfo(server.dsn, dbname=name)
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        databases.drop(admin, name)
 
 
 @pytest.fixture

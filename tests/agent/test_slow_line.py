@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.engine.engine import Engine
 from tests.agent.helpers import PATIENCE, at_work
 from tests.proxy import proxied
 
 
+@pytest.mark.slow("waits for three heartbeats, two seconds apart")
 async def test_heartbeats_arrive_though_a_new_connection_takes_longer_than_one_may(dsn: str) -> None:
     """Found by chaos on a busy machine: each was given up, and the next began anew with a connection."""
     agent = Agent("a", heartbeat_interval_sec=2.0)

@@ -148,7 +148,8 @@ def test_many_calls_are_made_some_at_a_time_and_each_once() -> None:
     assert most == 20
 
 
-def test_a_run_ends_by_itself_with_figures_and_without_leftovers(tmp_path: Path) -> None:
+@pytest.mark.slow("a benchmark run with its own server")
+def test_a_run_ends_with_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     target = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--json", str(target), "--peers"]
     done = subprocess.run(

@@ -15,6 +15,8 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from tests.chaos.cluster import Cluster
 
+pytestmark = pytest.mark.slow("a primary and a standby are made and crash")
+
 
 @pytest.fixture
 def place() -> Iterator[Path]:

@@ -8,6 +8,7 @@ from tests.chaos.report import table
 from tests.chaos.run import Run
 
 
+@pytest.mark.slow("half a minute of faults")
 @pytest.mark.timeout(400)
 async def test_nothing_is_lost_while_everything_breaks() -> None:
     """design.md §10: kill -9 of anything, restarts and crashes of the database, a cut network, pauses."""

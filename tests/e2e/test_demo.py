@@ -6,6 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 
 def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
@@ -20,6 +22,7 @@ def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.Complet
     )
 
 
+@pytest.mark.slow("the whole demo")
 def test_the_demo_ends_well_on_its_own_and_leaves_nothing_behind() -> None:
     # Not pytest's own folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:

@@ -10,7 +10,7 @@ from tests.e2e.conftest import Site
 from tests.server.client import Client
 
 #: On one worker, with one set of processes.
-pytestmark = pytest.mark.xdist_group("scenarios")
+pytestmark = pytest.mark.slow("two servers and six processes of agents")
 
 AT_ONCE = {"strategy": "immediate"}
 #: Everything comes within this, however busy the machine is.

@@ -1,4 +1,3 @@
-import os
 import shutil
 import subprocess
 import tempfile
@@ -10,19 +9,12 @@ import pytest
 
 from lineshaft.embedded import Binaries, EmbeddedServer, find_binaries
 from tests.embedded.helpers import FAST, stop_server, wait_until_idle
+from tests.in_memory import memory_folder
 
 
 @cache
 def binaries_of(source: str) -> Binaries | None:
     return next((found for found in find_binaries() if found.source == source), None)
-
-
-@cache
-def fast_disk() -> Path | None:
-    """A directory in memory if there is enough: the tests copy a lot. None: the usual temporary directory."""
-    memory = Path("/dev/shm")  # noqa: S108 - only private directories are made in it
-    usable = memory.is_dir() and os.access(memory, os.W_OK)
-    return memory if usable and shutil.disk_usage(memory).free > 2 << 30 else None
 
 
 def _binaries_or_skip(source: str) -> Binaries:
@@ -56,7 +48,7 @@ def some_binaries() -> Binaries:
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
     """Unlike tmp_path, short enough for a socket."""
-    directory = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk())).resolve()
+    directory = Path(tempfile.mkdtemp(prefix="ls-", dir=memory_folder())).resolve()
     yield directory
     shutil.rmtree(directory)
 
@@ -73,7 +65,7 @@ def new_home(short_directory: Path) -> Iterator[Path]:
 def copy_of_made_home() -> Iterator[Callable[[Binaries, Path], None]]:
     """Copies of a home with data, for tests that don't test its creation: initdb is slow."""
     templates: dict[Binaries, Path] = {}
-    top = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk()))
+    top = Path(tempfile.mkdtemp(prefix="ls-", dir=memory_folder()))
 
     def copy(binaries: Binaries, home: Path) -> None:
         if binaries not in templates:

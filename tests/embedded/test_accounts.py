@@ -17,8 +17,8 @@ import pytest
 from lineshaft.embedded import Binaries, EmbeddedServer, copies, describe
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.layout import Layout
-from tests.embedded.conftest import fast_disk
 from tests.embedded.helpers import FAST, User, postmaster_pid, query, stop_server, wait_until_idle
+from tests.in_memory import memory_folder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch accounts")
 
@@ -148,7 +148,7 @@ def _python_for_all_accounts() -> str | None:
 @pytest.fixture
 def directory_of_nobody() -> Iterator[Path]:
     nobody = pwd.getpwnam("nobody")
-    directory = Path(tempfile.mkdtemp(prefix="ls-", dir=fast_disk())).resolve()
+    directory = Path(tempfile.mkdtemp(prefix="ls-", dir=memory_folder())).resolve()
     os.chown(directory, nobody.pw_uid, nobody.pw_gid)
     yield directory
     stop_server(directory / "home")

@@ -66,9 +66,19 @@ async def passes_or_waits(connection: psycopg.Connection, side: "asyncio.Future[
 async def race(
     connection: psycopg.Connection, holder: psycopg.Connection, *sides: Awaitable[Any], already: int = 0
 ) -> list[Any]:
-    """Start all sides against a held row, and let them go once all of them, and who did already, wait."""
+    """Start all sides against a held row, and release it once all of them, and `already` others, wait for it.
+
+    Fails if a side ends without waiting, e.g. with an error.
+    """
     started = [asyncio.ensure_future(side) for side in sides]
-    await waiting(connection, len(started) + already)
+    all_wait = asyncio.ensure_future(waiting(connection, len(started) + already))
+    await asyncio.wait({*started, all_wait}, return_when=asyncio.FIRST_COMPLETED)
+    if not all_wait.done():
+        all_wait.cancel()
+        ended_early = [side for side in started if side.done()]
+        raise AssertionError(
+            f"ended without waiting: {[side.exception() or side.result() for side in ended_early]}"
+        )
     holder.rollback()
     return await asyncio.gather(*started, return_exceptions=True)
 

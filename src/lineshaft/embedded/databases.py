@@ -1,6 +1,7 @@
 """Databases for tests: one template is prepared, and each test gets a copy of it within milliseconds."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -13,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 #: The advisory lock for preparing a template; an arbitrary number.
 _TEMPLATE_LOCK = 0x6C696E6573686674
 _HAS_STRATEGIES = 15_00_00
+_SESSIONS_END_SEC = 1.0
 _numbers = count(1)
 
 
@@ -54,4 +56,20 @@ def copy_of(server: str, name: str) -> Iterator[str]:
         try:
             yield make_conninfo(server, dbname=own)
         finally:
-            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(own)))
+            drop(admin, own)
+
+
+def drop(admin: "psycopg.Connection[Any]", name: str) -> None:
+    """Drop a database and end its sessions.
+
+    DROP DATABASE sleeps for 100 ms if a session is still ending, as it is right after a client has closed
+    its connection. That is much longer than dropping takes.
+    """
+    sessions = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = %s AND backend_type = 'client backend' AND usename = current_user"
+    )
+    deadline = time.monotonic() + _SESSIONS_END_SEC
+    while admin.execute(sessions, [name]).fetchall() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
