@@ -1,81 +1,96 @@
-# `make test` is all a newcomer needs: it sets up what it uses.
-# Needs Python 3.11+ and make. `uv` is used where it is installed, else venv and pip.
+# `make test` is all that a newcomer needs: it installs what it uses.
+# Needs Python 3.11+ and make. Uses uv if it is installed, else venv and pip.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# Each stamp names what is installed: the package as its users have it, or all that development needs.
+PACKAGE := $(VENV)/.package
+DEVELOPMENT := $(VENV)/.development
 BENCH_FLAGS ?=
 CHAOS_FLAGS ?=
-PYTEST_FLAGS ?= -n 2 --dist worksteal
+PYTEST_FLAGS ?=
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup test demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
+# $(call install,.[extras]) installs the package and the extras, in the versions of constraints.txt.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Lineshaft needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing $(1) into $(VENV) (once, or after a change of dependencies)"
+	@if command -v uv >/dev/null; then \
+	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
+	  uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt --editable '$(1)'; \
+	else \
+	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
+	  PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'; \
+	fi
+endef
+
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-setup: $(READY) ## Create .venv with everything the project needs
+setup: $(DEVELOPMENT) ## Create .venv with everything that development needs
 
-# Runs again only when what is installed would change.
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Lineshaft needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Setting up $(VENV) (once, or after a change of dependencies)"
-	@if command -v uv >/dev/null; then \
-	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
-	  uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'; \
-	else \
-	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
-	  PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; \
-	fi
+$(PACKAGE): pyproject.toml constraints.txt
+	$(call install,.)
 	@touch $@
 
-test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+# Also installs the package, so that `make demo` after it has nothing left to do.
+$(DEVELOPMENT): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(PACKAGE) $@
 
-demo: $(READY) ## Watch a small fleet work, in under a minute
+test: $(DEVELOPMENT) ## Run the tests on the newest PostgreSQL, without slow tests
+	$(PYTEST) $(PYTEST_FLAGS)
+
+test-full: $(DEVELOPMENT) ## Run all tests, on every PostgreSQL found, on the database and over HTTP
+	$(PYTEST) --full $(PYTEST_FLAGS)
+
+demo: $(PACKAGE) ## Watch a small fleet work, in under a minute
 	@$(BIN)/lineshaft demo
 
-check: lint types layers test ## Everything that CI runs
+check: lint types layers test-full ## Run everything that CI runs
 
-lint: $(READY)
+lint: $(DEVELOPMENT)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 
-types: $(READY)
+types: $(DEVELOPMENT)
 	$(BIN)/mypy
 
-layers: $(READY)
+layers: $(DEVELOPMENT)
 	$(BIN)/lint-imports
 
-format: $(READY) ## Format the code and fix what can be fixed by itself
+format: $(DEVELOPMENT) ## Format the code and apply automatic fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-schema: $(READY) ## Write src/lineshaft/engine/postgres/schema.sql from the migrations
+schema: $(DEVELOPMENT) ## Write src/lineshaft/engine/postgres/schema.sql from the migrations
 	$(BIN)/python tests/write_schema.py
 
-bench: $(READY) ## Measure the engine against plain SQL (some minutes)
+bench: $(DEVELOPMENT) ## Measure the engine against plain SQL (some minutes)
 	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
 
-bench-agents: $(READY) ## Measure agents against the engine and the database (some minutes)
+bench-agents: $(DEVELOPMENT) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
 
-bench-footprint: $(READY) ## Measure what a task costs: CPU, WAL, rows, disk
+bench-footprint: $(DEVELOPMENT) ## Measure what a task costs: CPU, WAL, rows, disk
 	$(BIN)/python -m benchmarks.footprint $(BENCH_FLAGS)
 
-bench-peers: $(READY) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
+bench-http: $(DEVELOPMENT) ## Measure the server with many waiting agents, and against a bare route (some minutes)
+	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
+
+bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
 	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)
 
-bench-page: $(READY) ## Bring the results of bench-peers into docs/benchmarks.md
+bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers --page
 
-chaos: $(READY) ## Break things for MINUTES (1) with the faults of SEED, and prove that nothing was lost
+chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), and check that nothing was lost
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
-
-bench-http: $(READY) ## Measure the server with many waiting agents, and against a bare route (some minutes)
-	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
