@@ -45,14 +45,14 @@ class ClaimRef(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an attempt used, as its agent reports it; None: what its heartbeats said."""
+    """What an attempt used, as its agent reports it; None: the cost that its heartbeats reported."""
 
     cost_usd: Decimal | None = None
     tokens_input: int = 0
     tokens_output: int = 0
 
     def __post_init__(self) -> None:
-        # Here, so that one bad report is refused alone and not with all others of its call.
+        # Checked here, so that one invalid report is rejected alone and not with the whole call.
         if self.cost_usd is not None:
             object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
         if self.tokens_input or self.tokens_output:
@@ -67,7 +67,7 @@ class Spent:
         return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
 
     def no_less_than_known(self, task: _Costed) -> "Spent":
-        """For a claim that is given up: what its steps and heartbeats said was spent stays spent."""
+        """For a claim that is given up: at least the cost that its steps and heartbeats reported."""
         return replace(self, cost_usd=max(self.cost_usd or NOTHING, task.attempt_cost_usd))
 
 
@@ -89,11 +89,11 @@ class Completion(msgspec.Struct, frozen=True):
     artifacts: bytes | None = None
     decision_report: bytes | None = None
     spent: Spent = UNREPORTED
-    #: What the output is, for whoever reads it; None: what the task asked for.
+    #: The declared type of the output; None: the type that the task asked for.
     output_type: str | None = None
 
     def __post_init__(self) -> None:
-        # Here, so that one bad output is refused alone and not with all others of its call.
+        # Checked here, so that one invalid output is rejected alone and not with the whole call.
         check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
         check_report_size(self.decision_report)
         named = self.output_type
@@ -106,7 +106,7 @@ class Completion(msgspec.Struct, frozen=True):
 class Failure:
     claim: ClaimRef
     error: str
-    #: A category, or a system's reason; None: told from the text if it is a rate limit, else a crash.
+    #: A category, or a system's reason; None: a rate limit if the text looks like one, otherwise a crash.
     category: str | None = None
     retry_after_sec: float | None = None
     spent: Spent = UNREPORTED
@@ -161,7 +161,7 @@ class NewStep:
     cost_so_far_usd: Decimal | None = None
 
     def __post_init__(self) -> None:
-        # Here, so that one bad step is refused alone and not with all others of its call.
+        # Checked here, so that one invalid step is rejected alone and not with the whole call.
         if not 1 <= len(self.name) <= MAX_STEP_NAME or not is_storable(self.name):
             fault = (
                 f"must be a text of 1 to {MAX_STEP_NAME} characters without U+0000, got {self.name[:100]!r}"
@@ -203,7 +203,7 @@ class NewSpawn:
 
 
 def check_progress_size(progress: bytes | None) -> None:
-    """It goes with heartbeats, which must be quick, and each is kept as an event."""
+    """Progress is sent with heartbeats, which must be fast, and each report is kept as an event."""
     if progress is not None and len(progress) > MAX_PROGRESS_BYTES:
         fault = (
             f"must be at most {MAX_PROGRESS_BYTES} bytes of JSON, got {len(progress)}; checkpoint the rest"
@@ -223,7 +223,7 @@ class Beat:
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What became of one task of a call: its new status, or why it didn't move."""
+    """The result for one task of a call: its new status, or why it didn't move."""
 
     id: str
     status: Status | None
@@ -388,7 +388,7 @@ class Claim:
     slowdown_until: datetime | None = None
     #: False: the agent has no slot free, or takes nothing now. Others may.
     has_room: bool = True
-    #: There may be work that this agent can't take now, for want of a slot, money or a model. Others may.
+    #: There may be work that this agent can't take now, for lack of a slot, budget or model. Others may.
     leaves_some: bool = False
 
 
@@ -407,7 +407,7 @@ NO_HISTORY = History()
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A claimed task with all that its handler is given."""
+    """A claimed task with everything its handler receives."""
 
     task: ClaimedTask
     history: History
@@ -417,7 +417,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """An agent that says it is there."""
+    """A heartbeat of an agent, apart from its tasks."""
 
     agent_id: str
     incarnation: int
