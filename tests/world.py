@@ -20,11 +20,38 @@ from lineshaft.model.retry import Uniform
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, NewAgent, Page, SubmittedDag
-from lineshaft.types.work import Claim, ClaimedTask, ClaimRef, Completion, Failure, Moved, Spent
+from lineshaft.types.work import (
+    UNREPORTED,
+    Claim,
+    ClaimedTask,
+    ClaimRef,
+    Completion,
+    Failure,
+    HeldTask,
+    Moved,
+    Presence,
+    Spent,
+)
 
 
 def cost(amount: str) -> Spent:
     return Spent(Decimal(amount))
+
+
+async def heartbeat(
+    engine: Engine,
+    agent_id: str,
+    incarnation: int = 1,
+    claims: Sequence[ClaimRef] = (),
+    *,
+    progress: bytes | None = None,
+    spent: Spent = UNREPORTED,
+) -> dict[str, str]:
+    """The answer to each task of an agent: continue, cancel or lost."""
+    held = [HeldTask(claim.id, claim.epoch, agent_id, progress, spent.cost_usd) for claim in claims]
+    answers = await engine.work.heartbeat([Presence(agent_id, incarnation)], held)
+    assert agent_id in answers.agents
+    return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}
 
 
 @dataclass(frozen=True)

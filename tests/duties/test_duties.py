@@ -23,8 +23,8 @@ from lineshaft.engine.read.metrics import Tally
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
-from lineshaft.types.work import Beat, ClaimedTask, Completion, Failure
-from tests.world import ref
+from lineshaft.types.work import ClaimedTask, Completion, Failure
+from tests.world import heartbeat, ref
 
 
 async def claimed(
@@ -96,7 +96,7 @@ async def test_the_time_limit_applies_despite_heartbeats(
     (task,) = await claimed(engine, NewTask("code", max_duration_sec=100))
     for _ in range(4):
         clock.advance(24)
-        answer = await engine.lifecycle.heartbeat("a1", 1, [Beat(ref(task))])
+        answer = await heartbeat(engine, "a1", 1, [ref(task)])
         assert answer == {task.id: "continue"}
     clock.advance(5)
 
@@ -458,7 +458,7 @@ async def test_silent_agents_are_marked_offline_once(
     await engine.fleet.register(NewAgent(id="silent"))
     await engine.fleet.register(NewAgent(id="lively"))
     clock.advance(60)
-    await engine.lifecycle.heartbeat("lively", 1)
+    await heartbeat(engine, "lively", 1)
     clock.advance(31)
 
     assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 1}
@@ -466,7 +466,7 @@ async def test_silent_agents_are_marked_offline_once(
     assert [a.status for a in await engine.fleet.read_all()] == ["active", "offline"]
     assert kinds(connection).count("agent.offline") == 1
     # After a heartbeat it is active again.
-    await engine.lifecycle.heartbeat("silent", 1)
+    await heartbeat(engine, "silent", 1)
     assert (await engine.fleet.read("silent")).status == "active"
 
 

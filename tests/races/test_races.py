@@ -13,9 +13,9 @@ from lineshaft.errors import CycleError, LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
-from lineshaft.types.work import Beat, Completion, Failure
+from lineshaft.types.work import Completion, Failure
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.world import ref
+from tests.world import heartbeat, ref
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:
@@ -148,23 +148,22 @@ async def test_cancel_against_complete(engines: tuple[Engine, Engine], dsn: str)
 async def test_a_heartbeat_saves_its_task_from_the_reaper(
     engines: tuple[Engine, Engine], dsn: str, clock: MovableClock
 ) -> None:
-    """The reaper skips what another holds, and looks again at the row as it then is."""
+    """Neither waits for a locked row: the heartbeat renews nothing, and the reaper skips it."""
     one, two = engines
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     clock.advance(91)
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
-        beat = asyncio.ensure_future(one.lifecycle.heartbeat("a1", 1, [Beat(ref(task))]))
-        await waiting(look, 1)
+        assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "continue"}
         assert await two.maintenance.reap(10) == {}
         holder.rollback()
 
-        assert await beat == {task.id: "continue"}
+        assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "continue"}
         assert await two.maintenance.reap(10) == {}
         assert status(look, task.id) == Status.RUNNING
 
 
-async def test_a_heartbeat_that_comes_after_the_reaper_is_told(
+async def test_a_heartbeat_after_the_reaper_answers_lost(
     engines: tuple[Engine, Engine], clock: MovableClock
 ) -> None:
     one, two = engines
@@ -173,7 +172,7 @@ async def test_a_heartbeat_that_comes_after_the_reaper_is_told(
     clock.advance(91)
     assert await two.maintenance.reap(10) == {"heartbeat_timeout": 1}
 
-    assert await one.lifecycle.heartbeat("a1", 1, [Beat(ref(task))]) == {task.id: "lost"}
+    assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "lost"}
 
 
 async def test_a_heartbeat_and_a_completion_meet(engines: tuple[Engine, Engine], dsn: str) -> None:
@@ -181,16 +180,14 @@ async def test_a_heartbeat_and_a_completion_meet(engines: tuple[Engine, Engine],
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
-        beat, completed = await race(
-            look,
-            holder,
-            one.lifecycle.heartbeat("a1", 1, [Beat(ref(task), progress=b"0.5")]),
-            two.lifecycle.complete([Completion(ref(task), DONE)]),
-        )
-        assert status(look, task.id) == Status.COMPLETED
-    assert isinstance(completed, list)
-    assert completed[0].status == Status.COMPLETED
-    assert beat in ({task.id: "continue"}, {task.id: "lost"})
+        completing = asyncio.ensure_future(two.lifecycle.complete([Completion(ref(task), DONE)]))
+        await waiting(look, 1)
+        assert await heartbeat(one, "a1", 1, [ref(task)], progress=b"0.5") == {task.id: "continue"}
+        holder.rollback()
+
+        (completed,) = await completing
+        assert completed.status == status(look, task.id) == Status.COMPLETED
+    assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "lost"}
 
 
 async def test_a_waiter_that_arrives_as_the_lock_is_released_is_not_forgotten(

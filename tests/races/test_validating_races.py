@@ -15,9 +15,9 @@ from lineshaft.engine.engine import Engine
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.types.work import Beat, ClaimedTask, Completion, HeldTask, Moved, Presence, Spent
+from lineshaft.types.work import ClaimedTask, Completion, Moved, Spent
 from tests.races.helpers import DONE, running, status
-from tests.world import ref
+from tests.world import heartbeat, ref
 
 REPORTED = Decimal("0.5")
 #: More than the task may cost.
@@ -47,19 +47,14 @@ async def checking(engine: Engine) -> "AsyncIterator[tuple[ClaimedTask, asyncio.
         await asyncio.wait({completing})
 
 
-@pytest.mark.parametrize("kind", ["of an agent", "of a process"])
 async def test_a_heartbeat_does_not_change_what_an_output_has_cost(
-    engines: tuple[Engine, Engine], connection: psycopg.Connection, kind: str
+    engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
-    """The cost that was handed in with the output stands: a heartbeat that says more must not undo it."""
+    """The cost reported with the output is final: a heartbeat that reports more must not change it."""
     one, two = engines
     async with checking(one) as (task, completing):
-        if kind == "of an agent":
-            answers = await two.lifecycle.heartbeat("a1", 1, [Beat(ref(task), spent=Spent(TOO_MUCH))])
-            assert answers == {task.id: "continue"}
-        else:
-            own = HeldTask(task.id, task.epoch, "a1", 30.0, cost_usd=TOO_MUCH)
-            assert not (await two.working.beat([Presence("a1", 1)], [own])).over
+        answers = await heartbeat(two, "a1", 1, [ref(task)], spent=Spent(TOO_MUCH))
+        assert answers == {task.id: "continue"}
 
     (moved,) = completing.result()
     assert (moved.status, status(connection, task.id)) == (Status.COMPLETED, Status.COMPLETED)

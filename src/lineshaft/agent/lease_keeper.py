@@ -196,9 +196,7 @@ class LeaseKeeper:
                 if progress is not None:
                     told.append((held, progress))
                 cost = held.cost_usd
-                tasks.append(
-                    HeldTask(held.id, held.epoch, agent_id, held.interval_sec, progress, cost or None)
-                )
+                tasks.append(HeldTask(held.id, held.epoch, agent_id, progress, cost or None))
                 owners[held.id, held.epoch] = member
         quickest = min(member.interval_sec for member in members)
         share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)

@@ -52,7 +52,6 @@ class HttpHeartbeats:
                     id=task.id,
                     epoch=task.epoch,
                     agent_id=task.agent_id,
-                    interval_sec=task.interval_sec,
                     progress=protocol.raw_of(task.progress),
                     cost_usd=task.cost_usd,
                 )

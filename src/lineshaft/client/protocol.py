@@ -108,7 +108,6 @@ class Member(Body, frozen=True, kw_only=True):
 
 class HeldBeat(Held, frozen=True, kw_only=True):
     agent_id: Name
-    interval_sec: Seconds
     progress: Json = UNSET
     #: Since the claim.
     cost_usd: Decimal | None = None
@@ -131,7 +130,6 @@ class CrewBeat(Body, frozen=True, kw_only=True):
                 beat.id,
                 beat.epoch,
                 beat.agent_id,
-                beat.interval_sec,
                 _readable("progress", beat.progress),
                 _sum(beat.cost_usd),
             )

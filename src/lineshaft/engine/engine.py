@@ -70,7 +70,7 @@ class Engine:
         )
         self.parting = Parting(self.database, self.lifecycle, self.operations)
         #: What agents do with the tasks they hold.
-        self.work = Work(self.lifecycle, self.working, self.parting, self.operations)
+        self.work = Work(self.database, self.lifecycle, self.working, self.parting, self.operations)
         self.gates = Gates(self.database, self.lifecycle, self.checks)
         self.lifecycle.gatekeeper = self.gates
         self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.read)

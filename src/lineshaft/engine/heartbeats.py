@@ -1,24 +1,28 @@
-"""Heartbeats of one process: a connection that serves nothing else, and is given up when it doesn't answer.
+"""Heartbeats: one statement renews all leases of a process.
 
-It belongs to the event loop of whoever calls it, which is that of a thread of its own: neither a handler that
-blocks nor a pool without a free connection delays a heartbeat.
+`Heartbeats` has a connection for nothing else, and replaces it when it doesn't answer. It is used from the
+event loop of a separate thread: neither a blocking handler nor an exhausted pool delays a heartbeat.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.rows import class_row
 
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.claim.claims import LOCK_TTL_SEC
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX, configure
-from lineshaft.engine.postgres.literals import array_literal
+from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.postgres.pool import shut_down
 from lineshaft.errors import UnavailableError
 from lineshaft.types.work import EndedClaim, HeartbeatAnswers, HeldTask, Presence
+
+_SQL = catalog.load(__name__)
 
 
 class Heartbeats:
@@ -52,19 +56,19 @@ class Heartbeats:
             self._connection = opened
             configure(opened, prepare=self._prepare)
             await opened.execute(PLAN_BY_INDEX)
-        return await beat_on(self._connection, {"now": self._clock.now()}, agents, tasks)
+        return await send_heartbeat(self._connection, {"now": self._clock.now()}, agents, tasks)
 
     async def _give_up(self, call: "asyncio.Future[HeartbeatAnswers]") -> None:
-        """Whatever is wrong with the connection, the next heartbeat gets a new one."""
+        """The next heartbeat gets a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             shut_down(connection)
         elif not call.done():
-            # It hangs while connecting, where a cancellation is heeded at once.
+            # It hangs while connecting, where a cancellation takes effect at once.
             call.cancel()
         await asyncio.wait({call})
         if not call.cancelled():
-            # Looked at, or asyncio complains that nobody did.
+            # Retrieved, or asyncio logs that it never was.
             call.exception()
         connection = connection or self._connection
         self._connection = None
@@ -77,34 +81,46 @@ class Heartbeats:
             await connection.close()
 
 
-async def beat_on(
+class _Answer(NamedTuple):
+    """Of one task, or of one agent."""
+
+    task_id: str | None
+    epoch: int
+    agent_id: str
+    answer: str
+    slots: int
+    slowdown_until: datetime | None
+
+
+async def send_heartbeat(
     connection: AsyncConnection[Any],
     now: dict[str, Any],
     agents: Sequence[Presence],
     tasks: Sequence[HeldTask],
 ) -> HeartbeatAnswers:
-    cursor = await connection.execute(
-        catalog.load("transition/working")["beat"],
-        {
-            **now,
-            "lock_ttl": LOCK_TTL_SEC,
-            "agents": [agent.agent_id for agent in agents],
-            "incarnations": [agent.incarnation for agent in agents],
-            "ids": array_literal([task.id for task in tasks]),
-            "epochs": array_literal([task.epoch for task in tasks]),
-            "holders": [task.agent_id for task in tasks],
-            "intervals": [float(task.interval_sec) for task in tasks],
-            "progress": [None if task.progress is None else task.progress.decode() for task in tasks],
-            "costs": [task.cost_usd for task in tasks],
-        },
-    )
+    async with connection.cursor(row_factory=class_row(_Answer)) as cursor:
+        await cursor.execute(
+            _SQL["heartbeat"],
+            {
+                **now,
+                "lock_ttl": LOCK_TTL_SEC,
+                "agents": [agent.agent_id for agent in agents],
+                "incarnations": [agent.incarnation for agent in agents],
+                "ids": array_literal([task.id for task in tasks]),
+                "epochs": array_literal([task.epoch for task in tasks]),
+                "holders": [task.agent_id for task in tasks],
+                "progress": [json_text(task.progress) for task in tasks],
+                "costs": [task.cost_usd for task in tasks],
+            },
+        )
+        found = await cursor.fetchall()
     answers = HeartbeatAnswers({})
-    for task_id, epoch, agent_id, answer, slots, slowdown_until in await cursor.fetchall():
-        if task_id is None:
-            answers.agents[agent_id] = answer
-            answers.slots[agent_id] = slots
-            if slowdown_until is not None:
-                answers.slowdowns[agent_id] = slowdown_until
-        elif answer != "continue":
-            answers.over.append(EndedClaim(task_id, epoch, answer))
+    for row in found:
+        if row.task_id is None:
+            answers.agents[row.agent_id] = row.answer
+            answers.slots[row.agent_id] = row.slots
+            if row.slowdown_until is not None:
+                answers.slowdowns[row.agent_id] = row.slowdown_until
+        elif row.answer != "continue":
+            answers.over.append(EndedClaim(row.task_id, row.epoch, row.answer))
     return answers

@@ -6,6 +6,8 @@ Only an unavailable database fails a whole call; every call can be repeated.
 
 from collections.abc import Sequence
 
+from lineshaft.engine.heartbeats import send_heartbeat
+from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.operations import Operations
 from lineshaft.engine.transition.spawn import Parting
@@ -35,8 +37,14 @@ from lineshaft.types.work import (
 
 class Work:
     def __init__(
-        self, lifecycle: Lifecycle, working: Working, parting: Parting, operations: Operations
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        working: Working,
+        parting: Parting,
+        operations: Operations,
     ) -> None:
+        self._database = database
         self._lifecycle = lifecycle
         self._working = working
         self._parting = parting
@@ -51,7 +59,8 @@ class Work:
 
         Never waits for a locked row. An agent that is missing from the answer was superseded, or is unknown.
         """
-        return await self._working.beat(agents, tasks)
+        async with self._database.connection() as connection:
+            return await send_heartbeat(connection, self._database.now, agents, tasks)
 
     async def record_steps(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
         """Record results of steps and their cost; the first result of a step is the one that counts."""

@@ -211,17 +211,6 @@ def check_progress_size(progress: bytes | None) -> None:
         raise InvalidInputError(errors=[("progress", fault)])
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
-    claim: ClaimRef
-    progress: bytes | None = None
-    spent: Spent = UNREPORTED
-
-    def __post_init__(self) -> None:
-        check_json(progress=self.progress)
-        check_progress_size(self.progress)
-
-
 class Moved(msgspec.Struct, frozen=True):
     """The result for one task of a call: its new status, or why it didn't move."""
 
@@ -425,16 +414,22 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class HeldTask:
-    """A claim whose lease is to be renewed."""
+    """A claim whose lease a heartbeat renews."""
 
     id: str
     epoch: int
     agent_id: str
-    interval_sec: float
     #: JSON; None: nothing new.
     progress: bytes | None = None
     #: Since the claim; None: nothing new.
-    cost_usd: Any = None
+    cost_usd: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        # Here, so that one bad report is refused alone and not with all others of its call.
+        check_json(progress=self.progress)
+        check_progress_size(self.progress)
+        if self.cost_usd is not None:
+            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import Breaker
 from lineshaft.types.work import ClaimRef, Failure
 from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
-from tests.world import World, cost, ref
+from tests.world import World, cost, heartbeat, ref
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_failures_are_forgotten_after_the_cool_down(world: World) -> None:
 
     world.age(seconds=301)
     assert await state(world) == ("closed", 1)
-    await world.engine.lifecycle.heartbeat(agent.id, agent.incarnation)
+    await heartbeat(world.engine, agent.id, agent.incarnation)
     await fail(world, second)
     assert await state(world) == ("closed", 1)
     world.age(seconds=300)

@@ -9,8 +9,8 @@ import pytest
 from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import Beat, Completion
-from tests.world import World, ref, register
+from lineshaft.types.work import Completion
+from tests.world import World, heartbeat, ref, register
 
 
 async def waiting(world: World) -> None:
@@ -90,7 +90,7 @@ async def test_a_heartbeat_renews_the_lock(world: World) -> None:
     task = await world.take(agent)
     world.age(minutes=9)
 
-    await world.engine.lifecycle.heartbeat(agent.id, agent.incarnation, [Beat(ref(task))])
+    await heartbeat(world.engine, agent.id, agent.incarnation, [ref(task)])
 
     assert (world.lock("doc:1") or {})["expires_at"] == world.clock.now() + timedelta(minutes=10)
 
@@ -125,7 +125,7 @@ async def test_a_lock_lasts_as_long_as_the_lease(world: World) -> None:
     world.age(minutes=89)
     assert await world.claim(agent) == []
 
-    await world.engine.lifecycle.heartbeat(agent.id, agent.incarnation, [Beat(ref(task))])
+    await heartbeat(world.engine, agent.id, agent.incarnation, [ref(task)])
     world.age(minutes=89)
 
     await world.engine.maintenance.expire_locks()

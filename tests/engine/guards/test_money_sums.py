@@ -23,10 +23,11 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
 from lineshaft.types import NewAgent
-from lineshaft.types.work import Beat, ClaimedTask, ClaimRef, Completion, Failure, Spent
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure, Spent
 from tests.conftest import TEMPLATE, clone
 from tests.engine.stateful import Histories
 from tests.invariants import check_invariants
+from tests.world import heartbeat
 
 DAILY = Decimal(12)
 BUDGETS = {"rich": None, "poor": Decimal(4), "broke": Decimal("0.000001")}
@@ -209,8 +210,9 @@ class Money(RuleBasedStateMachine):
     def beat(self, data: st.DataObject, cost: Decimal) -> None:
         name = self.pick(data)
         agent, task, reported = self.held[name]
-        beat = Beat(ClaimRef(name, task.epoch), spent=Spent(cost))
-        assert self.runner.run(self.engine.lifecycle.heartbeat(agent, 1, [beat])) == {name: "continue"}
+        claim = ClaimRef(name, task.epoch)
+        answers = self.runner.run(heartbeat(self.engine, agent, 1, [claim], spent=Spent(cost)))
+        assert answers == {name: "continue"}
         self.held[name] = (agent, task, max(reported, cost))
 
     @precondition(lambda self: self.held)

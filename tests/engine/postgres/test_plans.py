@@ -47,7 +47,13 @@ COMPLETE = (
     | {"outputs": [None] * 100, "artifacts": [None] * 100, "reports": [None] * 100}
     | {"output_types": [None] * 100, "accepted": False}
 )
-BEAT = NOW | IDS | SPENT | {"progress": [None] * 100, "agent_id": "a", "lock_ttl": 600.0}
+HEARTBEAT: dict[str, Any] = (
+    NOW
+    | IDS
+    | SPENT
+    | {"holders": ["a"] * 100, "progress": [None] * 100, "lock_ttl": 600.0}
+    | {"agents": ["a"], "incarnations": [1]}
+)
 TAKE: dict[str, Any] = {"limit": 100, "lease": 60.0, "methods": ["test-pass", "llm-judge"]}
 RENEW: dict[str, Any] = IDS | {"lease": 60.0, "gate_nos": [0] * 100, "runs": [1] * 100}
 WAITING: dict[str, Any] = {"since": None, "after": None, "limit": 100}
@@ -74,7 +80,7 @@ CASES = [
         NOW | IDS,
         ["edge_dependents", "task_live_pkey", "task_end_pkey"],
     ),
-    ("transition/lifecycle", "heartbeat", BEAT, ["task_live_pkey"]),
+    ("heartbeats", "heartbeat", HEARTBEAT, ["task_live_pkey", "task_end_pkey", "agent_pkey"]),
     ("transition/task_locks", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
     ("maintenance", "lock_expired", NOW | {"limit": 100, "without": []}, ["task_live_leased"]),
     ("review/gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
@@ -151,7 +157,7 @@ HOT = (
     "transition/operations",
     "maintenance",
     "agents",
-    "transition/working",
+    "heartbeats",
     "guards/slowdowns",
 )
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
-from lineshaft.types.work import Beat, ClaimedTask, Completion
-from tests.world import World, ref
+from lineshaft.types.work import ClaimedTask, Completion
+from tests.world import World, heartbeat, ref
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
 MARK = "\N{REPLACEMENT CHARACTER}"
@@ -48,7 +48,7 @@ async def step(world: World, task: ClaimedTask, data: bytes) -> object:
 async def progress(world: World, task: ClaimedTask, data: bytes) -> object:
     assert task.epoch == 1
     agent = world.live(task.id)["agent_id"]
-    return await world.engine.lifecycle.heartbeat(agent, 1, [Beat(ref(task), progress=data)])
+    return await heartbeat(world.engine, agent, 1, [ref(task)], progress=data)
 
 
 @pytest.mark.parametrize(("text", "character"), [(NUL, "U[+]0000"), (HALF, "ud800")])

@@ -17,9 +17,9 @@ from lineshaft.model.retry import Strategy
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import DagFilter, TokensUsed
-from lineshaft.types.work import Beat, Completion, Spent
+from lineshaft.types.work import Completion, Spent
 from tests.factory import Factory
-from tests.world import complete, every, fail, kill, ref, register, submit, take
+from tests.world import complete, every, fail, heartbeat, kill, ref, register, submit, take
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableCloc
     await submit(engine, max_cost_usd=1)
     task = await take(engine, ann)
     clock.advance(5)
-    await engine.lifecycle.heartbeat(
-        "ann", ann.incarnation, [Beat(ref(task), b'{"percent": 10}', Spent(Decimal("0.25")))]
+    await heartbeat(
+        engine, "ann", ann.incarnation, [ref(task)], progress=b'{"percent": 10}', spent=Spent(Decimal("0.25"))
     )
 
     view = await engine.read.task(task.id)

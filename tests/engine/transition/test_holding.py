@@ -8,12 +8,11 @@ from lineshaft.errors import (
     InvalidInputError,
     NotFoundError,
     StaleClaimError,
-    SupersededError,
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import Beat, ClaimRef, EndedClaim, HeldTask, Presence
-from tests.world import World, cost, only, ref
+from lineshaft.types.work import ClaimRef, EndedClaim, HeldTask, Presence
+from tests.world import World, cost, heartbeat, only, ref
 
 ZERO = Decimal(0)
 
@@ -59,10 +58,9 @@ async def test_a_heartbeat_renews_the_lease_within_the_limit(world: World) -> No
     agent = await world.agent(heartbeat_interval_sec=20)
     await world.one(max_duration_sec=100)
     task = await world.take(agent)
-    beat = world.engine.lifecycle.heartbeat
     world.age(seconds=30)
 
-    answer = await beat(agent.id, agent.incarnation, [Beat(ref(task), progress=b'{"percent": 50}')])
+    answer = await heartbeat(world.engine, agent.id, 1, [ref(task)], progress=b'{"percent": 50}')
 
     live = world.live(task.id)
     assert answer == {task.id: "continue"}
@@ -70,7 +68,7 @@ async def test_a_heartbeat_renews_the_lease_within_the_limit(world: World) -> No
     assert (live["lease_until"] - world.clock.now()).total_seconds() == 60
     assert world.kinds(task.id)[-1] == "task.progress"
     world.age(seconds=30)
-    await beat(agent.id, agent.incarnation, [Beat(ref(task))])
+    await heartbeat(world.engine, agent.id, 1, [ref(task)])
     live = world.live(task.id)
     assert live["lease_until"] == live["limit_at"]
     assert live["progress"] == {"percent": 50}
@@ -83,7 +81,7 @@ async def test_what_a_task_has_cost_only_grows(world: World) -> None:
     await world.one()
     task = await world.take(agent)
     for amount in ("0.2", "0.5", "0.3"):
-        await world.engine.lifecycle.heartbeat(agent.id, 1, [Beat(ref(task), spent=cost(amount))])
+        await heartbeat(world.engine, agent.id, 1, [ref(task)], spent=cost(amount))
 
     assert world.live(task.id)["attempt_cost_usd"] == Decimal("0.5")
     await world.complete(task)
@@ -101,15 +99,15 @@ async def test_a_heartbeat_tells_what_became_of_the_claim(world: World) -> None:
     await world.take(other)
     await world.complete(done)
 
-    answers = await world.engine.lifecycle.heartbeat(
-        agent.id, 1, [Beat(ref(task)) for task in (running, cancelled, lost, done, unstarted)]
+    answers = await heartbeat(
+        world.engine, agent.id, 1, [ref(task) for task in (running, cancelled, lost, done, unstarted)]
     )
 
     expected = ("continue", "cancel", "lost", "lost", "continue")
     assert answers == dict(zip(ids, expected, strict=True))
     # Only the start ends the wait for a start (R-062).
     assert world.live(unstarted.id)["lease_until"] == unstarted.lease_until
-    foreign = await world.engine.lifecycle.heartbeat(other.id, 1, [Beat(ref(running))])
+    foreign = await heartbeat(world.engine, other.id, 1, [ref(running)])
     assert foreign == {running.id: "lost"}
 
 
@@ -117,13 +115,13 @@ async def test_a_superseded_agent_can_not_heartbeat(world: World) -> None:
     """R-071; and one that was thought dead is active again with its next sign of life (R-080)."""
     old = await world.agent("a")
     new = await world.agent("a")
-    with pytest.raises(SupersededError):
-        await world.engine.lifecycle.heartbeat(old.id, old.incarnation)
+    answers = await world.engine.work.heartbeat([Presence(old.id, old.incarnation)], [])
+    assert answers.agents == {}
     world.age(minutes=5)
     assert await world.engine.fleet.mark_offline() == ["a"]
     assert world.agent_row(new)["status"] == "offline"
 
-    assert await world.engine.lifecycle.heartbeat(new.id, new.incarnation) == {}
+    assert await heartbeat(world.engine, new.id, new.incarnation) == {}
 
     assert world.agent_row(new)["status"] == "active"
 
@@ -159,7 +157,7 @@ async def test_registering_again_fails_what_was_held(world: World) -> None:
     await world.submit(*[NewTask("code", max_cost_usd=1)] * 3)
     running, validating = await world.claim(agent, 2)
     (claimed,) = await world.claim(agent, start=False)
-    await world.engine.lifecycle.heartbeat(agent.id, 1, [Beat(ref(running), spent=cost("0.5"))])
+    await heartbeat(world.engine, agent.id, 1, [ref(running)], spent=cost("0.5"))
 
     again = await world.agent("a", budget_usd=100)
 
@@ -192,11 +190,11 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
     await world.engine.lifecycle.release([ref(lost)])
     (held,) = await world.claim(second)
 
-    answers = await world.engine.working.beat(
+    answers = await world.engine.work.heartbeat(
         [Presence("a", 1), Presence("b", 1)],
         [
-            HeldTask(lost.id, lost.epoch, "a", 30.0, progress=b'"old"', cost_usd=Decimal(7)),
-            HeldTask(held.id, held.epoch, "b", 30.0, cost_usd=Decimal(1)),
+            HeldTask(lost.id, lost.epoch, "a", progress=b'"old"', cost_usd=Decimal(7)),
+            HeldTask(held.id, held.epoch, "b", cost_usd=Decimal(1)),
         ],
     )
 
@@ -206,6 +204,6 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
 
 
 def test_progress_is_short() -> None:
-    Beat(ClaimRef("task_1", 1), b'"' + b"x" * 60_000 + b'"')
+    HeldTask("task_1", 1, "a", b'"' + b"x" * 60_000 + b'"')
     with pytest.raises(InvalidInputError, match="progress: must be at most 65536 bytes"):
-        Beat(ClaimRef("task_1", 1), b'"' + b"x" * 70_000 + b'"')
+        HeldTask("task_1", 1, "a", b'"' + b"x" * 70_000 + b'"')

@@ -11,8 +11,9 @@ from lineshaft.errors import LineshaftError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
-from lineshaft.types.work import Beat, ClaimRef, Completion, Failure, Moved
+from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 from tests.world import World, only, ref
+from tests.world import heartbeat as send_heartbeat
 
 VISIBLE = sorted(LIVE | ENDED)
 TABLE = {(row.source, row.operation): row for row in TRANSITIONS}
@@ -137,8 +138,7 @@ async def claim_and_start(task: Subject) -> Status:
 
 
 async def heartbeat(task: Subject) -> Status:
-    beats = [Beat(task.claim)]
-    answer = await task.world.engine.lifecycle.heartbeat(task.agent_id, 1, beats)
+    answer = await send_heartbeat(task.world.engine, task.agent_id, 1, [task.claim])
     # While a person looks at its output, a task is nobody's.
     held = task.status in {Status.CLAIMED, Status.RUNNING}
     gone = "cancel" if task.status is Status.CANCELLED else "lost"

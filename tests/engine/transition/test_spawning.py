@@ -11,8 +11,7 @@ from lineshaft.errors import (
     InvalidTransitionError,
 )
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import Beat
-from tests.world import World, cost, decoded, ref
+from tests.world import World, cost, decoded, heartbeat, ref
 
 
 async def test_spawn_and_go_on(world: World) -> None:
@@ -58,7 +57,7 @@ async def test_spawn_and_wait(world: World, virtual: bool) -> None:
     else:
         await world.dag(new)
     parent = await world.take(agent)
-    await world.engine.lifecycle.heartbeat(agent.id, 1, [Beat(ref(parent), spent=cost("0.1"))])
+    await heartbeat(world.engine, agent.id, 1, [ref(parent)], spent=cost("0.1"))
 
     one, two = await world.engine.operations.spawn(ref(parent), [NewTask("x"), NewTask("x")], wait=True)
 

@@ -119,7 +119,7 @@ async def test_heartbeat(world: World) -> None:
 
     answers = await world.engine.work.heartbeat(
         [Presence("a", 1), Presence("b", 1)],
-        [HeldTask(held.id, held.epoch, "a", 30), HeldTask(lost.id, lost.epoch, "a", 30)],
+        [HeldTask(held.id, held.epoch, "a"), HeldTask(lost.id, lost.epoch, "a")],
     )
 
     assert answers.agents == {"a": "active"}

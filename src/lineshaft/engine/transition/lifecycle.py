@@ -11,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.engine.claim.claims import LOCK_TTL_SEC
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.complete import Completing
 from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
-from lineshaft.errors import SupersededError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
-from lineshaft.types.work import UNREPORTED, Beat, ClaimRef, Moved, Spent
+from lineshaft.types.work import UNREPORTED, ClaimRef, Moved, Spent
 
 _SQL = catalog.load("transition/lifecycle", "transition/task_locks")
 _STARTABLE = frozenset({Status.CLAIMED, Status.RUNNING})
@@ -40,52 +37,6 @@ class Lifecycle(Completing):
         return await self._database.run(
             lambda own: self._answer(own, claims, started, Status.RUNNING, "start")
         )
-
-    async def heartbeat(self, agent_id: str, incarnation: int, beats: Sequence[Beat] = ()) -> dict[str, str]:
-        """Renew the leases; tells for each task `continue`, `cancel` (it was cancelled) or `lost`."""
-
-        async def work(connection: Connection) -> dict[str, str]:
-            # Tasks before their agent, as everywhere: else this and a completion might wait for each other.
-            answers = await self._renew(connection, agent_id, beats) if beats else {}
-            touched = await connection.execute(
-                _SQL["touch_agent"],
-                {**self._database.now, "agent_id": agent_id, "incarnation": incarnation},
-            )
-            if await touched.fetchone() is None:
-                raise SupersededError(
-                    f"Agent {agent_id!r} is not registered with incarnation {incarnation}: it was registered "
-                    "again elsewhere. This process must stop."
-                )
-            return answers
-
-        return await self._database.run(work)
-
-    async def _renew(self, connection: Connection, agent_id: str, beats: Sequence[Beat]) -> dict[str, str]:
-        cursor = await connection.execute(
-            _SQL["heartbeat"],
-            {
-                **self._database.now,
-                **claim_columns([beat.claim for beat in beats]),
-                "agent_id": agent_id,
-                "lock_ttl": LOCK_TTL_SEC,
-                "progress": [json_text(beat.progress) for beat in beats],
-                "costs": [beat.spent.cost_usd for beat in beats],
-            },
-        )
-        answers = {row[0]: "continue" for row in await cursor.fetchall()}
-        missing = {beat.claim.id: beat.claim.epoch for beat in beats if beat.claim.id not in answers}
-        if missing:
-            # One that was not started yet is still held, but only its start ends the wait for it.
-            found = await connection.execute(_SQL["read_live"], {"ids": list(missing)})
-            for name, epoch, status in await found.fetchall():
-                if status == Status.CLAIMED and epoch == missing[name]:
-                    answers[name] = "continue"
-                    del missing[name]
-        if missing:
-            ends = await connection.execute(_SQL["read_ends"], {"ids": list(missing)})
-            cancelled = {row[0] for row in await ends.fetchall() if row[2] == Status.CANCELLED}
-            answers |= {name: "cancel" if name in cancelled else "lost" for name in missing}
-        return answers
 
     async def save_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal = Decimal(0)

@@ -7,12 +7,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.engine.heartbeats import beat_on
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.model.storable import check_json
-from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, PastAttempt, Presence, RemainingBudgets
+from lineshaft.types.work import ClaimRef, PastAttempt, RemainingBudgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,6 @@ class Working:
         self._lifecycle = lifecycle
         self._daily_budget = daily_budget
         self._sql = catalog.load("transition/working")
-
-    async def beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> HeartbeatAnswers:
-        """The heartbeat of a process that has no connection of its own for it."""
-        for task in tasks:
-            check_json(progress=task.progress)
-        async with self._database.connection() as connection:
-            return await beat_on(connection, self._database.now, agents, tasks)
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal

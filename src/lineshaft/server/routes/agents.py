@@ -1,6 +1,5 @@
 """Agents: registering, asking for work, saying that they are alive."""
 
-from lineshaft.errors import SupersededError
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.long_poll import departure_of, find_work, telling
 from lineshaft.server.routes import examples, requests, responses
@@ -8,7 +7,7 @@ from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
 from lineshaft.server.service import Call
 from lineshaft.types import AgentInfo, NewAgent, Page, Scope
-from lineshaft.types.work import Beat
+from lineshaft.types.work import HeldTask, Presence
 
 routes = Routes()
 
@@ -54,21 +53,24 @@ async def claim_work(call: Call, body: requests.Claim) -> Answer:
 async def heartbeat(call: Call, body: requests.Heartbeat) -> Answer:
     """Renew the leases of tasks; tells for each `continue`, `cancel` (it was cancelled) or `lost`."""
     agent_id = call.path["id"]
-    beats = [
-        Beat(
-            claim_of(beat.id, beat.claim_token), requests.json_or_none("progress", beat.progress), beat.spent
+    held = [
+        HeldTask(
+            beat.id,
+            claim_of(beat.id, beat.claim_token).epoch,
+            agent_id,
+            requests.json_or_none("progress", beat.progress),
+            beat.spent.cost_usd,
         )
         for beat in body.tasks
     ]
-    try:
-        answers = await call.service.engine.lifecycle.heartbeat(agent_id, body.incarnation, beats)
-    except SupersededError:
-        # Unless it never was registered.
-        await call.service.engine.fleet.read(agent_id)
-        raise
-    present = await call.service.signals.present(agent_id, body.incarnation)
-    more = {} if present.slowdown_until is None else {"slowdown_until": present.slowdown_until}
-    return Answer(responses.HeartbeatResponse(answers, present.status, **more))
+    found = await call.service.engine.work.heartbeat([Presence(agent_id, body.incarnation)], held)
+    if agent_id not in found.agents:
+        # Unknown, or superseded: raises either way.
+        await call.service.signals.present(agent_id, body.incarnation)
+    answers = {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in found.over}
+    until = found.slowdowns.get(agent_id)
+    more = {} if until is None else {"slowdown_until": until}
+    return Answer(responses.HeartbeatResponse(answers, found.agents[agent_id], **more))
 
 
 @routes.post(

@@ -96,12 +96,12 @@ async def wait_for_work(call: Call, body: protocol.Wait) -> Answer:
     HeartbeatAnswers,
     example={
         "agents": [_EXAMPLE_MEMBER],
-        "tasks": [{**_EXAMPLE_CLAIM, "agent_id": "coder-1", "interval_sec": 30}],
+        "tasks": [{**_EXAMPLE_CLAIM, "agent_id": "coder-1"}],
     },
 )
 async def beat(call: Call, body: protocol.CrewBeat) -> Answer:
     """One heartbeat for all agents of a process and all they hold; one without an answer is superseded."""
-    return Answer(await call.service.engine.working.beat(body.presences, body.held))
+    return Answer(await call.service.engine.work.heartbeat(body.presences, body.held))
 
 
 @routes.post(

@@ -1,0 +1,86 @@
+-- name: heartbeat
+-- One statement for everything that a process holds: the leases of all its tasks and the presence of all its agents. It waits for no row: a
+-- locked row is just being moved by another transaction, and the lease lasts for three intervals. So no heartbeat is part of a deadlock.
+-- Each row is found through an index, never by a join of two lists: the cost is linear in the number of tasks.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+input AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(holders)s::text[], %(progress)s::jsonb[], %(costs)s::numeric[]
+    ) AS input (id, epoch, holder, progress, cost)
+),
+unlocked AS MATERIALIZED (
+    SELECT live.id, coalesce(live.heartbeat_sec, agent.heartbeat_interval_sec) AS interval_sec, input.progress, input.cost
+    FROM input
+    JOIN lineshaft.task_live AS live ON live.id = input.id
+    JOIN lineshaft.agent ON agent.id = live.agent_id
+    WHERE live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('RUNNING', 'VALIDATING')
+    FOR NO KEY UPDATE OF live SKIP LOCKED
+),
+renewed AS (
+    UPDATE lineshaft.task_live AS live
+    SET heartbeat_at = clock.now,
+        lease_until = least(clock.now + make_interval(secs => 3 * unlocked.interval_sec), live.limit_at),
+        progress = coalesce(unlocked.progress, live.progress),
+        -- The cost so far only grows: a late heartbeat must not take money back. The output settles it.
+        attempt_cost_usd = CASE
+            WHEN live.status = 'RUNNING' THEN greatest(live.attempt_cost_usd, coalesce(unlocked.cost, 0)) ELSE live.attempt_cost_usd
+        END
+    FROM unlocked, clock
+    WHERE live.id = unlocked.id
+    RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.lock_owner, unlocked.interval_sec, unlocked.progress
+),
+own_lock AS MATERIALIZED (
+    SELECT lock.key, renewed.interval_sec
+    FROM lineshaft.lock
+    JOIN renewed ON renewed.lock_key = lock.key AND lock.holder_task_id = coalesce(renewed.lock_owner, renewed.id)
+    FOR NO KEY UPDATE OF lock SKIP LOCKED
+),
+lock_renewed AS (
+    UPDATE lineshaft.lock
+    SET expires_at = clock.now + make_interval(secs => greatest(%(lock_ttl)s::double precision, 3 * own_lock.interval_sec))
+    FROM own_lock, clock
+    WHERE lock.key = own_lock.key
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
+    SELECT clock.now, '{task.progress}', renewed.id, renewed.dag_id, renewed.agent_id, renewed.epoch, renewed.progress
+    FROM renewed CROSS JOIN clock WHERE renewed.progress IS NOT NULL
+),
+present AS MATERIALIZED (
+    SELECT agent.id
+    FROM lineshaft.agent
+    JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
+      ON agent.id = own.id AND agent.incarnation = own.incarnation
+    FOR NO KEY UPDATE OF agent SKIP LOCKED
+),
+touched AS (
+    UPDATE lineshaft.agent
+    SET last_heartbeat = clock.now,
+        status = CASE WHEN agent.status = 'offline' THEN 'active' ELSE agent.status END::lineshaft.agent_status
+    FROM present, clock
+    WHERE agent.id = present.id
+    RETURNING agent.id, agent.status
+)
+SELECT input.id AS task_id, input.epoch, NULL AS agent_id,
+    CASE
+        -- Renewed, locked by another transaction, or not started yet: held.
+        WHEN live.epoch = input.epoch AND live.agent_id = input.holder THEN 'continue'
+        WHEN ended.status = 'CANCELLED' THEN 'cancel'
+        ELSE 'lost'
+    END AS answer,
+    NULL::integer AS slots,
+    NULL::timestamptz AS slowdown_until
+FROM input
+-- One process may report two claims of a task: one that it lost, and one that another agent in it has now.
+LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
+UNION ALL
+-- An agent without an answer was superseded, or is unknown.
+SELECT NULL, NULL, agent.id, coalesce(touched.status, agent.status)::text, agent.max_concurrent_tasks,
+    -- include: slowdown_until
+FROM lineshaft.agent
+JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
+  ON agent.id = own.id AND agent.incarnation = own.incarnation
+LEFT JOIN touched ON touched.id = agent.id
