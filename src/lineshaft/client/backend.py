@@ -2,8 +2,11 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
+
+from msgspec import UnsetType
 
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
@@ -11,19 +14,28 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Attempt,
+    Breaker,
     BulkResolution,
     Dag,
+    DagFilter,
     DeadLetter,
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    Health,
+    Lock,
     NewAgent,
+    NewToken,
     Page,
     Report,
+    Slowdown,
+    Stats,
     Submitted,
     SubmittedDag,
     Task,
     TaskFilter,
+    Token,
     Why,
 )
 from lineshaft.types.work import (
@@ -99,9 +111,40 @@ class Backend(Protocol):
         self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None
     ) -> Page[Task]: ...
 
-    async def dag(self, dag_id: str) -> Dag: ...
+    async def attempts(self, task_id: str) -> list[Attempt]: ...
+
+    async def steps(self, task_id: str) -> dict[str, Any]: ...
 
     async def why(self, task_id: str) -> Why: ...
+
+    async def change(
+        self,
+        task_id: str,
+        *,
+        priority: int | UnsetType,
+        deadline: datetime | UnsetType | None,
+        tags: Sequence[str] | UnsetType,
+    ) -> Task: ...
+
+    async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task: ...
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task: ...
+
+    async def retry(self, task_id: str, *, delay_sec: float) -> Task: ...
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
+        """For each id: `open`, `unknown`, or ended as a `task` or as a `dag`."""
+        ...
+
+    async def dag(self, dag_id: str) -> Dag: ...
+
+    async def dags(self, filters: DagFilter, *, limit: int, cursor: str | None) -> Page[Dag]: ...
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> Dag: ...
+
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> Dag: ...
+
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag: ...
 
     async def events(
         self,
@@ -113,27 +156,9 @@ class Backend(Protocol):
         kinds: Collection[str] | None,
     ) -> EventPage: ...
 
-    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        """For each id: open, or ended as a `task` or as a `dag`, or unknown."""
-        ...
-
-    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None: ...
-
-    async def cancel_dag(self, dag_id: str, reason: str) -> None: ...
-
-    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None: ...
-
-    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None: ...
-
-    async def retry(self, task_id: str, *, delay_sec: float) -> None: ...
-
-    async def pause(self, type_: str | None) -> None: ...
-
-    async def resume(self, type_: str | None) -> None: ...
-
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]: ...
 
-    async def decide(self, task_id: str, decision: ApprovalDecision) -> None: ...
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> Task: ...
 
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
@@ -149,9 +174,50 @@ class Backend(Protocol):
         self, *, types: Sequence[str], categories: Sequence[str], limit: int
     ) -> list[DeadLetterGroup]: ...
 
-    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None: ...
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task: ...
 
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution: ...
+
+    async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]: ...
+
+    async def agent(self, agent_id: str) -> AgentInfo: ...
+
+    async def change_agent(
+        self,
+        agent_id: str,
+        *,
+        status: str | None,
+        max_concurrent_tasks: int | None,
+        add_budget_usd: Decimal | float | None,
+    ) -> AgentInfo: ...
+
+    async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]: ...
+
+    async def open_breaker(self, key: str) -> Breaker: ...
+
+    async def reset_breaker(self, key: str) -> Breaker: ...
+
+    async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]: ...
+
+    async def release_lock(self, key: str) -> None: ...
+
+    async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]: ...
+
+    async def end_slowdown(self, key: str) -> None: ...
+
+    async def pause(self, type_: str | None) -> None: ...
+
+    async def resume(self, type_: str | None) -> None: ...
+
+    async def stats(self) -> Stats: ...
+
+    async def health(self) -> Health: ...
+
+    async def tokens(self) -> list[Token]: ...
+
+    async def create_token(self, name: str, scope: str) -> NewToken: ...
+
+    async def revoke_token(self, which: str) -> None: ...
 
     # Working.
 

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from lineshaft.client.lineshaft import Lineshaft
-from lineshaft.engine.postgres.caller_transaction import at_once, refuse_async
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import Settings
 
@@ -82,6 +81,11 @@ def _blocking(
         loop, connection = self.loop, kwargs.get("connection")
         if connection is None:
             return loop.run(method(self.shaft, *args, **kwargs))
+        from lineshaft.engine.postgres.caller_transaction import (  # noqa: PLC0415 - imports psycopg
+            at_once,
+            refuse_async,
+        )
+
         refuse_async(connection)
         return at_once(method(self.shaft, *args, **kwargs))
 
@@ -182,18 +186,22 @@ class SyncLineshaft:
     submit = _blocking(Lineshaft.submit)
     submit_many = _blocking(Lineshaft.submit_many)
     submit_dag = _blocking(Lineshaft.submit_dag)
-    get = _blocking(Lineshaft.get)
-    get_dag = _blocking(Lineshaft.get_dag)
-    list = _blocking(Lineshaft.list)
-    why = _blocking(Lineshaft.why)
     wait = _blocking(Lineshaft.wait)
+    get = _blocking(Lineshaft.get)
+    list = _blocking(Lineshaft.list)
+    attempts = _blocking(Lineshaft.attempts)
+    steps = _blocking(Lineshaft.steps)
+    why = _blocking(Lineshaft.why)
+    change = _blocking(Lineshaft.change)
+    add_dependencies = _blocking(Lineshaft.add_dependencies)
     cancel = _blocking(Lineshaft.cancel)
+    retry = _blocking(Lineshaft.retry)
+    get_dag = _blocking(Lineshaft.get_dag)
+    dags = _blocking(Lineshaft.dags)
     cancel_dag = _blocking(Lineshaft.cancel_dag)
     set_dag_budget = _blocking(Lineshaft.set_dag_budget)
     add_dag_budget = _blocking(Lineshaft.add_dag_budget)
-    retry = _blocking(Lineshaft.retry)
-    pause = _blocking(Lineshaft.pause)
-    resume = _blocking(Lineshaft.resume)
+    read_events = _blocking(Lineshaft.read_events)
     approvals = _blocking(Lineshaft.approvals)
     approve = _blocking(Lineshaft.approve)
     reject = _blocking(Lineshaft.reject)
@@ -203,4 +211,21 @@ class SyncLineshaft:
     dead_letter_groups = _blocking(Lineshaft.dead_letter_groups)
     resolve = _blocking(Lineshaft.resolve)
     resolve_all = _blocking(Lineshaft.resolve_all)
+    agents = _blocking(Lineshaft.agents)
+    get_agent = _blocking(Lineshaft.get_agent)
+    change_agent = _blocking(Lineshaft.change_agent)
+    breakers = _blocking(Lineshaft.breakers)
+    open_breaker = _blocking(Lineshaft.open_breaker)
+    reset_breaker = _blocking(Lineshaft.reset_breaker)
+    locks = _blocking(Lineshaft.locks)
+    release_lock = _blocking(Lineshaft.release_lock)
+    slowdowns = _blocking(Lineshaft.slowdowns)
+    end_slowdown = _blocking(Lineshaft.end_slowdown)
+    pause = _blocking(Lineshaft.pause)
+    resume = _blocking(Lineshaft.resume)
+    stats = _blocking(Lineshaft.stats)
+    health = _blocking(Lineshaft.health)
+    tokens = _blocking(Lineshaft.tokens)
+    create_token = _blocking(Lineshaft.create_token)
+    revoke_token = _blocking(Lineshaft.revoke_token)
     events = _iterating(Lineshaft.events)

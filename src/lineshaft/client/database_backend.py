@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from msgspec import UnsetType
+
+from lineshaft import __version__
 from lineshaft.checks.registry import Checks
 from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import HeartbeatTransport, Idler
@@ -28,21 +32,31 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Attempt,
+    Breaker,
     BulkResolution,
     Dag,
+    DagFilter,
     DeadLetter,
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    Health,
+    Lock,
     NewAgent,
+    NewToken,
     Page,
     Report,
+    Slowdown,
+    Stats,
     Submitted,
     SubmittedDag,
     Task,
     TaskFilter,
+    Token,
     Why,
 )
+from lineshaft.types.json import decoded
 from lineshaft.types.work import (
     Assignment,
     ClaimRef,
@@ -155,11 +169,58 @@ class DatabaseBackend:
     async def tasks(self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None) -> Page[Task]:
         return await self.engine.read.tasks(filters, order=order, limit=limit, cursor=cursor)
 
-    async def dag(self, dag_id: str) -> Dag:
-        return await self.engine.read.dag(dag_id)
+    async def attempts(self, task_id: str) -> list[Attempt]:
+        return await self.engine.read.attempts(task_id)
+
+    async def steps(self, task_id: str) -> dict[str, Any]:
+        return {name: decoded(data) for name, data in (await self.engine.read.steps(task_id)).items()}
 
     async def why(self, task_id: str) -> Why:
         return await self.engine.read.why(task_id)
+
+    async def change(
+        self,
+        task_id: str,
+        *,
+        priority: int | UnsetType,
+        deadline: datetime | UnsetType | None,
+        tags: Sequence[str] | UnsetType,
+    ) -> Task:
+        await self.engine.operations.change(task_id, priority=priority, deadline=deadline, tags=tags)
+        return await self.engine.read.task(task_id)
+
+    async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
+        await self.engine.operations.add_dependencies(task_id, depends_on)
+        return await self.engine.read.task(task_id)
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
+        await self.engine.operations.cancel(task_id, reason, cascade=cascade)
+        return await self.engine.read.task(task_id)
+
+    async def retry(self, task_id: str, *, delay_sec: float) -> Task:
+        await self.engine.operations.retry(task_id, delay_sec=delay_sec)
+        return await self.engine.read.task(task_id)
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
+        return await self.engine.working.finished(ids)
+
+    async def dag(self, dag_id: str) -> Dag:
+        return await self.engine.read.dag(dag_id)
+
+    async def dags(self, filters: DagFilter, *, limit: int, cursor: str | None) -> Page[Dag]:
+        return await self.engine.read.dags(filters, limit=limit, cursor=cursor)
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> Dag:
+        await self.engine.operations.cancel_dag(dag_id, reason)
+        return await self.engine.read.dag(dag_id)
+
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> Dag:
+        await self.engine.budgets.set_dag_budget(dag_id, usd)
+        return await self.engine.read.dag(dag_id)
+
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
+        await self.engine.budgets.add_dag_budget(dag_id, usd)
+        return await self.engine.read.dag(dag_id)
 
     async def events(
         self,
@@ -170,38 +231,15 @@ class DatabaseBackend:
         dag_id: str | None,
         kinds: Collection[str] | None,
     ) -> EventPage:
-        reading = EventQuery(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
-        return await reading.page(after, self.engine.read)
-
-    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        return await self.engine.working.finished(ids)
-
-    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
-        await self.engine.operations.cancel(task_id, reason, cascade=cascade)
-
-    async def cancel_dag(self, dag_id: str, reason: str) -> None:
-        await self.engine.operations.cancel_dag(dag_id, reason)
-
-    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None:
-        await self.engine.budgets.set_dag_budget(dag_id, usd)
-
-    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None:
-        await self.engine.budgets.add_dag_budget(dag_id, usd)
-
-    async def retry(self, task_id: str, *, delay_sec: float) -> None:
-        await self.engine.operations.retry(task_id, delay_sec=delay_sec)
-
-    async def pause(self, type_: str | None) -> None:
-        await self.engine.operations.pause(type_)
-
-    async def resume(self, type_: str | None) -> None:
-        await self.engine.operations.resume(type_)
+        query = EventQuery(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
+        return await query.page(after, self.engine.read)
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         return await self.engine.approvals.waiting(limit=limit, cursor=cursor)
 
-    async def decide(self, task_id: str, decision: ApprovalDecision) -> None:
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> Task:
         await self.engine.approvals.decide(task_id, decision)
+        return await self.engine.read.task(task_id)
 
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
@@ -221,11 +259,78 @@ class DatabaseBackend:
     ) -> list[DeadLetterGroup]:
         return await self.engine.dead_letters.groups(types=types, categories=categories, limit=limit)
 
-    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None:
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task:
         await self.engine.dead_letters.resolve(task_id, decision)
+        return await self.engine.read.task(task_id)
 
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         return await self.engine.dead_letters.resolve_all(filters, decision)
+
+    async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
+        return await self.engine.fleet.page(status=status, limit=limit, cursor=cursor)
+
+    async def agent(self, agent_id: str) -> AgentInfo:
+        return await self.engine.fleet.read(agent_id)
+
+    async def change_agent(
+        self,
+        agent_id: str,
+        *,
+        status: str | None,
+        max_concurrent_tasks: int | None,
+        add_budget_usd: Decimal | float | None,
+    ) -> AgentInfo:
+        return await self.engine.fleet.patch(
+            agent_id,
+            status=status,
+            max_concurrent_tasks=max_concurrent_tasks,
+            add_budget_usd=add_budget_usd,
+        )
+
+    async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
+        return await self.engine.read.breakers(limit=limit, cursor=cursor)
+
+    async def open_breaker(self, key: str) -> Breaker:
+        await self.engine.breakers.open(key)
+        return await self.engine.read.breaker(key)
+
+    async def reset_breaker(self, key: str) -> Breaker:
+        await self.engine.breakers.reset(key)
+        return await self.engine.read.breaker(key)
+
+    async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]:
+        return await self.engine.read.locks(limit=limit, cursor=cursor)
+
+    async def release_lock(self, key: str) -> None:
+        await self.engine.locks.release(key)
+
+    async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]:
+        return await self.engine.read.slowdowns(limit=limit, cursor=cursor)
+
+    async def end_slowdown(self, key: str) -> None:
+        await self.engine.slowdowns.end(key)
+
+    async def pause(self, type_: str | None) -> None:
+        await self.engine.operations.pause(type_)
+
+    async def resume(self, type_: str | None) -> None:
+        await self.engine.operations.resume(type_)
+
+    async def stats(self) -> Stats:
+        return await self.engine.read.stats()
+
+    async def health(self) -> Health:
+        await self.engine.tokens.exist()
+        return Health("ready", __version__, "ok", self._wakeups is None or self._wakeups.healthy)
+
+    async def tokens(self) -> list[Token]:
+        return await self.engine.tokens.all()
+
+    async def create_token(self, name: str, scope: str) -> NewToken:
+        return await self.engine.tokens.create(name, scope)
+
+    async def revoke_token(self, which: str) -> None:
+        await self.engine.tokens.revoke(which)
 
     # Working.
 

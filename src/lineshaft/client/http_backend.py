@@ -8,13 +8,14 @@ become the same exceptions.
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from lineshaft.client import protocol, requests, responses
 from lineshaft.client.assignments import assignments
@@ -32,19 +33,28 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Attempt,
+    Breaker,
     BulkResolution,
     Dag,
+    DagFilter,
     DeadLetter,
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    Health,
+    Lock,
     NewAgent,
+    NewToken,
     Page,
     Report,
+    Slowdown,
+    Stats,
     Submitted,
     SubmittedDag,
     Task,
     TaskFilter,
+    Token,
     Why,
 )
 from lineshaft.types.page import check_limit
@@ -115,6 +125,9 @@ class HttpBackend:
     async def _post(self, path: str, kind: type[T], body: Any, *, again: bool = True) -> T:
         return await self._call("POST", path, kind, protocol.encode(body), again=again)
 
+    async def _patch(self, path: str, kind: type[T], body: Any, *, again: bool = False) -> T:
+        return await self._call("PATCH", path, kind, protocol.encode(body), again=again)
+
     # Submitting.
 
     async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
@@ -162,11 +175,65 @@ class HttpBackend:
             **requests.given_fields(filters),
         )
 
-    async def dag(self, dag_id: str) -> Dag:
-        return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
+    async def attempts(self, task_id: str) -> list[Attempt]:
+        return (await self._get(f"/v1/tasks/{_part(task_id)}/attempts", Page[Attempt])).items
+
+    async def steps(self, task_id: str) -> dict[str, Any]:
+        return await self._get(f"/v1/tasks/{_part(task_id)}/steps", dict[str, Any])
 
     async def why(self, task_id: str) -> Why:
         return await self._get(f"/v1/tasks/{_part(task_id)}/why", Why)
+
+    async def change(
+        self,
+        task_id: str,
+        *,
+        priority: int | UnsetType,
+        deadline: datetime | UnsetType | None,
+        tags: Sequence[str] | UnsetType,
+    ) -> Task:
+        given = {"priority": priority, "deadline": deadline, "tags": tags}
+        body = {name: value for name, value in given.items() if value is not UNSET}
+        check_fields(**{name: value for name, value in body.items() if (name, value) != ("deadline", None)})
+        return await self._patch(f"/v1/tasks/{_part(task_id)}", Task, body)
+
+    async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
+        body = {"depends_on": list(depends_on)}
+        return await self._post(f"/v1/tasks/{_part(task_id)}/dependencies", Task, body)
+
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
+        body = {"reason": replace_unstorable(reason), "cascade": cascade}
+        return await self._post(f"/v1/tasks/{_part(task_id)}/cancel", Task, body)
+
+    async def retry(self, task_id: str, *, delay_sec: float) -> Task:
+        body = {"delay_sec": delay_sec} if delay_sec else {}
+        return await self._post(f"/v1/tasks/{_part(task_id)}/retry", Task, body, again=False)
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        # Also called without ids: `open` checks the connection this way.
+        for start in range(0, max(len(ids), 1), protocol.MAX_ITEMS):
+            part = list(ids[start : start + protocol.MAX_ITEMS])
+            found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
+        return found
+
+    async def dag(self, dag_id: str) -> Dag:
+        return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
+
+    async def dags(self, filters: DagFilter, *, limit: int, cursor: str | None) -> Page[Dag]:
+        check_limit(limit)
+        given = requests.given_fields(filters)
+        return await self._get("/v1/dags", Page[Dag], limit=limit, cursor=cursor, **given)
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> Dag:
+        body = {"reason": replace_unstorable(reason)}
+        return await self._post(f"/v1/dags/{_part(dag_id)}/cancel", Dag, body)
+
+    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> Dag:
+        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"budget_ceiling_usd": usd}, again=True)
+
+    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
+        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"add_budget_usd": usd})
 
     async def events(
         self,
@@ -187,46 +254,11 @@ class HttpBackend:
             kind=sorted(kinds or ()),
         )
 
-    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        # Also for none: that is how it is seen whether a server is there.
-        for start in range(0, max(len(ids), 1), protocol.MAX_ITEMS):
-            part = list(ids[start : start + protocol.MAX_ITEMS])
-            found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
-        return found
-
-    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> None:
-        body = {"reason": replace_unstorable(reason), "cascade": cascade}
-        await self._post(f"/v1/tasks/{_part(task_id)}/cancel", object, body)
-
-    async def cancel_dag(self, dag_id: str, reason: str) -> None:
-        await self._post(f"/v1/dags/{_part(dag_id)}/cancel", object, {"reason": replace_unstorable(reason)})
-
-    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> None:
-        body = protocol.encode({"budget_ceiling_usd": usd})
-        await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body)
-
-    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None:
-        body = protocol.encode({"add_budget_usd": usd})
-        await self._call("PATCH", f"/v1/dags/{_part(dag_id)}", object, body, again=False)
-
-    async def retry(self, task_id: str, *, delay_sec: float) -> None:
-        body = {"delay_sec": delay_sec} if delay_sec else {}
-        await self._post(f"/v1/tasks/{_part(task_id)}/retry", object, body, again=False)
-
-    async def pause(self, type_: str | None) -> None:
-        if type_ is not None:
-            check_fields(type=type_)
-        await self._post("/v1/pause", object, {"type": type_})
-
-    async def resume(self, type_: str | None) -> None:
-        await self._post("/v1/resume", object, {"type": type_})
-
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         check_limit(limit)
         return await self._get("/v1/approvals", Page[Approval], limit=limit, cursor=cursor)
 
-    async def decide(self, task_id: str, decision: ApprovalDecision) -> None:
+    async def decide(self, task_id: str, decision: ApprovalDecision) -> Task:
         body = {
             "approve": decision.approve,
             "reviewer": decision.reviewer,
@@ -234,7 +266,7 @@ class HttpBackend:
             "data": Raw(decision.data or b"null"),
             "decision_report": Raw(decision.report or b"null"),
         }
-        await self._post(f"/v1/approvals/{_part(task_id)}", object, body, again=False)
+        return await self._post(f"/v1/approvals/{_part(task_id)}", Task, body, again=False)
 
     async def reports(
         self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
@@ -278,14 +310,84 @@ class HttpBackend:
         )
         return found.items
 
-    async def resolve(self, task_id: str, decision: ResolutionRequest) -> None:
+    async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task:
         decision.check()
-        await self._post(f"/v1/dead-letters/{_part(task_id)}/resolve", object, decision, again=False)
+        path = f"/v1/dead-letters/{_part(task_id)}/resolve"
+        return await self._post(path, Task, decision, again=False)
 
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         decision.check()
         body = {**msgspec.structs.asdict(decision), "filter": requests.given_fields(filters)}
         return await self._post("/v1/dead-letters/resolve", BulkResolution, body, again=False)
+
+    async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
+        check_limit(limit)
+        return await self._get("/v1/agents", Page[AgentInfo], status=list(status), limit=limit, cursor=cursor)
+
+    async def agent(self, agent_id: str) -> AgentInfo:
+        return await self._get(f"/v1/agents/{_part(agent_id)}", AgentInfo)
+
+    async def change_agent(
+        self,
+        agent_id: str,
+        *,
+        status: str | None,
+        max_concurrent_tasks: int | None,
+        add_budget_usd: Decimal | float | None,
+    ) -> AgentInfo:
+        body = {
+            "status": status,
+            "max_concurrent_tasks": max_concurrent_tasks,
+            "add_budget_usd": add_budget_usd,
+        }
+        return await self._patch(f"/v1/agents/{_part(agent_id)}", AgentInfo, body)
+
+    async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
+        check_limit(limit)
+        return await self._get("/v1/breakers", Page[Breaker], limit=limit, cursor=cursor)
+
+    async def open_breaker(self, key: str) -> Breaker:
+        return await self._post(f"/v1/breakers/{_part(key)}/open", Breaker, {})
+
+    async def reset_breaker(self, key: str) -> Breaker:
+        return await self._post(f"/v1/breakers/{_part(key)}/reset", Breaker, {})
+
+    async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]:
+        check_limit(limit)
+        return await self._get("/v1/locks", Page[Lock], limit=limit, cursor=cursor)
+
+    async def release_lock(self, key: str) -> None:
+        await self._call("DELETE", f"/v1/locks/{_part(key)}", object, again=False)
+
+    async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]:
+        check_limit(limit)
+        return await self._get("/v1/slowdowns", Page[Slowdown], limit=limit, cursor=cursor)
+
+    async def end_slowdown(self, key: str) -> None:
+        await self._call("DELETE", f"/v1/slowdowns/{_part(key)}", object, again=False)
+
+    async def pause(self, type_: str | None) -> None:
+        if type_ is not None:
+            check_fields(type=type_)
+        await self._post("/v1/pause", object, {"type": type_})
+
+    async def resume(self, type_: str | None) -> None:
+        await self._post("/v1/resume", object, {"type": type_})
+
+    async def stats(self) -> Stats:
+        return await self._get("/v1/stats", Stats)
+
+    async def health(self) -> Health:
+        return await self._get("/readyz", Health)
+
+    async def tokens(self) -> list[Token]:
+        return (await self._get("/v1/tokens", Page[Token])).items
+
+    async def create_token(self, name: str, scope: str) -> NewToken:
+        return await self._post("/v1/tokens", NewToken, {"name": name, "scope": scope}, again=False)
+
+    async def revoke_token(self, which: str) -> None:
+        await self._call("DELETE", f"/v1/tokens/{_part(which)}", object, again=False)
 
     # Working.
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from lineshaft.checks.registry import Checks
+from msgspec import UNSET, UnsetType
+
 from lineshaft.client.backend import Backend
-from lineshaft.client.database_backend import DatabaseBackend
-from lineshaft.client.http_backend import HttpBackend
 from lineshaft.client.waiting import EndWatch
 from lineshaft.clock import seconds
 from lineshaft.errors import InvalidInputError
@@ -21,28 +20,42 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.types import (
+    AgentInfo,
     Approval,
     ApprovalDecision,
+    Attempt,
+    Breaker,
     BulkResolution,
     Dag,
+    DagFilter,
     DeadLetter,
     DeadLetterFilter,
     DeadLetterGroup,
     Event,
+    EventPage,
+    Health,
+    Lock,
+    NewToken,
     Page,
     Report,
+    Slowdown,
+    Stats,
     Submitted,
     SubmittedDag,
     Task,
     TaskFilter,
     TaskOrder,
+    Token,
     Why,
 )
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.filters import Names, names
+from lineshaft.types.page import DEFAULT_LIMIT, MAX_LIMIT
+
+if TYPE_CHECKING:
+    from lineshaft.checks.registry import Checks
 
 #: Read events after this: only what happens from now on.
 NOW = "now"
-_EVENTS_AT_ONCE = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.02, 0.5
 
 
@@ -65,12 +78,12 @@ class Lineshaft:
         token: str | None = None,
         settings: Settings | None = None,
         max_connections: int = 10,
-        checks: Checks | None = None,
+        checks: "Checks | None" = None,
         backend: Backend | None = None,
     ) -> None:
-        """`token`: for a server; without it that of LINESHAFT_TOKEN.
+        """`token` is for a server; the default is LINESHAFT_TOKEN.
 
-        `checks`: gates of your own; without it those that the settings tell. A server has its own.
+        `checks` are your own gates; the default is those of the settings. A server has its own.
         """
         self.backend = backend or _choose(url, token, settings, max_connections, checks)
         self._watch = EndWatch(self.backend)
@@ -129,45 +142,118 @@ class Lineshaft:
             connection=connection,
         )
 
-    # Reading.
+    # Tasks.
 
     async def get(self, task: str | Submitted) -> Task:
         return await self.backend.task(_id(task))
 
-    async def get_dag(self, dag: str | SubmittedDag) -> Dag:
-        return await self.backend.dag(_id(dag))
-
     async def list(
         self,
         *,
-        status: str | Sequence[str] = (),
-        type: str | Sequence[str] = (),  # noqa: A002 - the field's name
-        dag_id: str | Sequence[str] = (),
-        parent_id: str | Sequence[str] = (),
-        agent_id: str | Sequence[str] = (),
-        tag: str | Sequence[str] = (),
-        created_by: str | Sequence[str] = (),
-        q: str | Sequence[str] = (),
+        status: Names = (),
+        type: Names = (),  # noqa: A002 - the name of the field
+        dag_id: Names = (),
+        parent_id: Names = (),
+        agent_id: Names = (),
+        tag: Names = (),
+        created_by: Names = (),
+        q: Names = (),
         order: str = TaskOrder.CREATED_AT,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> Page[Task]:
-        """One page of tasks. Of each filter any value matches; `q` is part of the title."""
+        """One page of tasks. A filter with several values matches any of them; `q` is part of the title."""
         wanted = TaskFilter(
-            status=_listed(status),
-            type=_listed(type),
-            dag_id=_listed(dag_id),
-            parent_id=_listed(parent_id),
-            agent_id=_listed(agent_id),
-            tag=_listed(tag),
-            created_by=_listed(created_by),
-            q=_listed(q),
+            status=names(status),
+            type=names(type),
+            dag_id=names(dag_id),
+            parent_id=names(parent_id),
+            agent_id=names(agent_id),
+            tag=names(tag),
+            created_by=names(created_by),
+            q=names(q),
         )
         return await self.backend.tasks(wanted, order=order, limit=limit, cursor=cursor)
+
+    async def attempts(self, task: str | Submitted) -> Sequence[Attempt]:
+        """Every claim of a task, oldest first."""
+        return await self.backend.attempts(_id(task))
+
+    async def steps(self, task: str | Submitted) -> dict[str, Any]:
+        """Results of durable steps by name, in the order in which they were recorded."""
+        return await self.backend.steps(_id(task))
 
     async def why(self, task: str | Submitted) -> Why:
         """Why a task is not running."""
         return await self.backend.why(_id(task))
+
+    async def change(
+        self,
+        task: str | Submitted,
+        *,
+        priority: int | UnsetType = UNSET,
+        deadline: datetime | UnsetType | None = UNSET,
+        tags: Sequence[str] | UnsetType = UNSET,
+    ) -> Task:
+        """Change a task that has not ended. `deadline=None` removes the deadline; `tags` replaces all."""
+        return await self.backend.change(_id(task), priority=priority, deadline=deadline, tags=tags)
+
+    async def add_dependencies(self, task: str | Submitted, depends_on: Sequence[str | Submitted]) -> Task:
+        """Make a task that is not claimed yet wait for other tasks too."""
+        return await self.backend.add_dependencies(_id(task), [_id(other) for other in depends_on])
+
+    async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+        """Cancel a task, its children and, with `cascade`, every task that depends on it."""
+        return await self.backend.cancel(_id(task), reason, cascade=cascade)
+
+    async def retry(self, task: str | Submitted, *, delay: float | timedelta = 0.0) -> Task:
+        """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
+        return await self.backend.retry(_id(task), delay_sec=seconds(delay))
+
+    # DAGs.
+
+    async def get_dag(self, dag: str | SubmittedDag) -> Dag:
+        return await self.backend.dag(_id(dag))
+
+    async def dags(
+        self,
+        *,
+        status: Names = (),
+        created_by: Names = (),
+        q: Names = (),
+        virtual: bool = True,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> Page[Dag]:
+        """One page of DAGs, newest first; with `virtual` including the DAGs of standalone tasks."""
+        wanted = DagFilter(status=names(status), created_by=names(created_by), q=names(q), virtual=virtual)
+        return await self.backend.dags(wanted, limit=limit, cursor=cursor)
+
+    async def cancel_dag(self, dag: str | SubmittedDag, reason: str = "cancelled") -> Dag:
+        """Cancel every task of a DAG that has not ended, and tasks elsewhere that depend on them."""
+        return await self.backend.cancel_dag(_id(dag), reason)
+
+    async def set_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
+        """Set what all tasks of a DAG may cost; None removes the limit."""
+        return await self.backend.set_dag_budget(_id(dag), usd)
+
+    async def add_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
+        """Add to the budget of a DAG. A DAG without a budget stays unlimited."""
+        return await self.backend.add_dag_budget(_id(dag), usd)
+
+    # Events.
+
+    async def read_events(
+        self,
+        after: str | None = None,
+        *,
+        task_id: str | None = None,
+        dag_id: str | None = None,
+        kinds: Collection[str] | None = None,
+        limit: int = MAX_LIMIT,
+    ) -> EventPage:
+        """One page of events after a cursor; None is the beginning, "now" the end."""
+        return await self.backend.events(after, limit=limit, task_id=task_id, dag_id=dag_id, kinds=kinds)
 
     async def events(
         self,
@@ -178,16 +264,14 @@ class Lineshaft:
         kinds: Collection[str] | None = None,
         follow: bool = True,
     ) -> AsyncGenerator[Event, None]:
-        """Everything that happens, in order, none twice and none missed.
+        """Every event in order, none twice and none missed.
 
         `after` is the cursor of the last event you have seen, None for the beginning, or "now". Without
-        `follow` it ends where everything that has happened so far was told.
+        `follow` it ends after the last event so far.
         """
         cursor, pause = after, _FIRST_PAUSE_SEC
         while True:
-            page = await self.backend.events(
-                cursor, limit=_EVENTS_AT_ONCE, task_id=task_id, dag_id=dag_id, kinds=kinds
-            )
+            page = await self.read_events(cursor, task_id=task_id, dag_id=dag_id, kinds=kinds)
             for event in page.items:
                 yield event
             cursor = page.next_cursor
@@ -195,7 +279,7 @@ class Lineshaft:
                 continue
             if not follow:
                 return
-            # Quick after something happened, slower the longer nothing does.
+            # Quick after an event, slower the longer there is none.
             pause = _FIRST_PAUSE_SEC if page.items else min(2 * pause, _LONGEST_PAUSE_SEC)
             await asyncio.sleep(pause)
 
@@ -228,10 +312,10 @@ class Lineshaft:
             ) from None
         return await (self.backend.dag(name) if is_dag else self.backend.task(name))
 
-    # People.
+    # Approvals and reports.
 
     async def approvals(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
-        """What waits for a person, the longest first: outputs at a gate, and tasks that only one can do."""
+        """Outputs and tasks that wait for a person, oldest first."""
         return await self.backend.approvals(limit=limit, cursor=cursor)
 
     async def approve(
@@ -243,66 +327,67 @@ class Lineshaft:
         data: Any = None,
         decision_report: Any = None,
     ) -> Task:
-        """Let an output pass its gate; or do the task, with `data` as its output."""
+        """Approve an output; or do a task that needs a person, with `data` as its output."""
         answer = None if data is None else encoded_json("data", data)
         report = None if decision_report is None else encoded_json("decision_report", decision_report)
-        await self.backend.decide(_id(task), ApprovalDecision(True, reviewer, note, answer, report))  # noqa: FBT003
-        return await self.backend.task(_id(task))
+        decision = ApprovalDecision(True, reviewer, note, answer, report)  # noqa: FBT003 - the decision
+        return await self.backend.decide(_id(task), decision)
 
     async def reject(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
         """Reject an output, which fails its attempt; or decline to do a task, which becomes a dead letter."""
-        await self.backend.decide(_id(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
-        return await self.backend.task(_id(task))
+        return await self.backend.decide(_id(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
 
     async def reports(
         self,
         query: str = "",
         *,
-        type: str | None = None,  # noqa: A002 - as the filter of `list`
+        type: str | None = None,  # noqa: A002 - the name of the field
         dag_id: str | None = None,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> Page[Report]:
-        """Decision reports with these words, newest first; without words, all."""
+        """Decision reports that contain these words, newest first; without words, all."""
         return await self.backend.reports(query, type_=type, dag_id=dag_id, limit=limit, cursor=cursor)
+
+    # Dead letters.
 
     async def dead_letters(
         self,
         *,
         reviewed: bool | None = None,
-        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
-        category: str | Sequence[str] = (),
+        type: Names = (),  # noqa: A002 - the name of the field
+        category: Names = (),
         error_contains: str | None = None,
         poison_pill: bool | None = None,
-        dag_id: str | Sequence[str] = (),
+        dag_id: Names = (),
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> Page[DeadLetter]:
-        """What failed for good, newest first."""
+        """One page of tasks that failed permanently, newest first."""
         wanted = DeadLetterFilter(
             reviewed=reviewed,
-            type=_listed(type),
-            category=_listed(category),
+            type=names(type),
+            category=names(category),
             error_contains=error_contains,
             poison_pill=poison_pill,
-            dag_id=_listed(dag_id),
+            dag_id=names(dag_id),
         )
         return await self.backend.dead_letters(wanted, limit=limit, cursor=cursor)
 
     async def get_dead_letter(self, task: str | Submitted) -> DeadLetter:
-        """The last time that a task failed for good, with its whole history and what was decided since."""
+        """The newest dead letter of a task, with its whole history and every decision since."""
         return await self.backend.dead_letter(_id(task))
 
     async def dead_letter_groups(
         self,
         *,
-        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
-        category: str | Sequence[str] = (),
+        type: Names = (),  # noqa: A002 - the name of the field
+        category: Names = (),
         limit: int = DEFAULT_LIMIT,
     ) -> Sequence[DeadLetterGroup]:
-        """What nobody has looked at, by like error; the largest group first."""
+        """Unreviewed dead letters grouped by similar errors, the largest group first."""
         return await self.backend.dead_letter_groups(
-            types=_listed(type), categories=_listed(category), limit=limit
+            types=names(type), categories=names(category), limit=limit
         )
 
     async def resolve(
@@ -315,13 +400,13 @@ class Lineshaft:
         not_before: datetime | None = None,
         spec: Mapping[str, Any] | None = None,
     ) -> Task:
-        """Decide about a dead letter: retry, modify_and_retry (with `spec`), cancel, delete or escalate.
+        """Resolve a dead letter: retry, modify_and_retry (with `spec`), cancel, delete or escalate.
 
-        A retry may wait until `not_before`. Of two who decide at once one wins, and the other is told.
+        A retry may wait until `not_before`. If two callers decide at the same time, the second gets
+        AlreadyReviewedError.
         """
         decision = _decision(resolution, reviewer, note, not_before, spec)
-        await self.backend.resolve(_id(task), decision)
-        return await self.backend.task(_id(task))
+        return await self.backend.resolve(_id(task), decision)
 
     async def resolve_all(
         self,
@@ -331,60 +416,112 @@ class Lineshaft:
         note: str | None = None,
         not_before: datetime | None = None,
         spec: Mapping[str, Any] | None = None,
-        type: str | Sequence[str] = (),  # noqa: A002 - as the filter of `list`
-        category: str | Sequence[str] = (),
+        type: Names = (),  # noqa: A002 - the name of the field
+        category: Names = (),
         error_contains: str | None = None,
         poison_pill: bool | None = None,
         tasks: Sequence[str | Submitted] = (),
     ) -> BulkResolution:
-        """Decide about every open dead letter that these filters find, up to 1,000 at once.
+        """Resolve every open dead letter that matches these filters, up to 1,000 at once.
 
-        One that can't be resolved keeps none of the others from it; `more` says that there are more.
+        Each is resolved or refused independently of the others; `more` is true if others match.
         """
         wanted = DeadLetterFilter(
-            type=_listed(type),
-            category=_listed(category),
+            type=names(type),
+            category=names(category),
             error_contains=error_contains,
             poison_pill=poison_pill,
-            task_ids=tuple(_id(task) for task in tasks),
+            task_ids=[_id(task) for task in tasks],
         )
         decision = _decision(resolution, reviewer, note, not_before, spec)
         return await self.backend.resolve_all(wanted, decision)
 
-    # Operating.
+    # Agents.
 
-    async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
-        """Cancel a task, its children and, with `cascade`, all that depends on it."""
-        await self.backend.cancel(_id(task), reason, cascade=cascade)
-        return await self.backend.task(_id(task))
+    async def agents(
+        self, *, status: Names = (), limit: int = DEFAULT_LIMIT, cursor: str | None = None
+    ) -> Page[AgentInfo]:
+        """One page of agents by id; `status` is active, draining or offline."""
+        return await self.backend.agents(status=names(status), limit=limit, cursor=cursor)
 
-    async def cancel_dag(self, dag: str | SubmittedDag, reason: str = "cancelled") -> Dag:
-        """Cancel whatever of a DAG has not ended, and what depends on it elsewhere."""
-        await self.backend.cancel_dag(_id(dag), reason)
-        return await self.backend.dag(_id(dag))
+    async def get_agent(self, agent_id: str) -> AgentInfo:
+        return await self.backend.agent(agent_id)
 
-    async def set_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
-        """What all tasks of a DAG may cost; None: no limit. What it can afford now is to be had at once."""
-        await self.backend.set_dag_budget(_id(dag), usd)
-        return await self.backend.dag(_id(dag))
+    async def change_agent(
+        self,
+        agent_id: str,
+        *,
+        status: str | None = None,
+        max_concurrent_tasks: int | None = None,
+        add_budget_usd: Decimal | float | None = None,
+    ) -> AgentInfo:
+        """Change an agent's status (`draining` claims nothing new) or slots, or add to its budget."""
+        return await self.backend.change_agent(
+            agent_id,
+            status=status,
+            max_concurrent_tasks=max_concurrent_tasks,
+            add_budget_usd=add_budget_usd,
+        )
 
-    async def add_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
-        """More money for a DAG that has a ceiling; one without stays without."""
-        await self.backend.add_dag_budget(_id(dag), usd)
-        return await self.backend.dag(_id(dag))
+    # Guards.
 
-    async def retry(self, task: str | Submitted, *, delay: float | timedelta = 0.0) -> Task:
-        """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
-        await self.backend.retry(_id(task), delay_sec=seconds(delay))
-        return await self.backend.task(_id(task))
+    async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Breaker]:
+        """Circuit breakers that have counted a failure or were opened; all others are closed."""
+        return await self.backend.breakers(limit=limit, cursor=cursor)
 
-    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - as the filter of `list`
-        """Claim nothing of a type, or nothing at all, until it is resumed; what runs goes on."""
+    async def open_breaker(self, key: str) -> Breaker:
+        """Block a task type, or `model:NAME`, until the breaker is reset."""
+        return await self.backend.open_breaker(key)
+
+    async def reset_breaker(self, key: str) -> Breaker:
+        """Close a breaker and clear its failures."""
+        return await self.backend.reset_breaker(key)
+
+    async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
+        """Document locks that are held."""
+        return await self.backend.locks(limit=limit, cursor=cursor)
+
+    async def release_lock(self, key: str) -> None:
+        """Take a lock from its holder; the next waiting task gets it."""
+        await self.backend.release_lock(key)
+
+    async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Slowdown]:
+        """Slowdowns after rate limits that are in force."""
+        return await self.backend.slowdowns(limit=limit, cursor=cursor)
+
+    async def end_slowdown(self, key: str) -> None:
+        """End a slowdown at once: `model:NAME`, `provider:NAME` or `*`."""
+        await self.backend.end_slowdown(key)
+
+    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+        """Stop claims of a task type, or of all types. Running tasks continue."""
         await self.backend.pause(type)
 
-    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - as above
-        """End a pause. One that was not there changes nothing."""
+    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+        """End a pause. Resuming what is not paused changes nothing."""
         await self.backend.resume(type)
+
+    # The installation.
+
+    async def stats(self) -> Stats:
+        """Queue depth, throughput and spending."""
+        return await self.backend.stats()
+
+    async def health(self) -> Health:
+        """Raises UnavailableError unless a migrated database can be reached."""
+        return await self.backend.health()
+
+    async def tokens(self) -> Sequence[Token]:
+        """All tokens of the HTTP API, including revoked ones, oldest first."""
+        return await self.backend.tokens()
+
+    async def create_token(self, name: str, scope: str) -> NewToken:
+        """Create a token: `scope` is read, submit, agent, operate or admin. The secret is shown only here."""
+        return await self.backend.create_token(name, scope)
+
+    async def revoke_token(self, which: str) -> None:
+        """Revoke a token by id, or every token with this name."""
+        await self.backend.revoke_token(which)
 
 
 def _choose(
@@ -392,21 +529,25 @@ def _choose(
     token: str | None,
     settings: Settings | None,
     max_connections: int,
-    checks: Checks | None,
+    checks: "Checks | None",
 ) -> Backend:
     known = settings or Settings.load()
     if url is None and settings is None:
         url = known.url
     if url is not None and url.startswith(("http://", "https://")):
         if checks is not None:
-            fault = "can't be given with the URL of a server: gates run there, as its settings say"
+            fault = "can't be used with the URL of a server, which runs the gates of its own settings"
             raise InvalidInputError(errors=[("checks", fault)])
+        from lineshaft.client.http_backend import HttpBackend  # noqa: PLC0415 - not needed with a database
+
         return HttpBackend(url, token or known.token, max_connections=max_connections)
     if token is not None:
         fault = "is for a server: give its URL (http://… or https://…) with it"
         raise InvalidInputError(errors=[("token", fault)])
     if url is not None:
         known = replace(known, database_url=url)
+    from lineshaft.client.database_backend import DatabaseBackend  # noqa: PLC0415 - imports psycopg
+
     return DatabaseBackend(known, max_connections=max_connections, checks=checks)
 
 
@@ -420,10 +561,6 @@ def _decision(
     return ResolutionRequest(
         resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec
     )
-
-
-def _listed(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _id(what: str | Submitted | SubmittedDag) -> str:

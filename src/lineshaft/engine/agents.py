@@ -1,5 +1,6 @@
 """Agents: registering, reading, changing."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,8 @@ from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
-from lineshaft.types import AgentInfo, NewAgent
+from lineshaft.types import AgentInfo, NewAgent, Page
+from lineshaft.types.page import check_limit
 
 MAX_SLOTS = 10_000
 
@@ -93,6 +95,14 @@ class Fleet:
                 {**self._database.now, "ids": agent_ids, "seen_within": seen_within_sec},
             )
             return await cursor.fetchall()
+
+    async def page(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
+        """By id."""
+        check_limit(limit)
+        found = [agent for agent in await self.read_all() if not status or agent.status in status]
+        start = 0 if cursor is None else sum(agent.id <= cursor for agent in found)
+        items = found[start : start + limit]
+        return Page(items, items[-1].id if len(found) > start + limit else None)
 
     async def patch(
         self,

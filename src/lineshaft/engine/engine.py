@@ -22,6 +22,7 @@ from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
+from lineshaft.engine.tokens import Tokens
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.operations import Operations
 from lineshaft.engine.transition.spawn import Parting
@@ -75,6 +76,7 @@ class Engine:
         self.lifecycle.gatekeeper = self.gates
         self.approvals = Approvals(self.database, self.lifecycle, self.gates, self.read)
         self.reports = Reports(self.database)
+        self.tokens = Tokens(self.database)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

@@ -29,12 +29,13 @@ from lineshaft.server.routes import (
     review,
     stats,
     tasks,
+    tokens,
     work,
 )
 from lineshaft.server.service import Service
 
 #: Routes are matched in this order: the most frequent calls first.
-RESOURCES = (work, agents, claims, tasks, dags, events, review, guards, stats, metrics, health)
+RESOURCES = (work, agents, claims, tasks, dags, events, review, guards, stats, tokens, metrics, health)
 _NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
 _OFFICEPLANE = officeplane_routes.routes.operations
 OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]

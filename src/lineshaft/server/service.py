@@ -13,7 +13,6 @@ from lineshaft.engine.feed.lane_directory import LaneDirectory
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.engine.signals import Signals
-from lineshaft.engine.tokens import Tokens
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import LOCAL_CALLER, Authenticator, Principal
 from lineshaft.server.framework.streams import Tail
@@ -43,7 +42,7 @@ class Service:
             checks=Checks.from_settings(settings),
         )
         self.events = Events(self.engine.database)
-        self.tokens = Tokens(self.engine.database)
+        self.tokens = self.engine.tokens
         self.signals = Signals(self.engine.database)
         self.metrics = MetricsReader(self.engine.database, self.engine.read, self.engine.fleet)
         self.tail = Tail(self.events)

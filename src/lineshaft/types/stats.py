@@ -44,6 +44,16 @@ class Stats(Struct, frozen=True, kw_only=True):
     paused: list[str]
 
 
+class Health(Struct, frozen=True):
+    """A server, or a client's own connection, that can reach a migrated database."""
+
+    status: str
+    version: str
+    database: str
+    #: Idle agents are woken at once; otherwise they poll.
+    wakeups: bool
+
+
 class ReasonCode(StrEnum):
     BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
     UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"

@@ -95,12 +95,8 @@ async def register_agent(call: Call, body: NewAgent) -> Answer:
 @routes.get("/v1/agents", Scope.READ, Page[AgentInfo])
 async def list_agents(call: Call, query: requests.AgentQuery) -> Answer:
     """List agents by id."""
-    found = await call.service.engine.fleet.read_all()
-    wanted = [agent for agent in found if not query.status or agent.status in query.status]
-    start = 0 if query.cursor is None else sum(agent.id <= query.cursor for agent in wanted)
-    page = wanted[start : start + query.limit]
-    more = len(wanted) > start + query.limit
-    return Answer(Page(page, page[-1].id if more else None))
+    agents = call.service.engine.fleet
+    return Answer(await agents.page(status=query.status, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/agents/{id:path}", Scope.READ, AgentInfo, codes=("not_found",))

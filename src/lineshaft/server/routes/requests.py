@@ -173,6 +173,12 @@ class Save(Body, frozen=True, kw_only=True):
     data: Raw
 
 
+class CreateToken(Body, frozen=True, kw_only=True):
+    name: str
+    #: read, submit, agent, operate or admin.
+    scope: str
+
+
 class Pause(Body, frozen=True, kw_only=True):
     type: Name | None = None
 

@@ -76,13 +76,6 @@ class Health(Struct, frozen=True):
     version: str
 
 
-class Readiness(Struct, frozen=True):
-    status: str
-    database: str
-    #: Whether agents that wait are woken at once; they poll otherwise.
-    wakeups: bool
-
-
 class Ended(Struct, frozen=True):
     #: By id: `open`, or ended as a `task` or as a `dag`, or `unknown`.
     ids: dict[str, str]

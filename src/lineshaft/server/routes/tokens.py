@@ -1,0 +1,27 @@
+"""Tokens of the HTTP API."""
+
+from lineshaft.server.framework.routing import Answer, Routes
+from lineshaft.server.routes import requests
+from lineshaft.server.service import Call
+from lineshaft.types import NewToken, Page, Scope, Token
+
+routes = Routes()
+
+
+@routes.get("/v1/tokens", Scope.ADMIN, Page[Token])
+async def list_tokens(call: Call) -> Answer:
+    """List all tokens, including revoked ones, oldest first. Secrets are never shown."""
+    return Answer(Page(await call.service.tokens.all()))
+
+
+@routes.post("/v1/tokens", Scope.ADMIN, {201: NewToken}, example={"name": "ci", "scope": "submit"})
+async def create_token(call: Call, body: requests.CreateToken) -> Answer:
+    """Create a token. Its secret is in this response only."""
+    return Answer(await call.service.tokens.create(body.name, body.scope), 201)
+
+
+@routes.delete("/v1/tokens/{id:path}", Scope.ADMIN, codes=("not_found",))
+async def revoke_token(call: Call) -> Answer:
+    """Revoke a token by id, or every token with this name; servers reject it from the next request on."""
+    await call.service.tokens.revoke(call.path["id"])
+    return Answer(status=204)
