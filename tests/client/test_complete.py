@@ -139,7 +139,11 @@ async def test_agents_are_listed_and_changed(shaft: Lineshaft) -> None:
     )
 
     assert [agent.id for agent in page.items + rest.items] == ["a/1", "b"]
-    assert (changed.status, changed.max_concurrent_tasks, changed.budget_usd) == ("draining", 9, Decimal("1.5"))
+    assert (changed.status, changed.max_concurrent_tasks, changed.budget_usd) == (
+        "draining",
+        9,
+        Decimal("1.5"),
+    )
     assert await shaft.get_agent("a/1") == changed
     assert [agent.id for agent in (await shaft.agents(status="draining")).items] == ["a/1"]
     with pytest.raises(NotFoundError, match="nope"):

@@ -193,7 +193,7 @@ def test_also_without_an_event_loop(url: str, connection: psycopg.Connection) ->
 
 
 def test_what_belongs_to_the_other_side_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="checks: can't be given with the URL of a server"):
+    with pytest.raises(InvalidInputError, match="checks: can't be used with the URL of a server"):
         Lineshaft("http://127.0.0.1:1", checks=Checks())
     with pytest.raises(InvalidInputError, match="token: is for a server"):
         Lineshaft("postgresql://127.0.0.1/x", token="t")

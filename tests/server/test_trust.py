@@ -104,6 +104,9 @@ SCOPES: dict[str, str | None] = {
     "POST /v1/resume": "operate",
     "POST /v1/tasks/{id}/dependencies": "operate",
     "POST /v1/tasks/{id}/retry": "operate",
+    "GET /v1/tokens": "admin",
+    "POST /v1/tokens": "admin",
+    "DELETE /v1/tokens/{id:path}": "admin",
 }
 #: Not only this machine.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nobody listens there

@@ -23,11 +23,11 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
-    Health,
     Lock,
     NewAgent,
     NewToken,
     Page,
+    Readiness,
     Report,
     Slowdown,
     Stats,
@@ -211,7 +211,7 @@ class Backend(Protocol):
 
     async def stats(self) -> Stats: ...
 
-    async def health(self) -> Health: ...
+    async def health(self) -> Readiness: ...
 
     async def tokens(self) -> list[Token]: ...
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from lineshaft import __version__
 from lineshaft.checks.registry import Checks
 from lineshaft.client.assignments import assignments
 from lineshaft.client.backend import HeartbeatTransport, Idler
@@ -41,11 +40,11 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
-    Health,
     Lock,
     NewAgent,
     NewToken,
     Page,
+    Readiness,
     Report,
     Slowdown,
     Stats,
@@ -319,9 +318,9 @@ class DatabaseBackend:
     async def stats(self) -> Stats:
         return await self.engine.read.stats()
 
-    async def health(self) -> Health:
+    async def health(self) -> Readiness:
         await self.engine.tokens.exist()
-        return Health("ready", __version__, "ok", self._wakeups is None or self._wakeups.healthy)
+        return Readiness("ready", "ok", self._wakeups is None or self._wakeups.healthy)
 
     async def tokens(self) -> list[Token]:
         return await self.engine.tokens.all()

@@ -42,11 +42,11 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
-    Health,
     Lock,
     NewAgent,
     NewToken,
     Page,
+    Readiness,
     Report,
     Slowdown,
     Stats,
@@ -377,8 +377,8 @@ class HttpBackend:
     async def stats(self) -> Stats:
         return await self._get("/v1/stats", Stats)
 
-    async def health(self) -> Health:
-        return await self._get("/readyz", Health)
+    async def health(self) -> Readiness:
+        return await self._get("/readyz", Readiness)
 
     async def tokens(self) -> list[Token]:
         return (await self._get("/v1/tokens", Page[Token])).items

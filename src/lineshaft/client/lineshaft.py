@@ -33,10 +33,10 @@ from lineshaft.types import (
     DeadLetterGroup,
     Event,
     EventPage,
-    Health,
     Lock,
     NewToken,
     Page,
+    Readiness,
     Report,
     Slowdown,
     Stats,
@@ -507,7 +507,7 @@ class Lineshaft:
         """Queue depth, throughput and spending."""
         return await self.backend.stats()
 
-    async def health(self) -> Health:
+    async def health(self) -> Readiness:
         """Raises UnavailableError unless a migrated database can be reached."""
         return await self.backend.health()
 

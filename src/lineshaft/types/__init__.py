@@ -25,7 +25,7 @@ from lineshaft.types.review import (
     Report,
     Review,
 )
-from lineshaft.types.stats import Depth, Health, Reason, ReasonCode, Stats, Throughput, Why
+from lineshaft.types.stats import Depth, Readiness, Reason, ReasonCode, Stats, Throughput, Why
 from lineshaft.types.tasks import (
     Attempt,
     ClaimInfo,
@@ -58,7 +58,6 @@ __all__ = [
     "FailureCategory",
     "Fault",
     "Gate",
-    "Health",
     "Lock",
     "NewAgent",
     "NewTask",
@@ -68,6 +67,7 @@ __all__ = [
     "Page",
     "Pause",
     "Problem",
+    "Readiness",
     "Reason",
     "ReasonCode",
     "Refusal",

@@ -44,11 +44,10 @@ class Stats(Struct, frozen=True, kw_only=True):
     paused: list[str]
 
 
-class Health(Struct, frozen=True):
+class Readiness(Struct, frozen=True):
     """A server, or a client's own connection, that can reach a migrated database."""
 
     status: str
-    version: str
     database: str
     #: Idle agents are woken at once; otherwise they poll.
     wakeups: bool

@@ -4,7 +4,7 @@ from lineshaft import __version__
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import responses
 from lineshaft.server.service import Call
-from lineshaft.types import Health
+from lineshaft.types import Readiness
 
 routes = Routes()
 
@@ -15,8 +15,8 @@ async def alive(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
     return Answer(responses.Health("ok", __version__))
 
 
-@routes.get("/readyz", None, Health, codes=("unavailable",))
+@routes.get("/readyz", None, Readiness, codes=("unavailable",))
 async def ready(call: Call) -> Answer:
     """The server can reach a migrated database; 503 otherwise."""
     await call.service.check_database()
-    return Answer(Health("ready", __version__, "ok", call.service.wakeups.healthy))
+    return Answer(Readiness("ready", "ok", call.service.wakeups.healthy))
