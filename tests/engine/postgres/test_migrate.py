@@ -117,7 +117,9 @@ def test_a_migration_that_was_changed_after_it_was_applied_is_refused(empty_dsn:
     migrate.up(empty_dsn, [FIRST])
     changed = Migration(1, "first", FIRST.text + " -- changed")
 
-    with pytest.raises(MigrationError, match="0001 first was applied to this database with other content"):
+    with pytest.raises(
+        MigrationError, match="0001 first was applied to this database with different content"
+    ):
         migrate.up(empty_dsn, [changed, SECOND])
     assert states(empty_dsn, [changed]) == [State.CHANGED]
 

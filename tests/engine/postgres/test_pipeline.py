@@ -1,4 +1,4 @@
-"""Statements that go out together: one transaction, and a connection that is as good as before."""
+"""Pipelined statements: one transaction, rows by name, and a connection that stays usable."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,10 @@ from lineshaft.engine.postgres.pipeline import Call, pipelined, transaction
 from lineshaft.errors import InvalidInputError
 
 ADD: Call = ("INSERT INTO lineshaft.pause (type, since) VALUES (%(type)s::text, now())", {"type": "a"})
-COUNT: Call = ("SELECT count(*) FROM lineshaft.pause WHERE type <> %(not)s::text", {"not": "%%"})
+COUNT: Call = (
+    "SELECT count(*) AS count_of_pauses FROM lineshaft.pause WHERE type <> %(not)s::text",
+    {"not": "%%"},
+)
 WRONG: Call = ("SELECT 1 / %(n)s::integer", {"n": 0})
 
 
@@ -24,12 +27,14 @@ async def database(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Da
 async def count(connection: Connection) -> int:
     assert connection.info.transaction_status == TransactionStatus.IDLE
     ((row,),) = await pipelined(connection, COUNT)
-    return int(row[0])
+    return int(row.count_of_pauses)
 
 
 async def test_the_rows_of_each(database: Database) -> None:
     async with database.connection() as connection:
         assert await pipelined(connection, COUNT, ADD, COUNT) == [[(0,)], [], [(1,)]]
+        ((row,),) = await pipelined(connection, COUNT)
+        assert row.count_of_pauses == 1
 
 
 async def test_all_or_none(database: Database) -> None:
@@ -39,7 +44,7 @@ async def test_all_or_none(database: Database) -> None:
         assert await count(connection) == 0
 
 
-async def test_a_transaction_that_is_left_well_is_committed(database: Database) -> None:
+async def test_a_transaction_that_succeeds_is_committed(database: Database) -> None:
     async with database.connection() as connection:
         async with transaction(connection, ADD, COUNT) as (_, seen):
             assert seen == [(1,)]
@@ -56,7 +61,7 @@ async def test_a_transaction_that_fails_leaves_nothing(database: Database, calls
 
 
 async def test_statements_that_the_driver_has_dropped_are_prepared_again(database: Database) -> None:
-    """The driver drops all prepared statements of a connection after a rollback; nobody notices."""
+    """The driver drops all prepared statements of a connection after a rollback; callers don't notice."""
     async with database.connection() as connection:
         assert await count(connection) == 0
         await connection.execute("DEALLOCATE ALL")
@@ -65,12 +70,12 @@ async def test_statements_that_the_driver_has_dropped_are_prepared_again(databas
 
 
 @pytest.mark.parametrize("given", ["a\0b", ["x", "a\0b"], "{a,b\0}"])
-async def test_a_text_is_never_cut_short(database: Database, given: object) -> None:
-    """To libpq U+0000 is the end of a text: what was asked about one agent must not be done to another."""
+async def test_a_text_is_never_truncated(database: Database, given: object) -> None:
+    """U+0000 ends a text in libpq: a truncated id must not name another agent."""
     call: Call = ("SELECT %(given)s::text, %(given)s::text[]", {"given": given})
     with pytest.raises(InvalidInputError, match=r"U\+0000"):
         await database.run_alone(lambda own: pipelined(own, call))
     async with database.connection() as connection:
         with pytest.raises(psycopg.DataError):
             await pipelined(connection, ADD, call)
-        assert await count(connection) == 0, "it is as good as before"
+        assert await count(connection) == 0, "the connection is still usable"

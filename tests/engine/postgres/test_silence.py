@@ -6,7 +6,7 @@ import pytest
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.heartbeats import Heartbeats
-from lineshaft.engine.postgres.database import PATIENCE_SEC, Database
+from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database
 from lineshaft.errors import UnavailableError
 from tests.proxy import proxied
 
@@ -30,7 +30,7 @@ async def test_a_heartbeat_that_was_given_up_leaves_no_error_behind(
 async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
     """Found by chaos: only agents had a limit; submissions of other clients, and servers, waited for ever."""
     async with proxied(dsn) as (through, proxy), Lineshaft(through, max_connections=1) as shaft:
-        assert Database(dsn).answer_within_sec == PATIENCE_SEC
+        assert Database(dsn).answer_within_sec == ANSWER_WITHIN_SEC
         shaft.backend.expect_answers_within(0.3)
         await shaft.submit(NewTask("t"))
         proxy.swallow()

@@ -1,8 +1,8 @@
-"""The caller's own connection, of whatever library: what is submitted becomes part of its transaction.
+"""Submission as part of the caller's transaction, on the caller's connection.
 
-An asynchronous psycopg connection is what the store speaks. Others are led back to psycopg: SQLAlchemy's
-connections and sessions have one inside, and a synchronous one is wrapped so that whatever is awaited is done
-at once. Nothing of SQLAlchemy is imported: whoever passes a session has it.
+The engine uses asynchronous psycopg connections. SQLAlchemy connections and sessions contain a psycopg
+connection, which is unwrapped; a synchronous connection is wrapped so that every await completes at once.
+SQLAlchemy is never imported here.
 """
 
 from collections.abc import AsyncIterator, Coroutine
@@ -21,25 +21,25 @@ _ASYNC_NAMES = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_sessi
 
 
 def refuse_async(given: Any) -> None:
-    """Before anything is sent: a call without an event loop can't wait for an asynchronous connection."""
+    """Reject an asynchronous connection in a synchronous call, before anything is sent."""
     if not _ASYNC_NAMES.isdisjoint(base.__name__ for base in type(given).__mro__):
-        fault = "is asynchronous: pass it to the asynchronous Lineshaft, and await the call"
+        fault = "is asynchronous: use the asynchronous Lineshaft, and await the call"
         raise InvalidInputError(errors=[("connection", fault)])
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end what never has to wait, because it uses a synchronous connection."""
+    """Run a coroutine that never suspends, because it uses a synchronous connection."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         return cast("T", done.value)
     coroutine.close()
-    raise AssertionError("a synchronous connection is never waited for")
+    raise AssertionError("a call on a synchronous connection must not suspend")
 
 
 @asynccontextmanager
 async def adapted(given: Any) -> AsyncIterator[Connection | None]:
-    """As the store wants it; None stays None: a connection of our own."""
+    """The caller's connection as the engine needs it; None stays None: the engine takes one from its pool."""
     yield None if given is None else await _adapt(given)
 
 
@@ -76,7 +76,7 @@ async def _inside_sqlalchemy(given: Any) -> Any:
             await given.begin()
         driver = (await given.get_raw_connection()).driver_connection
     elif "Connection" in names:
-        # Without this SQLAlchemy would not know of the transaction, and its commit would do nothing.
+        # Otherwise SQLAlchemy would not know about the transaction, and its commit would do nothing.
         if not given.in_transaction():
             given.begin()
         driver = given.connection.driver_connection
@@ -84,15 +84,15 @@ async def _inside_sqlalchemy(given: Any) -> Any:
         driver = given
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         fault = (
-            f"SQLAlchemy uses {type(driver).__module__} here, but only psycopg 3 can be joined: "
-            "make the engine with postgresql+psycopg://…"
+            f"SQLAlchemy uses {type(driver).__module__} here, but only psycopg 3 is supported: "
+            "create the engine with postgresql+psycopg://…"
         )
         raise InvalidInputError(errors=[("connection", fault)])
     return driver
 
 
 class _Blocking:
-    """A synchronous connection with the face of an asynchronous one. What is awaited is done at once."""
+    """A synchronous connection with the interface of an asynchronous one; every await completes at once."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -121,7 +121,7 @@ class _Blocking:
         self._connection.row_factory = factory
 
     def __getattr__(self, name: str) -> Any:
-        # info, autocommit, adapters and the like are the same in both.
+        # info, autocommit, adapters and others are the same in both.
         return getattr(self._connection, name)
 
 
@@ -147,7 +147,7 @@ class _BlockingCursor:
 
 
 class _Entered:
-    """A synchronous context manager, entered and left at once."""
+    """A synchronous context manager with the interface of an asynchronous one."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager

@@ -1,4 +1,4 @@
-"""Many rows into tables by COPY, written out here: most columns of a batch have one value, spelled once."""
+"""Many rows into a table by COPY. The rows are formatted here: a column with one value is formatted once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lineshaft.engine.postgres.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A column that has one value in all rows."""
+    """A column that has the same value in all rows."""
 
     value: Any
 
@@ -26,12 +26,12 @@ Column = Sequence[Any] | Constant
 @dataclass(frozen=True, slots=True)
 class Copy:
     statement: sql.Composed
-    #: The rows, in parts; the next is made while the server takes in the one before.
+    #: The rows, in parts; a part is made while the server processes the one before.
     parts: Iterable[bytes]
 
 
-class Layout:
-    """Rows of a table that differ in some columns, and have the same in all others."""
+class RowFormat:
+    """Rows of a table that differ in some columns and share the values of all others."""
 
     def __init__(
         self,
@@ -40,82 +40,82 @@ class Layout:
         same: Mapping[str, Any],
         defaults: Mapping[str, Any],
     ) -> None:
-        """`defaults` are what the table puts in by itself: that need not be sent."""
-        told = {name: _text(value) for name, value in same.items() if value != defaults.get(name)}
-        self._end = "".join(f"\t{text}" for text in told.values()) + "\n"
+        """`defaults` are the table's own defaults, which need not be sent."""
+        sent = {name: _text(value) for name, value in same.items() if value != defaults.get(name)}
+        self._end = "".join(f"\t{text}" for text in sent.values()) + "\n"
         self.statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
-            sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, [*differ, *told]))
+            sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, [*differ, *sent]))
         )
 
     def rows(self, *columns: Sequence[Any]) -> bytes:
-        """One column at least; in the order of `differ`."""
+        """Takes the columns in the order of `differ`, at least one."""
         texts = map("\t".join, zip(*map(_texts, columns), strict=True))
         return (self._end.join(texts) + self._end).encode()
 
 
 def copy_of(table: LiteralString, columns: Mapping[str, Column], defaults: Mapping[str, Any]) -> Copy:
-    """All rows in one part. One column at least is a list."""
+    """All rows in one part. At least one column is a list."""
     differ: dict[str, Sequence[Any]] = {}
     same: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, Constant):
             same[name] = column.value
         elif not isinstance(column[0], datetime) and column.count(column[0]) == len(column) > 1:
-            # (Not times: two that Python calls equal may be an hour apart, when clocks are put back.)
+            # Not times: Python compares by wall clock, so equal times may be an hour apart in autumn.
             same[name] = column[0]
         else:
             differ[name] = column
-    layout = Layout(table, list(differ), same, defaults)
-    return Copy(layout.statement, [layout.rows(*differ.values())])
+    row_format = RowFormat(table, list(differ), same, defaults)
+    return Copy(row_format.statement, [row_format.rows(*differ.values())])
 
 
 async def copy_all(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
-    """The next is written out while the server takes in the one before."""
-    waiting = iter(copies)
-    made: Copy | None = next(waiting)()
-    while made is not None:
+    """One after the other; each is formatted while the server processes the one before."""
+    remaining = iter(copies)
+    current: Copy | None = next(remaining)()
+    while current is not None:
         following: list[Copy] = []
-        make = next(waiting, None)
-        statement = made.statement.as_bytes(connection)
-        await connection.wait(_copying(connection.pgconn, statement, made.parts, make, following))
-        made = following[0] if following else None
+        make_next = next(remaining, None)
+        statement = current.statement.as_bytes(connection)
+        await connection.wait(_copy(connection.pgconn, statement, current.parts, make_next, following))
+        current = following[0] if following else None
 
 
-def _copying(
+def _copy(
     pgconn: PGconn,
     statement: bytes,
     parts: Iterable[bytes],
-    make: Callable[[], Copy] | None,
+    make_next: Callable[[], Copy] | None,
     following: list[Copy],
 ) -> abc.PQGen[None]:
-    """One COPY by libpq, which is given large parts: the event loop need not be asked about each row."""
+    """One COPY by libpq, in large parts: the event loop is not visited for each row."""
     pgconn.send_query(statement)
     yield from _send(pgconn)
     result = yield from _result(pgconn)
     failed: PGresult | None = None
-    refused: Exception | None = None
+    rejected: Exception | None = None
     if result is not None and result.status == ExecStatus.COPY_IN:
         try:
             for part in parts:
                 pgconn.put_copy_data(part)
-                # As much as goes at once: the server has something to do.
+                # Send as much as the socket takes, so that the server is busy while the next part is made.
                 pgconn.flush()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server must not wait for the rest
-            refused = error
+        except Exception as error:  # noqa: BLE001 - on any error the server must not wait for the rest
+            rejected = error
             pgconn.put_copy_end(b"given up")
         else:
             pgconn.put_copy_end()
         pgconn.flush()
-        if make is not None and refused is None:
-            following.append(make())
+        if make_next is not None and rejected is None:
+            following.append(make_next())
         yield from _send(pgconn)
         result = yield from _result(pgconn)
     while result is not None:
         if result.status == ExecStatus.FATAL_ERROR:
             failed = result
         result = yield from _result(pgconn)
-    if refused is not None:
-        raise refused
+    if rejected is not None:
+        raise rejected
     if failed is not None:
         raise errors.error_from_result(failed)
 
@@ -123,7 +123,7 @@ def _copying(
 def _send(pgconn: PGconn) -> abc.PQGen[None]:
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
-            # What is wrong may be told before everything is sent.
+            # The server may report an error before everything is sent.
             pgconn.consume_input()
 
 
@@ -137,7 +137,7 @@ def _result(pgconn: PGconn) -> abc.PQGen[PGresult | None]:
 def _texts(values: Sequence[Any]) -> Iterable[str]:
     kinds = set(map(type, values))
     if kinds == {str}:
-        # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
+        # Mostly ids, which need no escapes: one check for all of them.
         together = "\n".join(values)
         if together.count("\n") == len(values) - 1 and not any(sign in together for sign in "\\\t\r"):
             return values
@@ -152,7 +152,7 @@ _FEW_VALUES = frozenset({int, bool, float, type(None)})
 
 
 def _text(value: Any) -> str:
-    """COPY's text format: NULL is its own sign, and a few characters are escaped."""
+    """COPY's text format."""
     if value is None:
         return "\\N"
     if isinstance(value, bool):
@@ -163,5 +163,5 @@ def _text(value: Any) -> str:
     return text
 
 
-#: The escape's own sign first: the others bring more of it.
+#: The backslash first: the other escapes contain one.
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))

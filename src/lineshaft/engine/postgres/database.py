@@ -1,7 +1,7 @@
-"""The connection pool, and what every store module has in common: transactions, retries, errors, JSON.
+"""The connection pool, transactions and retries.
 
 A transition is a few statements sent in one pipeline, which PostgreSQL runs as one transaction and answers in
-one round trip. A deadlock or a serialization failure rolls it back whole, so it is simply run again.
+one round trip. A deadlock or a serialization failure rolls back all of it, so it is run again.
 """
 
 import asyncio
@@ -25,24 +25,24 @@ T = TypeVar("T")
 
 Connection = AsyncConnection[Any]
 
-#: It lost against another transaction, or its prepared statements were dropped (pipeline.py).
-_TRY_AGAIN = (
+#: The transaction lost against another one, or its prepared statements were dropped (pipeline.py).
+_RETRIED = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
     psycopg.errors.InvalidSqlStatementName,
 )
 
 _CONNECT_SEC = 10
-#: No statement takes nearly as long. A connection that was cut off without a word looks like a slow one, and
-#: without a limit whoever waits on it does so until the system gives up, for a quarter of an hour or more.
-PATIENCE_SEC = 60.0
-#: A transaction that lost against another is tried this often before the error is shown.
+#: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
+#: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
+ANSWER_WITHIN_SEC = 60.0
+#: Attempts at a transaction that loses against others, before the error is raised.
 _TRIES = 10
 
 
-#: The statistics of a queue are always wrong, and one plan that reads a whole table costs more than all the
-#: others together. Each statement has one plan that is right whatever the tables hold: keep to it.
-#: Times are given in UTC, whatever zone the server is in.
+#: The statistics of a queue are always out of date, and one plan that reads a whole table costs more than all
+#: others together. Each statement has one plan that is right whatever the tables contain; these settings
+#: select it. Times are returned in UTC, whatever the server's time zone.
 PLAN_BY_INDEX = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_mergejoin', 'off', false),"
     " set_config('enable_hashjoin', 'off', false), set_config('enable_material', 'off', false),"
@@ -52,7 +52,7 @@ PLAN_BY_INDEX = (
 
 
 class _RawJsonb(Loader):
-    """JSON stays as it came: whoever needs a value decodes it, and most of it is only passed on."""
+    """JSON stays raw bytes: most of it is only passed on, and the rest is decoded where it is used."""
 
     format = Format.TEXT
 
@@ -68,14 +68,14 @@ class _RawJsonbBinary(Loader):
 
 
 class _Connection(AsyncConnection[Any]):
-    """One on which a call may be cancelled."""
+    """A connection whose calls can be cancelled."""
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         try:
             return await super().wait(gen, *args, **kwargs)
         except asyncio.CancelledError:
-            # What the driver leaves unfinished would be closed by the garbage collector, who complains on
-            # standard error that it can't end in good order on a connection which is given up by then.
+            # Otherwise the garbage collector closes the driver's generator later, and prints an error because
+            # the connection is closed by then.
             with contextlib.suppress(Exception):
                 gen.close()
             raise
@@ -90,10 +90,10 @@ class Database:
         max_connections: int = 10,
         prepare: bool = True,
     ) -> None:
-        """`prepare=False` is for a pooler in transaction mode that doesn't know prepared statements."""
+        """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements."""
         self.dsn = dsn
-        #: A connection that was given out for longer than this is taken for dead, and cut. None: never.
-        self.answer_within_sec: float | None = PATIENCE_SEC
+        #: A connection in use for longer than this is considered dead, and shut down. None: no limit.
+        self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
         self._in_use: set[Connection] = set()
@@ -106,13 +106,13 @@ class Database:
             configure=self._configure,
             kwargs={"autocommit": True, "application_name": "lineshaft"} | _connect_timeout(dsn),
             timeout=10,
-            # The pool waits twice as long after each failure, for minutes in the end, though the database may
-            # be back. So it gives up soon, and begins anew while anybody waits.
+            # The pool doubles its pause after each failure, up to minutes, even if the database is back. So
+            # it gives up early, and starts again as long as there are waiters.
             reconnect_timeout=1.0,
-            reconnect_failed=self._try_again,
+            reconnect_failed=self._reconnect,
         )
 
-    async def _try_again(self, pool: "AsyncConnectionPool[Any]") -> None:
+    async def _reconnect(self, pool: "AsyncConnectionPool[Any]") -> None:
         if pool.get_stats().get("requests_waiting"):
             with contextlib.suppress(PoolClosed):
                 await pool.check()
@@ -131,7 +131,7 @@ class Database:
             ) from None
 
     async def close(self) -> None:
-        # Longer than this only one takes that tries to reach a server which doesn't answer.
+        # Only a connection to a server that doesn't answer takes longer than this.
         await self._pool.close(timeout=1)
 
     async def __aenter__(self) -> Self:
@@ -150,15 +150,15 @@ class Database:
         return PooledConnection(self._pool, self._in_use, self.answer_within_sec)
 
     def hang_up(self) -> None:
-        """Whoever waits for an answer gets an `UnavailableError`: what can't wait any longer is to end."""
+        """Shut down all connections in use: pending calls fail with `UnavailableError`."""
         for connection in self._in_use:
             shut_down(connection)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], *, pipeline: bool = True) -> T:
-        """Run `work` in one transaction; again, from the start, if it lost against another transaction.
+        """Run `work` in one transaction; again, from the start, if it loses against another transaction.
 
-        In a pipeline statements are sent without waiting for answers, until one is asked for. COPY can't be
-        part of one.
+        In a pipeline, statements are sent without waiting for results, until a result is fetched. COPY can't
+        be part of a pipeline.
         """
 
         async def in_transaction(connection: Connection) -> T:
@@ -171,26 +171,26 @@ class Database:
         return await self.run_alone(in_transaction)
 
     async def run_alone(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """As `run`, for work that is one statement, and so a transaction by itself."""
+        """As `run`, for work that begins and ends its own transaction, or is a single statement."""
         for attempt in range(1, _TRIES + 1):
             try:
                 async with self.connection() as connection:
                     return await work(connection)
-            except _TRY_AGAIN:
+            except _RETRIED:
                 if attempt == _TRIES:
                     raise
-                # Whoever collided should not meet again at once.
+                # The transactions should not collide again at once.
                 await asyncio.sleep(0.002 * attempt)
         raise AssertionError("unreachable")
 
 
 def _connect_timeout(dsn: str) -> dict[str, Any]:
-    """A server that doesn't answer at all is noticed in seconds, unless the DSN says otherwise."""
+    """A server that doesn't answer is detected within seconds, unless the DSN says otherwise."""
     return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
 
 
 def configure(connection: Connection, *, prepare: bool = True) -> None:
-    """What our statements expect of a connection; harmless to others that use it."""
+    """Set up a connection for our statements; harmless to other code that uses it."""
     connection.prepare_threshold = 0 if prepare else None
     adapters = connection.adapters
     for name in ("json", "jsonb"):

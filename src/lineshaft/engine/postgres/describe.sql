@@ -1,8 +1,7 @@
--- What the schema is made of, read from the server's own catalogue. Used by describe.py: the result is compared with schema.sql.
--- Objects that the janitor makes (partitions) are left out; so is the record of migrations.
+-- The schema, read from the server's catalogue, without partitions and the record of migrations.
 
 -- name: spell_names_out
--- What is on the search path would be printed without its schema.
+-- Names on the search path would be printed without their schema.
 SELECT set_config('search_path', 'pg_catalog', true)
 
 -- name: enums
@@ -55,7 +54,7 @@ WHERE class.relnamespace = 'lineshaft'::regnamespace
 ORDER BY class.relname, attribute.attnum
 
 -- name: constraints
--- PostgreSQL 18 lists NOT NULL here too; the columns tell it.
+-- PostgreSQL 18 lists NOT NULL here too; the columns have it already.
 SELECT class.relname, format('CONSTRAINT %%I %%s', constraint_.conname, pg_get_constraintdef(constraint_.oid))
 FROM pg_catalog.pg_constraint AS constraint_
 JOIN pg_catalog.pg_class AS class ON class.oid = constraint_.conrelid
@@ -66,7 +65,7 @@ WHERE class.relnamespace = 'lineshaft'::regnamespace
 ORDER BY class.relname, constraint_.contype, constraint_.conname
 
 -- name: indexes
--- Those behind a constraint are told by it. ONLY is how a partitioned index is spelled.
+-- Without indexes of constraints. A partitioned index is printed with ONLY.
 SELECT replace(pg_get_indexdef(index.indexrelid), ' ON ONLY ', ' ON ') || ';' || CASE WHEN index.indisvalid THEN '' ELSE ' -- INVALID' END
 FROM pg_catalog.pg_index AS index
 JOIN pg_catalog.pg_class AS class ON class.oid = index.indrelid
@@ -78,7 +77,7 @@ WHERE class.relnamespace = 'lineshaft'::regnamespace
 ORDER BY class.relname, name.relname
 
 -- name: views
--- Formatting differs between versions of PostgreSQL; columns and types say what readers rely on.
+-- The text of a view differs between versions of PostgreSQL; its columns and types don't.
 SELECT
     class.relname,
     string_agg(quote_ident(attribute.attname) || ' ' || format_type(attribute.atttypid, attribute.atttypmod), E'\n' ORDER BY attribute.attnum),
@@ -90,7 +89,7 @@ GROUP BY class.oid, class.relname
 ORDER BY class.relname
 
 -- name: programs
--- There are none, and whoever adds one by hand shall hear of it.
+-- Lineshaft has no triggers; functions are listed so that a manual change shows.
 SELECT 'TRIGGER ' || trigger_.tgname || ' ON ' || class.relname
 FROM pg_catalog.pg_trigger AS trigger_
 JOIN pg_catalog.pg_class AS class ON class.oid = trigger_.tgrelid

@@ -1,4 +1,4 @@
-"""How values are written for the database, where the driver's own way is slower or doesn't fit."""
+"""Values formatted for the database where the driver is slower or unsuitable."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -9,8 +9,8 @@ import msgspec
 def array_literal(values: Sequence[object]) -> str:
     """PostgreSQL's text form of an array.
 
-    Arrays of different lengths can't be elements of one array parameter, and for long ones this is many times
-    quicker than the driver's own way.
+    Arrays of different lengths can't be elements of one array parameter, and for long arrays this is many
+    times faster than the driver.
     """
     if not values:
         return "{}"
@@ -29,7 +29,7 @@ def array_literal(values: Sequence[object]) -> str:
 
 
 def column_literal(values: Sequence[object]) -> str | None:
-    """For an array that is one of several in an `unnest`, which fills up the shorter ones with NULLs."""
+    """For one of several arrays in an `unnest`, which pads shorter ones with NULLs."""
     return None if values.count(None) == len(values) else array_literal(values)
 
 

@@ -1,4 +1,4 @@
-"""Which database: the one that is configured, else the embedded one, started when somebody needs it."""
+"""Which database to use: the configured one, else the embedded one, which is started on demand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from lineshaft.settings import Settings
 
 @contextmanager
 def database(settings: Settings) -> Iterator[str]:
-    """The DSN of the database, good for as long as the block lasts."""
+    """The DSN of the database, valid inside the block."""
     if settings.database_url is not None:
         yield settings.database_url
     else:

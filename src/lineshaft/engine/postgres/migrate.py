@@ -1,10 +1,10 @@
 """Brings a database to the schema of this version, forward only.
 
 Migrations are numbered files in `migrations/`. Each runs in one transaction, under an advisory lock, together
-with the record that it ran; so ten processes may start at once, and a killed one leaves nothing half done. A
-step that PostgreSQL won't run in a transaction (a concurrent index) goes in a file whose first line is
-`-- lineshaft: no transaction`; its statements are separated by lines `-- step` and are written so that
-running them again from the first is harmless, because that is what happens after an interruption.
+with the record that it ran: several processes may start at once, and a killed one leaves nothing half done. A
+step that PostgreSQL can't run in a transaction (a concurrent index) goes in a file whose first line is
+`-- lineshaft: no transaction`; its statements are separated by lines `-- step`. After an interruption all of
+them run again, so they must be idempotent.
 
 A file that was applied is never changed: its checksum is recorded and compared.
 """
@@ -19,20 +19,23 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.resources import files
 from itertools import count
-from typing import LiteralString, cast
+from typing import Any, LiteralString
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.errors import MigrationError, UnavailableError
 
 OLDEST_POSTGRES = 14
-#: For whoever lacks a right.
+#: The remedy for a missing privilege.
 OWNER_NEEDED = "Connect as the role that owns the schema lineshaft, or as a member of that role."
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = "-- lineshaft: no transaction"
 _STEP = re.compile(r"^-- step\b.*$", re.MULTILINE)
+
+_SQL = catalog.load("postgres/migrate")
+Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ class Migration:
 class State(StrEnum):
     APPLIED = "applied"
     PENDING = "pending"
-    #: Begun and cut off; `up` runs it again.
+    #: Started and cut off; `up` runs it again.
     INTERRUPTED = "interrupted"
-    #: The file is not the one that was applied.
+    #: The file differs from the one that was applied.
     CHANGED = "changed"
     #: Applied by a newer version of Lineshaft.
     UNKNOWN = "unknown"
@@ -74,6 +77,12 @@ class Status:
     name: str
     state: State
     applied_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerFacts:
+    version: int
+    encoding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +108,13 @@ def bundled() -> list[Migration]:
 
 
 def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[Status]:
-    """Every migration this version or the database knows; changes nothing."""
+    """Every migration that this version or the database has; changes nothing."""
     with _connect(dsn) as connection:
         return _compare(connection, bundled() if migrations is None else migrations)
 
 
 def check_server(dsn: str) -> str:
-    """Refuse a server that Lineshaft can't use, and tell who answered; changes nothing."""
+    """Reject a server that Lineshaft can't use; returns its description and changes nothing."""
     with _connect(dsn) as connection:
         _check_server(connection)
         info = connection.info
@@ -114,7 +123,7 @@ def check_server(dsn: str) -> str:
 
 
 def check_ready(dsn: str) -> None:
-    """Refuse a database whose schema is not the one of this version; changes nothing."""
+    """Reject a database whose schema is not the one of this version; changes nothing."""
     with _connect(dsn) as connection:
         _check_server(connection)
         known = bundled()
@@ -132,7 +141,7 @@ def up(
     on_start: Callable[[Migration], None] = lambda _: None,
     wait_sec: float = 300,
 ) -> list[Migration]:
-    """Apply what is pending and tell what that was. Safe to call from any number of processes at once."""
+    """Apply and return the pending migrations. Safe to call from any number of processes at once."""
     known = bundled() if migrations is None else migrations
     applied: list[Migration] = []
     with _connect(dsn) as connection:
@@ -141,43 +150,43 @@ def up(
             if _apply(dsn, connection, migration, known, on_start=on_start, wait_sec=wait_sec):
                 applied.append(migration)
         if migrations is None:
-            _settle_in(connection)
+            _adopt_restored(connection)
     return applied
 
 
-def _settle_in(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """In a cluster that the database was restored in. Of several that see it one does it."""
-    if _one(connection, "comes_from_elsewhere")[0]:
+def _adopt_restored(connection: Connection) -> None:
+    """After a restore into another cluster. If several processes notice it, one does the work."""
+    if _value(connection, "is_restored"):
         with connection.transaction():
-            if _one(connection, "try_lock")[0]:
-                connection.execute(catalog.load("postgres/migrate")["settle_in"])
+            if _value(connection, "try_lock"):
+                connection.execute(_SQL["adopt_restored"])
 
 
 @contextmanager
-def _connect(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """A connection; whatever the database refuses while it is open is told in our words."""
+def _connect(dsn: str) -> Iterator[Connection]:
+    """A connection, with the driver's errors translated into ours."""
     try:
         with _opened(dsn) as connection:
             yield connection
     except psycopg.errors.InsufficientPrivilege as error:
         raise MigrationError(
-            f"The database refuses its role: {_first_line(error)}. {OWNER_NEEDED}"
+            f"Permission denied by the database: {_first_line(error)}. {OWNER_NEEDED}"
         ) from error
     except psycopg.Error as error:
         if error.sqlstate is None:
-            # What the driver says of a DSN that it can't read may quote a password.
+            # The driver's message about an invalid DSN may quote a password.
             raise MigrationError(
-                "LINESHAFT_DATABASE_URL can't be read: it must be postgresql://USER@HOST:PORT/DATABASE, or "
-                "keywords such as host=… dbname=… that PostgreSQL knows."
+                "LINESHAFT_DATABASE_URL is not valid: it must be postgresql://USER@HOST:PORT/DATABASE, or "
+                "PostgreSQL keywords such as host=… dbname=…."
             ) from None
         raise MigrationError(
-            f"The database can't be used: {_first_line(error)}. Its log may say more; check that "
-            "LINESHAFT_DATABASE_URL names the right one."
+            f"The database can't be used: {_first_line(error)}. Check its log, and that "
+            "LINESHAFT_DATABASE_URL names the right database."
         ) from error
 
 
 @contextmanager
-def _opened(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+def _opened(dsn: str) -> Iterator[Connection]:
     try:
         with psycopg.connect(
             dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None
@@ -186,33 +195,32 @@ def _opened(dsn: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     except psycopg.OperationalError as error:
         if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):
             raise
-        # Also whoever only looks whether it is migrated comes here, and may try again.
         raise UnavailableError(
             f"Can't reach the database: {_first_line(error)}. Check that it runs and that "
-            "LINESHAFT_DATABASE_URL names it."
+            "LINESHAFT_DATABASE_URL is correct."
         ) from error
 
 
-def _check_server(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    version, encoding = cast("tuple[int, str]", _one(connection, "server_facts"))
-    if version < OLDEST_POSTGRES * 10_000:
+def _check_server(connection: Connection) -> None:
+    with connection.cursor(row_factory=class_row(_ServerFacts)) as cursor:
+        (facts,) = cursor.execute(_SQL["server_facts"])
+    if facts.version < OLDEST_POSTGRES * 10_000:
         raise MigrationError(
-            f"Lineshaft needs PostgreSQL {OLDEST_POSTGRES} or newer; this server is {version // 10_000}."
+            f"Lineshaft needs PostgreSQL {OLDEST_POSTGRES} or newer; this server is "
+            f"{facts.version // 10_000}."
         )
-    if encoding != "UTF8":
+    if facts.encoding != "UTF8":
         raise MigrationError(
-            f"Lineshaft needs a database with encoding UTF8; this one has {encoding}. "
+            f"Lineshaft needs a database with encoding UTF8; this one has {facts.encoding}. "
             "Create one with: CREATE DATABASE lineshaft ENCODING 'UTF8' TEMPLATE template0"
         )
 
 
-def _compare(
-    connection: psycopg.Connection[tuple[object, ...]], migrations: Sequence[Migration]
-) -> list[Status]:
+def _compare(connection: Connection, migrations: Sequence[Migration]) -> list[Status]:
     recorded: dict[int, _Recorded] = {}
-    if _one(connection, "has_table")[0]:
+    if _value(connection, "has_table"):
         with connection.cursor(row_factory=class_row(_Recorded)) as cursor:
-            cursor.execute(catalog.load("postgres/migrate")["list_recorded"])
+            cursor.execute(_SQL["list_recorded"])
             recorded = {row.version: row for row in cursor}
     statuses = []
     for migration in migrations:
@@ -229,7 +237,7 @@ def _compare(
 
 
 def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -> Migration | None:
-    """The migration to apply now; refuses a database that this version must not touch."""
+    """The migration to apply next; rejects a database that this version must not change."""
     unknown = [s for s in statuses if s.state is State.UNKNOWN]
     if unknown:
         raise MigrationError(
@@ -239,8 +247,8 @@ def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -
     changed = [s for s in statuses if s.state is State.CHANGED]
     if changed:
         raise MigrationError(
-            f"Migration {changed[0].version:04d} {changed[0].name} was applied to this database with other "
-            "content than this version ships. Install the version that was used, or restore the file."
+            f"Migration {changed[0].version:04d} {changed[0].name} was applied to this database with "
+            "different content than this version has. Install the version that was used, or restore the file."
         )
     todo = {s.version for s in statuses if s.state is not State.APPLIED}
     return next((m for m in migrations if m.version in todo), None)
@@ -248,7 +256,7 @@ def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -
 
 def _apply(
     dsn: str,
-    connection: psycopg.Connection[tuple[object, ...]],
+    connection: Connection,
     migration: Migration,
     migrations: Sequence[Migration],
     *,
@@ -259,7 +267,7 @@ def _apply(
     deadline = time.monotonic() + wait_sec
     while True:
         with connection.transaction():
-            if _one(connection, "try_lock")[0]:
+            if _value(connection, "try_lock"):
                 if _next_pending(_compare(connection, migrations), migrations) is not migration:
                     return False
                 on_start(migration)
@@ -273,44 +281,41 @@ def _apply(
         time.sleep(0.05)
 
 
-def _run(dsn: str, connection: psycopg.Connection[tuple[object, ...]], migration: Migration) -> None:
+def _run(dsn: str, connection: Connection, migration: Migration) -> None:
     """Called under the lock, inside the transaction that holds it."""
     record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
     try:
         if migration.transactional:
-            connection.execute(catalog.load("postgres/migrate")["limit_lock_wait"])
+            connection.execute(_SQL["limit_lock_wait"])
             _record_started(connection, record)
             _execute(connection, migration.text)
-            connection.execute(catalog.load("postgres/migrate")["record_applied"], record)
+            connection.execute(_SQL["record_applied"], record)
         else:
-            # Commits as it goes, so it needs a connection of its own; this one keeps the lock meanwhile.
+            # Each step commits, so the steps need a separate connection; this one holds the lock.
             with _opened(dsn) as worker:
                 _record_started(worker, record)
                 for step in migration.steps:
                     _execute(worker, step)
-                worker.execute(catalog.load("postgres/migrate")["record_applied"], record)
+                worker.execute(_SQL["record_applied"], record)
     except psycopg.Error as error:
         raise MigrationError(_failure(migration, error)) from error
 
 
-def _record_started(connection: psycopg.Connection[tuple[object, ...]], record: dict[str, object]) -> None:
-    statements = catalog.load("postgres/migrate")
-    if not _one(connection, "has_table")[0]:
-        connection.execute(statements["create_schema"])
-        connection.execute(statements["create_table"])
-    connection.execute(statements["record_started"], record)
+def _record_started(connection: Connection, record: dict[str, object]) -> None:
+    if not _value(connection, "has_table"):
+        connection.execute(_SQL["create_schema"])
+        connection.execute(_SQL["create_table"])
+    connection.execute(_SQL["record_started"], record)
 
 
-def _execute(connection: psycopg.Connection[tuple[object, ...]], text: LiteralString) -> None:
-    # Without parameters psycopg sends the text as it is, several statements at once.
+def _execute(connection: Connection, text: LiteralString) -> None:
+    # Without parameters psycopg sends the text unchanged, several statements at once.
     connection.execute(text)
 
 
-def _one(connection: psycopg.Connection[tuple[object, ...]], name: str) -> tuple[object, ...]:
-    row = connection.execute(catalog.load("postgres/migrate")[name]).fetchone()
-    if row is None:
-        raise MigrationError(f"The database gave no answer to {name}.")
-    return row
+def _value(connection: Connection, name: str) -> Any:
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(_SQL[name]).fetchone()
 
 
 def _failure(migration: Migration, error: psycopg.Error) -> str:
@@ -318,9 +323,7 @@ def _failure(migration: Migration, error: psycopg.Error) -> str:
     if position := error.diag.statement_position:
         place = f" (line {migration.text.count(chr(10), 0, int(position)) + 1})"
     remedy = (
-        "Nothing of it was applied."
-        if migration.transactional
-        else "It is run again by the next 'migrate up'."
+        "Nothing of it was applied." if migration.transactional else "The next 'migrate up' runs it again."
     )
     if isinstance(error, psycopg.errors.LockNotAvailable):
         remedy += (

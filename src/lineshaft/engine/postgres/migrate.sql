@@ -1,7 +1,5 @@
--- Bookkeeping of migrations. Used by migrate.py only.
-
 -- name: has_table
--- From the tables, as committed: to_regclass answers from a cache, which may not have heard yet of what another process has just made.
+-- From the catalogue tables: to_regclass uses a cache, which may lag behind another process.
 SELECT EXISTS (
     SELECT
     FROM pg_catalog.pg_class
@@ -13,7 +11,7 @@ SELECT EXISTS (
 CREATE SCHEMA IF NOT EXISTS lineshaft
 
 -- name: create_table
--- applied_at is NULL while a migration that can't run in one transaction is under way, or was cut off.
+-- applied_at is NULL while a migration without a transaction runs, or after it was cut off.
 CREATE TABLE IF NOT EXISTS lineshaft.migration (
     version integer PRIMARY KEY,
     name text NOT NULL,
@@ -35,17 +33,17 @@ WHERE migration.applied_at IS NULL
 UPDATE lineshaft.migration SET applied_at = clock_timestamp() WHERE version = %(version)s::integer
 
 -- name: try_lock
--- One migrating process at a time. Tried, not waited for: a waiting statement holds a snapshot, and a concurrent index
--- build waits for all snapshots, so the two would wait for each other.
+-- One migrating process at a time. Not a blocking lock: a waiting statement holds a snapshot, and a concurrent index build waits for all
+-- snapshots, so the two would wait for each other.
 SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.migration', 0))
 
--- name: comes_from_elsewhere
--- A dump that was restored in another cluster: transactions that have not been yet have written events. (By event_feed.)
+-- name: is_restored
+-- A dump restored into another cluster has events of transactions that are still in the future there. By event_feed.
 SELECT EXISTS (SELECT FROM lineshaft.event WHERE xid >= pg_snapshot_xmax(pg_current_snapshot()))
 
--- name: settle_in
--- Ids of transactions mean nothing in another cluster, and would be given to others there. What was written is older than everything to
--- come; readers begin anew, with what happens from now on. 3: as PostgreSQL itself calls what is older than all.
+-- name: adopt_restored
+-- Transaction ids have no meaning in another cluster, and would be reused there. Existing rows get the id 3, which is older than every
+-- normal transaction; readers of the feed start again from now.
 WITH ahead AS MATERIALIZED (
     SELECT pg_snapshot_xmax(pg_current_snapshot()) AS xid
 ),
@@ -55,7 +53,7 @@ event AS (
 horizon AS (
     UPDATE lineshaft.event_horizon SET xid = '3' WHERE xid >= (SELECT xid FROM ahead)
 ),
--- The largest number: it is announced, and not open yet.
+-- The largest number marks a generation that is announced but not open.
 generation AS (
     UPDATE lineshaft.generation SET opened_by = '3' WHERE opened_by >= (SELECT xid FROM ahead) AND opened_by <> '9223372036854775807'
 ),
@@ -65,8 +63,8 @@ tally AS (
 DELETE FROM lineshaft.destination
 
 -- name: server_facts
-SELECT current_setting('server_version_num')::integer, current_setting('server_encoding')
+SELECT current_setting('server_version_num')::integer AS version, current_setting('server_encoding') AS encoding
 
 -- name: limit_lock_wait
--- A migration that waits for a busy table makes everyone behind it wait as well: rather give up and say so.
+-- A migration that waits for a busy table blocks every statement behind it: better to fail with a message.
 SELECT set_config('lock_timeout', '10s', true)

@@ -1,13 +1,14 @@
-"""Statements that go to the server together and are answered together: one round trip for all of them.
+"""Several statements in one round trip, for calls that run thousands of times a second.
 
-For what runs thousands of times a second. psycopg's own pipeline asks the event loop some twenty times for
-three statements, which costs the client more than the statements cost the server. Here libpq gets them all at
-once, and the loop is asked when there is something to read.
+psycopg's own pipeline visits the event loop about twenty times for three statements, which costs the client
+more than the statements cost the server. Here libpq gets all statements at once, and the event loop is
+visited only when there is something to read.
 """
 
 import itertools
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -23,22 +24,27 @@ from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import array_literal
 
 Call = tuple[LiteralString, Mapping[str, Any]]
-Rows = list[tuple[Any, ...]]
+#: Named tuples with the columns of the statement.
+Rows = list[Any]
 
 
 async def pipelined(connection: Connection, *calls: Call) -> list[Rows]:
-    """The rows of each statement. Outside a transaction all are done, or none.
+    """The rows of each statement. Outside a transaction, either all statements take effect or none.
 
-    Parameters go as text, so statements must cast them all, as ours do; an array may be text already.
+    Parameters are sent as text, so statements must cast all of them; an array may be an array literal.
     """
     transformer = adapt.Transformer(connection)
-    return [_rows(transformer, result) for result in await _results(connection, calls)]
+    results = await _results(connection, calls)
+    return [
+        _rows(transformer, result, _statement(sql).row_maker(result))
+        for (sql, _), result in zip(calls, results, strict=True)
+    ]
 
 
 async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[dict[str, Any]]]:
-    """The rows of each statement, by column, all from one snapshot of the database."""
+    """The rows of each statement as dictionaries, all from one snapshot of the database."""
     try:
-        _, *results, _ = await _results(connection, (_BEGIN_READING, *calls, _COMMIT))
+        _, *results, _ = await _results(connection, (_BEGIN_READ_ONLY, *calls, _COMMIT))
     except BaseException:
         if not connection.closed:
             await pipelined(connection, _ROLLBACK)
@@ -46,16 +52,16 @@ async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[di
     transformer = adapt.Transformer(connection)
     found = []
     for result in results:
-        names = [(result.fname(n) or b"").decode() for n in range(result.nfields)]
-        found.append([dict(zip(names, row, strict=True)) for row in _rows(transformer, result)])
+        names = _column_names(result)
+        found.append([dict(zip(names, row, strict=True)) for row in _rows(transformer, result, tuple)])
     return found
 
 
 async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresult]:
-    statements = [_positional(sql) for sql, _ in calls]
+    statements = [_statement(sql) for sql, _ in calls]
     prepared = await _prepare(connection, statements)
     pgconn = connection.pgconn
-    # First: what can't be sent must not leave a connection behind that waits for the rest.
+    # Before anything is sent: an error here must not leave a half-filled pipeline behind.
     all_values = [
         [_text(parameters[name]) for name in statement.parameters]
         for statement, (_, parameters) in zip(statements, calls, strict=True)
@@ -66,12 +72,12 @@ async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresu
             pgconn.send_query_prepared(prepared[statement], values)
         else:
             pgconn.send_query_params(statement.text, values)
-    return await _answers(connection)
+    return await _wait_for_results(connection)
 
 
 @asynccontextmanager
 async def transaction(connection: Connection, *calls: Call) -> AsyncIterator[list[Rows]]:
-    """A transaction that begins with these statements, and gives their rows."""
+    """A transaction that begins with these statements; yields their rows."""
     try:
         yield (await pipelined(connection, _BEGIN, *calls))[1:]
     except BaseException:
@@ -82,17 +88,27 @@ async def transaction(connection: Connection, *calls: Call) -> AsyncIterator[lis
 
 
 _BEGIN: Call = ("BEGIN", {})
-_BEGIN_READING: Call = ("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", {})
+_BEGIN_READ_ONLY: Call = ("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", {})
 _COMMIT: Call = ("COMMIT", {})
 _ROLLBACK: Call = ("ROLLBACK", {})
 
 
+#: Untyped: mypy wants the columns to be literals, but they are known at run time only.
+_namedtuple: Any = namedtuple  # noqa: PYI024 - see above
+
+
 class _Statement:
-    """A statement of the catalog as libpq wants it: parameters by number."""
+    """A statement of the catalog in libpq's form: parameters by number."""
 
     def __init__(self, sql: LiteralString) -> None:
         self.parameters: list[str] = []
         self.text = _PLACEHOLDER.sub(self._number, sql).encode()
+        self._make_row: Callable[[Sequence[Any]], Any] | None = None
+
+    def row_maker(self, result: PGresult) -> Callable[[Sequence[Any]], Any]:
+        if self._make_row is None:
+            self._make_row = _namedtuple("Row", _column_names(result), rename=True)._make
+        return self._make_row
 
     def _number(self, placeholder: re.Match[str]) -> str:
         name = placeholder[1]
@@ -104,15 +120,15 @@ class _Statement:
 
 
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\)s|%)")
-_positional = lru_cache(maxsize=None)(_Statement)
-#: What each connection has prepared, and under which name.
+_statement = lru_cache(maxsize=None)(_Statement)
+#: The prepared statements of each connection, with their names.
 _prepared: WeakKeyDictionary[Connection, dict[_Statement, bytes]] = WeakKeyDictionary()
-#: A name is never used twice: one that psycopg has dropped can't be told from one that it hasn't.
+#: A name is never used twice: psycopg doesn't report which names it has dropped.
 _numbers = itertools.count()
 
 
 async def _prepare(connection: Connection, statements: Sequence[_Statement]) -> dict[_Statement, bytes]:
-    """The names of what is prepared: all statements with parameters, unless a pooler can't have that."""
+    """The names of prepared statements: all that have parameters, unless a pooler rules out preparing."""
     if connection.prepare_threshold is None:
         return {}
     known = _prepared.setdefault(connection, {})
@@ -122,13 +138,12 @@ async def _prepare(connection: Connection, statements: Sequence[_Statement]) -> 
         connection.pgconn.enter_pipeline_mode()
         for statement, name in names.items():
             connection.pgconn.send_prepare(name, statement.text)
-        await _answers(connection)
+        await _wait_for_results(connection)
         known.update(names)
     return known
 
 
-async def _answers(connection: Connection) -> list[PGresult]:
-    """Wait until everything that was sent is answered."""
+async def _wait_for_results(connection: Connection) -> list[PGresult]:
     pgconn = connection.pgconn
     pgconn.pipeline_sync()
     results = await connection.wait(_read(pgconn))
@@ -146,7 +161,7 @@ async def _answers(connection: Connection) -> list[PGresult]:
 def _read(pgconn: PGconn) -> abc.PQGen[list[PGresult]]:
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
-            # The server may be unable to take more before it has got rid of an answer.
+            # The server may not accept more input before the client has read its output.
             pgconn.consume_input()
     results: list[PGresult] = []
     while True:
@@ -161,11 +176,17 @@ def _read(pgconn: PGconn) -> abc.PQGen[list[PGresult]]:
         results.append(result)
 
 
-def _rows(transformer: abc.Transformer, result: PGresult) -> Rows:
+def _column_names(result: PGresult) -> list[str]:
+    return [(result.fname(n) or b"").decode() for n in range(result.nfields)]
+
+
+def _rows(
+    transformer: abc.Transformer, result: PGresult, make_row: Callable[[Sequence[Any]], Any]
+) -> list[Any]:
     if not result.ntuples:
         return []
     transformer.set_pgresult(result)
-    return transformer.load_rows(0, result.ntuples, tuple)
+    return transformer.load_rows(0, result.ntuples, make_row)
 
 
 def _text(value: object) -> bytes | None:
@@ -177,6 +198,6 @@ def _text(value: object) -> bytes | None:
         return value.isoformat().encode()
     text = (array_literal(value) if isinstance(value, list) else str(value)).encode()
     if b"\0" in text:
-        # libpq takes it for the end: the rest would be lost without a word.
+        # libpq takes NUL for the end of the text: the rest would be lost silently.
         raise errors.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
     return text

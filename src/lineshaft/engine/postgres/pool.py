@@ -1,7 +1,7 @@
-"""A connection of the pool for the time of an `async with`, with the driver's errors told in our words.
+"""A connection of the pool for the duration of an `async with`; the driver's errors become ours.
 
-A class, because every call begins with it: as generators, one in another, this was a tenth of what a single
-submission cost the client.
+A class instead of nested generators, because every call begins with it: the generators were a tenth of the
+client's cost of a single submission.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class PooledConnection:
         in_use: set[AsyncConnection[Any]],
         answer_within_sec: float | None,
     ) -> None:
-        """A connection that is lent for longer than `answer_within_sec` is taken for dead, and cut.
+        """A connection in use for longer than `answer_within_sec` is considered dead, and shut down.
 
-        `in_use`: has those that are lent.
+        `in_use` has the connections in use.
         """
         self._pool = pool
         self._in_use = in_use
@@ -45,11 +45,11 @@ class PooledConnection:
         try:
             connection: AsyncConnection[Any] = await self._pool.getconn()
         except psycopg.OperationalError as error:
-            _tell(error)
+            _raise_translated(error)
             raise
         if _cancellations() > cancelled:
-            # Python 3.11 forgets one that comes at the same instant as what was waited for (wait_for, which
-            # the pool uses). Whoever cancelled would wait for ever.
+            # In Python 3.11 `wait_for`, which the pool uses, loses a cancellation that arrives together with
+            # the result. The canceller would wait forever.
             await self._pool.putconn(connection)
             raise asyncio.CancelledError
         self._connection = connection
@@ -68,8 +68,8 @@ class PooledConnection:
         self._in_use.discard(connection)
         try:
             if isinstance(error, asyncio.CancelledError) or _is_read_only(error):
-                # Nobody knows what it has still to say; or it leads to a server that others have taken over
-                # from, and a new one may not. It is not used again.
+                # Results may still be in flight; or the server is a standby now, and a new connection may
+                # lead to the primary. The connection is not used again.
                 connection.pgconn.finish()
             elif connection.pgconn.transaction_status not in _AT_REST:
                 with contextlib.suppress(psycopg.Error):
@@ -77,40 +77,44 @@ class PooledConnection:
         finally:
             await self._pool.putconn(connection)
         if error is not None:
-            _tell(error)
+            _raise_translated(error)
 
 
-#: Of a connection that was closed it is not known what it does.
+#: UNKNOWN is the status of a closed connection.
 _AT_REST = frozenset({TransactionStatus.IDLE, TransactionStatus.UNKNOWN})
 
 
-def _tell(error: BaseException) -> None:
-    """Raise what the error means to whoever called, if it is not for them already."""
+def _raise_translated(error: BaseException) -> None:
+    """Raise the LineshaftError that a driver's error means to the caller, if there is one."""
     if isinstance(error, PoolTimeout):
         raise UnavailableError("No database connection became free within 10 s. Try again.") from None
     if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
-        if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
-            raise UnavailableError(f"The database is away: {_first_line(error)}. Try again.") from error
+        if error.sqlstate is None or error.sqlstate.startswith(_UNAVAILABLE):
+            raise UnavailableError(
+                f"The database is unavailable: {_first_line(error)}. Try again."
+            ) from error
     elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-        raise DatabaseError(f"The database refuses its role: {_first_line(error)}. {OWNER_NEEDED}") from error
+        raise DatabaseError(
+            f"Permission denied by the database: {_first_line(error)}. {OWNER_NEEDED}"
+        ) from error
     elif isinstance(error, (UnicodeError, psycopg.DataError)):
         if _is_about_characters(error):
-            # Data is checked by the name of its field (model/storable.py); this is for ids and the like.
+            # model/storable.py checks data by field; this is for ids.
             raise InvalidInputError(
-                "The call has a text with a character that PostgreSQL can't store (U+0000, or half of a "
-                "surrogate pair). Remove it; nothing was changed."
+                "The call contains text with a character that PostgreSQL can't store (U+0000 or an unpaired "
+                "surrogate). Remove it; nothing was changed."
             ) from error
         if isinstance(error, psycopg.DataError) and error.sqlstate == _OUT_OF_RANGE:
             raise InvalidInputError(
-                f"The call has a number that PostgreSQL can't store: {_first_line(error)}. Nothing was "
+                f"The call contains a number that PostgreSQL can't store: {_first_line(error)}. Nothing was "
                 "changed."
             ) from error
 
 
-#: No connection, no resources, stopped by an operator, an error of the system; or a standby, which is what a
-#: server is after another has taken over.
 _READ_ONLY = "25006"
-_AWAY = ("08", "53", "57", "58", _READ_ONLY)
+#: No connection, no resources, stopped by an operator, a system error; or read-only, because the server has
+#: become a standby.
+_UNAVAILABLE = ("08", "53", "57", "58", _READ_ONLY)
 
 
 def _is_read_only(error: BaseException | None) -> TypeGuard[psycopg.Error]:
@@ -118,7 +122,7 @@ def _is_read_only(error: BaseException | None) -> TypeGuard[psycopg.Error]:
 
 
 def _is_about_characters(error: UnicodeError | psycopg.DataError) -> bool:
-    # Without a state: the driver itself refused to send it.
+    # Without an SQLSTATE: the driver refused to send it.
     return (
         isinstance(error, UnicodeError)
         or error.sqlstate in {"22021", "22P05"}
@@ -136,10 +140,10 @@ def _cancellations() -> int:
 
 
 def shut_down(connection: AsyncConnection[Any]) -> None:
-    """End whatever waits on a connection that doesn't answer: its call fails at once.
+    """Make the pending call on a connection that doesn't answer fail at once.
 
-    Cancelling the call would try to reach the server first. Closing the connection would free its number for
-    another socket too early.
+    Cancelling the call would contact the server first. Closing the connection would free its file descriptor
+    for another socket too early.
     """
     with (
         contextlib.suppress(OSError, psycopg.Error),

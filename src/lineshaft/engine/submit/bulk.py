@@ -8,7 +8,7 @@ found on the way ends the transaction, and nothing was changed.
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from lineshaft.engine.postgres.copy import Copy, Layout, copy_all, copy_of
+from lineshaft.engine.postgres.copy import Copy, RowFormat, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -35,7 +35,7 @@ class AlikeTasks:
 
     async def write(self, connection: Connection, lane_id: int, now: datetime, generation: int) -> None:
         self.ids = []
-        layout = Layout(
+        row_format = RowFormat(
             "task", ["id", "dag_id", "spec"], {**row_values(self.row), "created_at": now}, TASK_DEFAULTS
         )
         one = Draft(
@@ -52,13 +52,13 @@ class AlikeTasks:
         await copy_all(
             connection,
             [
-                lambda: Copy(layout.statement, self._parts(layout)),
+                lambda: Copy(row_format.statement, self._parts(row_format)),
                 lambda: copy_of("task_live", {**live, "id": self.ids}, LIVE_DEFAULTS),
                 lambda: copy_of("event", event_columns({**live, "id": self.ids}, now), {}),
             ],
         )
 
-    def _parts(self, layout: Layout) -> Iterator[bytes]:
+    def _parts(self, row_format: RowFormat) -> Iterator[bytes]:
         for first in range(0, len(self._tasks), _PART):
             part = self._tasks[first : first + _PART]
             specs = [
@@ -66,5 +66,5 @@ class AlikeTasks:
                 for n, task in enumerate(part, first)
             ]
             ids = [new_id("task") for _ in part]
-            yield layout.rows(ids, list(map(virtual_dag, ids)), specs)
+            yield row_format.rows(ids, list(map(virtual_dag, ids)), specs)
             self.ids += ids
