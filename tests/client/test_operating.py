@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,22 @@ async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> No
     assert (await shaft.dead_letters(poison_pill=True)).items == []
     with pytest.raises(NotFoundError, match="no dead letter of a task 'task_nope'"):
         await shaft.get_dead_letter("task_nope")
+
+
+async def test_dead_letters_are_found_by_pattern_decision_and_when_deleted(shaft: Lineshaft) -> None:
+    one, two = await dead(shaft, n=1), await dead(shaft, n=2)
+    await shaft.resolve(one, "delete", reviewer="ann")
+
+    async def found(**filters: Any) -> list[str]:
+        return [letter.task_id for letter in (await shaft.dead_letters(**filters)).items]
+
+    assert await found(pattern="no access") == [two]
+    assert await found(pattern="no access", hidden=True) == [two, one]
+    assert await found(resolution="delete", hidden=True) == [one]
+    done = await shaft.resolve_all("cancel", reviewer="ann", pattern="something else")
+    assert done.resolved == []
+    done = await shaft.resolve_all("cancel", reviewer="ann", pattern="no access")
+    assert done.resolved == [two]
 
 
 async def test_a_dead_letter_is_changed_and_retried(shaft: Lineshaft) -> None:
