@@ -7,70 +7,173 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lineshaft.agent import (
         Agent,
+        AttemptCancelled,
         BudgetExceeded,
         Cancel,
         Fail,
         Result,
         Snooze,
         SyncTaskContext,
-        TaskCancelled,
         TaskContext,
+        TaskFunction,
+        TaskType,
     )
     from lineshaft.checks.registry import Checks
     from lineshaft.checks.verdict import CandidateOutput, Verdict
-    from lineshaft.client import Dag, Event, Lineshaft, SyncLineshaft, Task
-    from lineshaft.errors import LineshaftError
-    from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
-    from lineshaft.types.work import Child
+    from lineshaft.client import (
+        DagHandle,
+        Lineshaft,
+        SyncDagHandle,
+        SyncLineshaft,
+        SyncTaskHandle,
+        TaskHandle,
+    )
+    from lineshaft.errors import LineshaftError, OutputTypeError, TaskCancelled, TaskFailed
+    from lineshaft.types import (
+        AgentInfo,
+        Approval,
+        Attempt,
+        Breaker,
+        BulkResolution,
+        Child,
+        ClaimInfo,
+        Dag,
+        DeadLetter,
+        DeadLetterGroup,
+        Depth,
+        Event,
+        EventPage,
+        FailedAttempt,
+        FailureCategory,
+        Gate,
+        Lock,
+        NewTask,
+        NewToken,
+        OutputContract,
+        OutputGate,
+        Page,
+        PastAttempt,
+        Reason,
+        ReasonCode,
+        Refusal,
+        Report,
+        Resolution,
+        RetryPolicy,
+        RetrySpec,
+        Review,
+        Scope,
+        Slowdown,
+        Stats,
+        Status,
+        Task,
+        TaskDefaults,
+        TaskOptions,
+        TaskOrder,
+        TaskOutput,
+        Throughput,
+        Tier,
+        Token,
+        TokensUsed,
+        TypedTask,
+        Why,
+    )
 
 __all__ = [
     "Agent",
+    "AgentInfo",
+    "Approval",
+    "Attempt",
+    "AttemptCancelled",
+    "Breaker",
     "BudgetExceeded",
+    "BulkResolution",
     "Cancel",
     "CandidateOutput",
     "Checks",
     "Child",
+    "ClaimInfo",
     "Dag",
+    "DagHandle",
+    "DeadLetter",
+    "DeadLetterGroup",
+    "Depth",
     "Event",
+    "EventPage",
     "Fail",
+    "FailedAttempt",
+    "FailureCategory",
     "Gate",
     "Lineshaft",
     "LineshaftError",
+    "Lock",
     "NewTask",
+    "NewToken",
     "OutputContract",
+    "OutputGate",
+    "OutputTypeError",
+    "Page",
+    "PastAttempt",
+    "Reason",
+    "ReasonCode",
+    "Refusal",
+    "Report",
+    "Resolution",
     "Result",
+    "RetryPolicy",
     "RetrySpec",
+    "Review",
+    "Scope",
+    "Slowdown",
     "Snooze",
+    "Stats",
+    "Status",
+    "SyncDagHandle",
     "SyncLineshaft",
     "SyncTaskContext",
+    "SyncTaskHandle",
     "Task",
     "TaskCancelled",
     "TaskContext",
+    "TaskDefaults",
+    "TaskFailed",
+    "TaskFunction",
+    "TaskHandle",
+    "TaskOptions",
+    "TaskOrder",
+    "TaskOutput",
+    "TaskType",
+    "Throughput",
+    "Tier",
+    "Token",
+    "TokensUsed",
+    "TypedTask",
     "Verdict",
+    "Why",
     "__version__",
 ]
 
-_MODULES = {
-    "lineshaft.agent": (
-        *("Agent", "BudgetExceeded", "Cancel", "Fail", "Result", "Snooze", "SyncTaskContext"),
-        *("TaskCancelled", "TaskContext"),
-    ),
-    "lineshaft.checks.registry": ("Checks",),
-    "lineshaft.checks.verdict": ("CandidateOutput", "Verdict"),
-    "lineshaft.client": ("Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"),
-    "lineshaft.errors": ("LineshaftError",),
-    "lineshaft.model.tasks": ("Gate", "NewTask", "OutputContract", "RetrySpec"),
-    "lineshaft.engine.transition.spawn": ("Child",),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+#: Where a name may come from, light modules first.
+_MODULES = (
+    "lineshaft.types",
+    "lineshaft.errors",
+    "lineshaft.client",
+    "lineshaft.agent",
+    "lineshaft.checks.verdict",
+    "lineshaft.checks.registry",
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: `lineshaft --version` needs none of it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lineshaft' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - only when something is asked for
+    """Import a name when it is used first: `lineshaft --version` needs none of them."""
+    if name in __all__:
+        from importlib import import_module  # noqa: PLC0415 - only when something is used
 
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+        for module in _MODULES:
+            if hasattr(imported := import_module(module), name):
+                value = globals()[name] = getattr(imported, name)
+                return value
+    raise AttributeError(f"module 'lineshaft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -34,7 +34,3 @@ class MovableClock:
             raise ValueError(f"A clock can't go back: asked to advance by {seconds} s.")
         self._now += timedelta(seconds=seconds)
         return self._now
-
-
-def seconds(duration: float | timedelta) -> float:
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration

@@ -181,3 +181,35 @@ class CursorExpiredError(LineshaftError):
     """Retention has deleted events after this cursor; start again from the beginning."""
 
     code = "cursor_expired"
+
+
+class TaskFailed(LineshaftError):  # noqa: N818 - an outcome of a task, not a fault of the call
+    """The task failed permanently: it is a dead letter."""
+
+    code = "task_failed"
+
+    def __init__(
+        self, message: str, *, task_id: str = "", reason: str | None = None, category: str | None = None
+    ) -> None:
+        """`reason` and `category` are those of the last attempt."""
+        self.task_id = task_id
+        self.reason = reason
+        self.category = category
+        super().__init__(message)
+
+
+class TaskCancelled(LineshaftError):  # noqa: N818 - as TaskFailed
+    """The task was cancelled."""
+
+    code = "task_cancelled"
+
+    def __init__(self, message: str, *, task_id: str = "", reason: str | None = None) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(message)
+
+
+class OutputTypeError(LineshaftError):
+    """The output of a task doesn't fit the return type of its handler."""
+
+    code = "output_type"

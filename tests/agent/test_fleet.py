@@ -13,10 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
+from lineshaft import Agent, Cancel, DagHandle, Fail, Lineshaft, NewTask, RetrySpec, Snooze, Task, TaskContext
 from lineshaft.model.states import Status
 from lineshaft.settings import Settings
-from lineshaft.types import SubmittedDag
 from tests.agent.helpers import PATIENCE, at_work, engine_of
 from tests.client.helpers import engine_beside
 from tests.invariants import check_invariants
@@ -175,7 +174,7 @@ async def test_every_task_ends_as_planned_and_money_adds_up(
     assert {(agent.current_tasks, agent.reserved_usd) for agent in agents} == {(0, Decimal(0))}
 
 
-async def _submit(shaft: Lineshaft, names: list[str], rng: random.Random) -> list[SubmittedDag]:
+async def _submit(shaft: Lineshaft, names: list[str], rng: random.Random) -> list[DagHandle]:
     at_once = RetrySpec(strategy="fixed", initial_delay_sec=0.01, jitter=False)
     tasks = [
         NewTask(

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Result, Snooze, TaskCancelled, TaskContext
+from lineshaft import Agent, AttemptCancelled, Cancel, Fail, Lineshaft, NewTask, Result, Snooze, TaskContext
 from lineshaft.model.states import Status
 from tests.agent.helpers import at_work, drain, ended, one, soon
 
@@ -58,7 +58,7 @@ def raising(error: BaseException) -> Callable[[TaskContext], Any]:
         (lambda ctx: ctx.spend(1, tokens_output=10**19), Status.DEAD_LETTERED, "tokens"),
         (lambda ctx: [ctx.spend(99_999_999) for _ in range(200)], Status.DEAD_LETTERED, "cost_usd"),
         (lambda ctx: ctx.progress("x" * (65 << 10)), Status.DEAD_LETTERED, "progress: must be at most 65536"),
-        (raising(TaskCancelled("no")), Status.DEAD_LETTERED, "TaskCancelled: no"),
+        (raising(AttemptCancelled("no")), Status.DEAD_LETTERED, "AttemptCancelled: no"),
         (raising(GeneratorExit("no")), Status.DEAD_LETTERED, "GeneratorExit: no"),
         (raising(Secretive("no")), Status.DEAD_LETTERED, "Secretive: no"),
         (raising(ValueError("x" * (9 << 20))), Status.DEAD_LETTERED, "ValueError: xxx"),

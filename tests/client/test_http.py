@@ -164,7 +164,7 @@ async def test_an_agent_whose_token_was_revoked_ends_and_says_why(
         async with Lineshaft(url, token=secret) as shaft:
             running = asyncio.create_task(agent.run(shaft, handle_signals=False))
             (first,) = await engine.submission.submit([NewTask("t")])
-            await shaft.wait(first, 60)
+            await shaft.wait(first.id, 60)
             await tokens.revoke("fleet")
             # It is woken, and asks for work.
             await engine.submission.submit([NewTask("t")])

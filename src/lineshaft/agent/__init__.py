@@ -11,16 +11,19 @@ An `Agent` claims tasks and gives them to handlers; a `TaskContext` is what a ha
 
 from lineshaft.agent.agent import Agent
 from lineshaft.agent.context import SyncTaskContext, TaskContext
-from lineshaft.agent.outcome import BudgetExceeded, Cancel, Fail, Result, Snooze, TaskCancelled
+from lineshaft.agent.outcome import AttemptCancelled, BudgetExceeded, Cancel, Fail, Result, Snooze
+from lineshaft.agent.task_type import TaskFunction, TaskType
 
 __all__ = [
     "Agent",
+    "AttemptCancelled",
     "BudgetExceeded",
     "Cancel",
     "Fail",
     "Result",
     "Snooze",
     "SyncTaskContext",
-    "TaskCancelled",
     "TaskContext",
+    "TaskFunction",
+    "TaskType",
 ]

@@ -13,7 +13,7 @@ import msgspec
 
 from lineshaft.agent import steps
 from lineshaft.agent.money import Account
-from lineshaft.agent.outcome import ClaimOver, TaskCancelled, encoded
+from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
 from lineshaft.client.backend import Backend
 from lineshaft.engine.transition.operations import SPAWN_STEP
 from lineshaft.errors import StaleClaimError
@@ -251,9 +251,9 @@ class _Context:
         return self._over is not None
 
     def check_cancelled(self) -> None:
-        """Raise TaskCancelled if it is time to come to an end."""
+        """Raise AttemptCancelled if it is time to come to an end."""
         if self._over is not None:
-            raise TaskCancelled(self._over)
+            raise AttemptCancelled(self._over)
 
     # For the agent that runs it; handlers have no use for these.
 

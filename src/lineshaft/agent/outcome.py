@@ -63,8 +63,11 @@ class BudgetExceeded(BudgetExceededError):  # noqa: N818
     """The money for this work is used up."""
 
 
-class TaskCancelled(Exception):  # noqa: N818
-    """The task was cancelled, or the claim lost, while the handler was at work: stop, and clean up."""
+class AttemptCancelled(Exception):  # noqa: N818
+    """Raised by `ctx.check_cancelled`: the handler must stop and clean up.
+
+    The task was cancelled, its time is up, the claim was lost, or the agent stops.
+    """
 
 
 class ClaimOver(BaseException):

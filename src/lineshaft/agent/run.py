@@ -7,7 +7,7 @@ from typing import Any
 
 from lineshaft.agent.context import Surroundings, SyncTaskContext, TaskContext
 from lineshaft.agent.handlers import Handler
-from lineshaft.agent.outcome import NOTHING, Outcome, TaskCancelled, Verdict, of_exception, of_value
+from lineshaft.agent.outcome import NOTHING, AttemptCancelled, Outcome, Verdict, of_exception, of_value
 from lineshaft.types.work import Assignment, ClaimRef, Spent
 
 
@@ -87,7 +87,7 @@ class Run:
         """What came of it."""
         if self._verdict is not None and (error is not None or self._verdict.verdict is Verdict.NOTHING):
             return self._verdict
-        if isinstance(error, TaskCancelled) and self.context.cancelled:
+        if isinstance(error, AttemptCancelled) and self.context.cancelled:
             # It was told a moment ago; this agent's loop hears of it next.
             return NOTHING
         if error is not None:

@@ -4,7 +4,15 @@
 """
 
 from lineshaft.client.blocking import SyncLineshaft
+from lineshaft.client.handles import DagHandle, SyncDagHandle, SyncTaskHandle, TaskHandle
 from lineshaft.client.lineshaft import NOW, Lineshaft
-from lineshaft.types import Dag, Event, Task
 
-__all__ = ["NOW", "Dag", "Event", "Lineshaft", "SyncLineshaft", "Task"]
+__all__ = [
+    "NOW",
+    "DagHandle",
+    "Lineshaft",
+    "SyncDagHandle",
+    "SyncLineshaft",
+    "SyncTaskHandle",
+    "TaskHandle",
+]

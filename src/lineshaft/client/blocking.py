@@ -8,16 +8,22 @@ to end: another thread waiting for the same transaction must never be kept waiti
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
+from decimal import Decimal
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
+from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError
+from lineshaft.model.durations import Duration
+from lineshaft.model.tasks import NewTask, TaskOptions
 from lineshaft.settings import Settings
+from lineshaft.types.typed_task import TypedTask
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -183,9 +189,68 @@ class SyncLineshaft:
     ) -> None:
         self.close()
 
-    submit = _blocking(Lineshaft.submit)
-    submit_many = _blocking(Lineshaft.submit_many)
-    submit_dag = _blocking(Lineshaft.submit_dag)
+    @overload
+    def submit(
+        self,
+        task: TypedTask[R],
+        *,
+        delay: Duration | None = None,
+        connection: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> SyncTaskHandle[R]: ...
+
+    @overload
+    def submit(
+        self,
+        task: NewTask,
+        *,
+        delay: Duration | None = None,
+        connection: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> SyncTaskHandle[Any]: ...
+
+    def submit(self, task: NewTask, **options: Any) -> SyncTaskHandle[Any]:
+        return SyncTaskHandle(self, self._submit(task, **options))
+
+    @overload
+    def submit_many(
+        self, tasks: Sequence[TypedTask[R]], *, connection: Any = None
+    ) -> list[SyncTaskHandle[R]]: ...
+
+    @overload
+    def submit_many(
+        self, tasks: Sequence[NewTask], *, connection: Any = None
+    ) -> list[SyncTaskHandle[Any]]: ...
+
+    def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[SyncTaskHandle[Any]]:
+        return [SyncTaskHandle(self, one) for one in self._submit_many(tasks, connection=connection)]
+
+    def submit_dag(
+        self,
+        title: str,
+        tasks: Sequence[NewTask],
+        *,
+        budget_ceiling_usd: Decimal | float | None = None,
+        created_by: str | None = None,
+        idempotency_key: str | None = None,
+        connection: Any = None,
+    ) -> SyncDagHandle:
+        dag = self._submit_dag(
+            title,
+            tasks,
+            budget_ceiling_usd=budget_ceiling_usd,
+            created_by=created_by,
+            idempotency_key=idempotency_key,
+            connection=connection,
+        )
+        return SyncDagHandle(self, dag)
+
+    submit.__doc__ = Lineshaft.submit.__doc__
+    submit_many.__doc__ = Lineshaft.submit_many.__doc__
+    submit_dag.__doc__ = Lineshaft.submit_dag.__doc__
+    _submit = _blocking(Lineshaft.submit)
+    _submit_many = _blocking(Lineshaft.submit_many)
+    _submit_dag = _blocking(Lineshaft.submit_dag)
     wait = _blocking(Lineshaft.wait)
     get = _blocking(Lineshaft.get)
     list = _blocking(Lineshaft.list)

@@ -4,20 +4,30 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from msgspec import UNSET, UnsetType
 
 from lineshaft.client.backend import Backend
+from lineshaft.client.handles import (
+    DagHandle,
+    DagRef,
+    DagReference,
+    TaskHandle,
+    TaskRef,
+    TaskReference,
+    id_of,
+)
 from lineshaft.client.waiting import EndWatch
-from lineshaft.clock import seconds
+from lineshaft.clock import Clock
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import ResolutionRequest
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, TaskOptions
 from lineshaft.settings import Settings
 from lineshaft.types import (
     AgentInfo,
@@ -40,8 +50,6 @@ from lineshaft.types import (
     Report,
     Slowdown,
     Stats,
-    Submitted,
-    SubmittedDag,
     Task,
     TaskFilter,
     TaskOrder,
@@ -50,9 +58,12 @@ from lineshaft.types import (
 )
 from lineshaft.types.filters import Names, names
 from lineshaft.types.page import DEFAULT_LIMIT, MAX_LIMIT
+from lineshaft.types.typed_task import TypedTask, decoder_of
 
 if TYPE_CHECKING:
     from lineshaft.checks.registry import Checks
+
+R = TypeVar("R")
 
 #: Read events after this: only what happens from now on.
 NOW = "now"
@@ -80,6 +91,7 @@ class Lineshaft:
         max_connections: int = 10,
         checks: "Checks | None" = None,
         backend: Backend | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`token` is for a server; the default is LINESHAFT_TOKEN.
 
@@ -87,6 +99,7 @@ class Lineshaft:
         """
         self.backend = backend or _choose(url, token, settings, max_connections, checks)
         self._watch = EndWatch(self.backend)
+        self._clock = clock
 
     async def open(self) -> Self:
         await self.backend.open()
@@ -106,18 +119,62 @@ class Lineshaft:
 
     # Submitting.
 
-    async def submit(self, task: NewTask, *, connection: Any = None) -> Submitted:
-        """Submit one task.
+    @overload
+    async def submit(
+        self,
+        task: TypedTask[R],
+        *,
+        delay: Duration | None = None,
+        connection: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle[R]: ...
+
+    @overload
+    async def submit(
+        self,
+        task: NewTask,
+        *,
+        delay: Duration | None = None,
+        connection: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle[Any]: ...
+
+    async def submit(
+        self,
+        task: NewTask,
+        *,
+        delay: Duration | None = None,
+        connection: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle[Any]:
+        """Submit one task. `options` replace fields of the task; `delay` sets `run_at` to so much from now.
 
         With a `connection` (psycopg's, or a connection or session of SQLAlchemy) it becomes part of that
         connection's transaction: it exists once you commit, and never did if you roll back.
         """
+        if delay is not None:
+            if options.get("run_at") is not None:
+                raise InvalidInputError(errors=[("delay", "can't be given together with run_at")])
+            options["run_at"] = self._now() + timedelta(seconds=seconds(delay))
+        if options:
+            task = task.with_options(**options)
         (submitted,) = await self.backend.submit([task], connection=connection)
-        return submitted
+        return TaskHandle(self, submitted, decoder_of(task))
 
-    async def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[Submitted]:
+    @overload
+    async def submit_many(
+        self, tasks: Sequence[TypedTask[R]], *, connection: Any = None
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    async def submit_many(
+        self, tasks: Sequence[NewTask], *, connection: Any = None
+    ) -> list[TaskHandle[Any]]: ...
+
+    async def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[TaskHandle[Any]]:
         """Submit up to 10,000 standalone tasks, all or none."""
-        return await self.backend.submit(tasks, connection=connection)
+        submitted = await self.backend.submit(tasks, connection=connection)
+        return [TaskHandle(self, one, decoder_of(task)) for one, task in zip(submitted, tasks, strict=True)]
 
     async def submit_dag(
         self,
@@ -128,12 +185,12 @@ class Lineshaft:
         created_by: str | None = None,
         idempotency_key: str | None = None,
         connection: Any = None,
-    ) -> SubmittedDag:
+    ) -> DagHandle:
         """Submit tasks that depend on each other by `key`, all or none.
 
-        With an `idempotency_key` that is in force it is the DAG that exists, and nothing is created.
+        With an `idempotency_key` that is in use it returns the existing DAG, and nothing is created.
         """
-        return await self.backend.submit_dag(
+        submitted = await self.backend.submit_dag(
             title,
             tasks,
             budget_ceiling_usd=budget_ceiling_usd,
@@ -141,11 +198,16 @@ class Lineshaft:
             idempotency_key=idempotency_key,
             connection=connection,
         )
+        return DagHandle(self, submitted, tasks)
+
+    def _now(self) -> datetime:
+        now = None if self._clock is None else self._clock.now()
+        return now or datetime.now(UTC)
 
     # Tasks.
 
-    async def get(self, task: str | Submitted) -> Task:
-        return await self.backend.task(_id(task))
+    async def get(self, task: TaskRef) -> Task:
+        return await self.backend.task(id_of(task))
 
     async def list(
         self,
@@ -175,45 +237,45 @@ class Lineshaft:
         )
         return await self.backend.tasks(wanted, order=order, limit=limit, cursor=cursor)
 
-    async def attempts(self, task: str | Submitted) -> Sequence[Attempt]:
+    async def attempts(self, task: TaskRef) -> Sequence[Attempt]:
         """Every claim of a task, oldest first."""
-        return await self.backend.attempts(_id(task))
+        return await self.backend.attempts(id_of(task))
 
-    async def steps(self, task: str | Submitted) -> dict[str, Any]:
+    async def steps(self, task: TaskRef) -> dict[str, Any]:
         """Results of durable steps by name, in the order in which they were recorded."""
-        return await self.backend.steps(_id(task))
+        return await self.backend.steps(id_of(task))
 
-    async def why(self, task: str | Submitted) -> Why:
+    async def why(self, task: TaskRef) -> Why:
         """Why a task is not running."""
-        return await self.backend.why(_id(task))
+        return await self.backend.why(id_of(task))
 
     async def change(
         self,
-        task: str | Submitted,
+        task: TaskRef,
         *,
         priority: int | UnsetType = UNSET,
         deadline: datetime | UnsetType | None = UNSET,
         tags: Sequence[str] | UnsetType = UNSET,
     ) -> Task:
         """Change a task that has not ended. `deadline=None` removes the deadline; `tags` replaces all."""
-        return await self.backend.change(_id(task), priority=priority, deadline=deadline, tags=tags)
+        return await self.backend.change(id_of(task), priority=priority, deadline=deadline, tags=tags)
 
-    async def add_dependencies(self, task: str | Submitted, depends_on: Sequence[str | Submitted]) -> Task:
+    async def add_dependencies(self, task: TaskRef, depends_on: Sequence[TaskRef]) -> Task:
         """Make a task that is not claimed yet wait for other tasks too."""
-        return await self.backend.add_dependencies(_id(task), [_id(other) for other in depends_on])
+        return await self.backend.add_dependencies(id_of(task), [id_of(other) for other in depends_on])
 
-    async def cancel(self, task: str | Submitted, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+    async def cancel(self, task: TaskRef, reason: str = "cancelled", *, cascade: bool = True) -> Task:
         """Cancel a task, its children and, with `cascade`, every task that depends on it."""
-        return await self.backend.cancel(_id(task), reason, cascade=cascade)
+        return await self.backend.cancel(id_of(task), reason, cascade=cascade)
 
-    async def retry(self, task: str | Submitted, *, delay: float | timedelta = 0.0) -> Task:
+    async def retry(self, task: TaskRef, *, delay: Duration = 0.0) -> Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
-        return await self.backend.retry(_id(task), delay_sec=seconds(delay))
+        return await self.backend.retry(id_of(task), delay_sec=seconds(delay))
 
     # DAGs.
 
-    async def get_dag(self, dag: str | SubmittedDag) -> Dag:
-        return await self.backend.dag(_id(dag))
+    async def get_dag(self, dag: DagRef) -> Dag:
+        return await self.backend.dag(id_of(dag))
 
     async def dags(
         self,
@@ -229,17 +291,17 @@ class Lineshaft:
         wanted = DagFilter(status=names(status), created_by=names(created_by), q=names(q), virtual=virtual)
         return await self.backend.dags(wanted, limit=limit, cursor=cursor)
 
-    async def cancel_dag(self, dag: str | SubmittedDag, reason: str = "cancelled") -> Dag:
+    async def cancel_dag(self, dag: DagRef, reason: str = "cancelled") -> Dag:
         """Cancel every task of a DAG that has not ended, and tasks elsewhere that depend on them."""
-        return await self.backend.cancel_dag(_id(dag), reason)
+        return await self.backend.cancel_dag(id_of(dag), reason)
 
-    async def set_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float | None) -> Dag:
+    async def set_dag_budget(self, dag: DagRef, usd: Decimal | float | None) -> Dag:
         """Set what all tasks of a DAG may cost; None removes the limit."""
-        return await self.backend.set_dag_budget(_id(dag), usd)
+        return await self.backend.set_dag_budget(id_of(dag), usd)
 
-    async def add_dag_budget(self, dag: str | SubmittedDag, usd: Decimal | float) -> Dag:
+    async def add_dag_budget(self, dag: DagRef, usd: Decimal | float) -> Dag:
         """Add to the budget of a DAG. A DAG without a budget stays unlimited."""
-        return await self.backend.add_dag_budget(_id(dag), usd)
+        return await self.backend.add_dag_budget(id_of(dag), usd)
 
     # Events.
 
@@ -286,29 +348,29 @@ class Lineshaft:
     # Waiting.
 
     @overload
-    async def wait(self, what: Submitted, timeout: float | None = None) -> Task: ...  # noqa: ASYNC109
+    async def wait(self, what: TaskReference | Task, timeout: Duration | None = None) -> Task: ...  # noqa: ASYNC109
 
     @overload
-    async def wait(self, what: SubmittedDag, timeout: float | None = None) -> Dag: ...  # noqa: ASYNC109
+    async def wait(self, what: DagReference | Dag, timeout: Duration | None = None) -> Dag: ...  # noqa: ASYNC109
 
     @overload
-    async def wait(self, what: str, timeout: float | None = None) -> Task | Dag: ...  # noqa: ASYNC109
+    async def wait(self, what: str, timeout: Duration | None = None) -> Task | Dag: ...  # noqa: ASYNC109
 
-    async def wait(  # the timeout is the caller's to choose, and a TimeoutError says what was waited for
+    async def wait(
         self,
-        what: str | Submitted | SubmittedDag,
-        timeout: float | None = None,  # noqa: ASYNC109
+        what: TaskRef | DagRef,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - the TimeoutError says what was waited for
     ) -> Task | Dag:
         """Wait until a task or a DAG has ended, in whatever way; raises TimeoutError if it takes longer."""
-        name = _id(what)
+        name = id_of(what)
         started = time.monotonic()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds(timeout)):
                 is_dag = await self._watch.ended(name)
         except TimeoutError:
             raise TimeoutError(
-                f"{name} has not ended after {time.monotonic() - started:.1f} s. It goes on; ask "
-                "'lineshaft why' what it waits for, or wait longer."
+                f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on. Wait longer, or "
+                f"see what it waits for with 'lineshaft why {name}'."
             ) from None
         return await (self.backend.dag(name) if is_dag else self.backend.task(name))
 
@@ -320,7 +382,7 @@ class Lineshaft:
 
     async def approve(
         self,
-        task: str | Submitted,
+        task: TaskRef,
         *,
         reviewer: str,
         note: str | None = None,
@@ -331,11 +393,11 @@ class Lineshaft:
         answer = None if data is None else encoded_json("data", data)
         report = None if decision_report is None else encoded_json("decision_report", decision_report)
         decision = ApprovalDecision(True, reviewer, note, answer, report)  # noqa: FBT003 - the decision
-        return await self.backend.decide(_id(task), decision)
+        return await self.backend.decide(id_of(task), decision)
 
-    async def reject(self, task: str | Submitted, *, reviewer: str, note: str | None = None) -> Task:
+    async def reject(self, task: TaskRef, *, reviewer: str, note: str | None = None) -> Task:
         """Reject an output, which fails its attempt; or decline to do a task, which becomes a dead letter."""
-        return await self.backend.decide(_id(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
+        return await self.backend.decide(id_of(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
 
     async def reports(
         self,
@@ -383,9 +445,9 @@ class Lineshaft:
         )
         return await self.backend.dead_letters(wanted, limit=limit, cursor=cursor)
 
-    async def get_dead_letter(self, task: str | Submitted) -> DeadLetter:
+    async def get_dead_letter(self, task: TaskRef) -> DeadLetter:
         """The newest dead letter of a task, with its whole history and every decision since."""
-        return await self.backend.dead_letter(_id(task))
+        return await self.backend.dead_letter(id_of(task))
 
     async def dead_letter_groups(
         self,
@@ -401,7 +463,7 @@ class Lineshaft:
 
     async def resolve(
         self,
-        task: str | Submitted,
+        task: TaskRef,
         resolution: str,
         *,
         reviewer: str,
@@ -415,7 +477,7 @@ class Lineshaft:
         AlreadyReviewedError.
         """
         decision = _decision(resolution, reviewer, note, not_before, spec)
-        return await self.backend.resolve(_id(task), decision)
+        return await self.backend.resolve(id_of(task), decision)
 
     async def resolve_all(
         self,
@@ -430,7 +492,7 @@ class Lineshaft:
         pattern: Names = (),
         error_contains: str | None = None,
         poison_pill: bool | None = None,
-        tasks: Sequence[str | Submitted] = (),
+        tasks: Sequence[TaskRef] = (),
     ) -> BulkResolution:
         """Resolve every open dead letter that matches these filters, up to 1,000 at once.
 
@@ -442,7 +504,7 @@ class Lineshaft:
             pattern=names(pattern),
             error_contains=error_contains,
             poison_pill=poison_pill,
-            task_ids=[_id(task) for task in tasks],
+            task_ids=[id_of(task) for task in tasks],
         )
         decision = _decision(resolution, reviewer, note, not_before, spec)
         return await self.backend.resolve_all(wanted, decision)
@@ -572,7 +634,3 @@ def _decision(
     return ResolutionRequest(
         resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec
     )
-
-
-def _id(what: str | Submitted | SubmittedDag) -> str:
-    return what if isinstance(what, str) else what.id

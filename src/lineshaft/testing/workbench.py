@@ -51,7 +51,9 @@ class Workbench:
                 dsn = await asyncio.to_thread(databases.enter_context, scratch_database(server))
             settings = replace(Settings(), database_url=dsn)
             self._backend = DatabaseBackend(settings, clock=self.clock, max_connections=self._max_connections)
-            self._shaft = await opening.enter_async_context(Lineshaft(backend=self._backend))
+            self._shaft = await opening.enter_async_context(
+                Lineshaft(backend=self._backend, clock=self.clock)
+            )
             self._resources = opening.pop_all()
         return self
 

@@ -7,7 +7,7 @@ from lineshaft.model.priority import Tier
 from lineshaft.model.retry import FailureCategory, RetryPolicy
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, NewAgent
 from lineshaft.types.dags import Dag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
@@ -37,6 +37,8 @@ from lineshaft.types.tasks import (
     TokensUsed,
 )
 from lineshaft.types.tokens import NewToken, Scope, Token
+from lineshaft.types.typed_task import TypedTask
+from lineshaft.types.work import Child, PastAttempt
 
 __all__ = [
     "AgentInfo",
@@ -45,6 +47,7 @@ __all__ = [
     "Attempt",
     "Breaker",
     "BulkResolution",
+    "Child",
     "ClaimInfo",
     "Dag",
     "DagFilter",
@@ -65,6 +68,7 @@ __all__ = [
     "OutputContract",
     "OutputGate",
     "Page",
+    "PastAttempt",
     "Pause",
     "Problem",
     "Readiness",
@@ -83,12 +87,15 @@ __all__ = [
     "Submitted",
     "SubmittedDag",
     "Task",
+    "TaskDefaults",
     "TaskFilter",
+    "TaskOptions",
     "TaskOrder",
     "TaskOutput",
     "Throughput",
     "Tier",
     "Token",
     "TokensUsed",
+    "TypedTask",
     "Why",
 ]

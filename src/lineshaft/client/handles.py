@@ -1,0 +1,259 @@
+"""Handles: what a submission returns, to wait for the result, to read and to cancel."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from lineshaft.errors import OutputTypeError, TaskCancelled, TaskFailed
+from lineshaft.model.durations import Duration, seconds
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask
+from lineshaft.types import Dag, Submitted, SubmittedDag, Task, Why
+from lineshaft.types.typed_task import Decode, decoder_of
+
+if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.client.lineshaft import Lineshaft
+
+R_co = TypeVar("R_co", covariant=True)
+
+_ENDED = frozenset({Status.COMPLETED, Status.CANCELLED, Status.DEAD_LETTERED})
+
+
+class TaskReference:
+    """A submitted task."""
+
+    __slots__ = ("_submitted",)
+
+    def __init__(self, submitted: Submitted) -> None:
+        self._submitted = submitted
+
+    @property
+    def id(self) -> str:
+        return self._submitted.id
+
+    @property
+    def duplicate(self) -> bool:
+        """The task existed already: its idempotency key was in use."""
+        return self._submitted.duplicate
+
+    @property
+    def mismatch(self) -> bool:
+        """... and it was in use for a different request."""
+        return self._submitted.mismatch
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}{' duplicate' if self.duplicate else ''}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class DagReference:
+    """A submitted DAG."""
+
+    __slots__ = ("_submitted",)
+
+    def __init__(self, submitted: SubmittedDag) -> None:
+        self._submitted = submitted
+
+    @property
+    def id(self) -> str:
+        return self._submitted.id
+
+    @property
+    def duplicate(self) -> bool:
+        """The DAG existed already: its idempotency key was in use."""
+        return self._submitted.duplicate
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}: {', '.join(self._submitted.tasks)}>"
+
+
+#: A task: its id, a handle, or the task as it was read.
+TaskRef = str | TaskReference | Task
+#: A DAG: its id, a handle, or the DAG as it was read.
+DagRef = str | DagReference | Dag
+
+
+def id_of(what: TaskRef | DagRef) -> str:
+    return what if isinstance(what, str) else what.id
+
+
+class TaskHandle(TaskReference, Generic[R_co]):
+    """A submitted task whose handler returns `R`; `Any` for a task that was submitted by name."""
+
+    __slots__ = ("_decode", "_shaft")
+
+    def __init__(self, shaft: "Lineshaft", submitted: Submitted, decode: Decode | None) -> None:
+        super().__init__(submitted)
+        self._shaft = shaft
+        self._decode = decode
+
+    async def result(self, timeout: Duration | None = None) -> R_co:  # noqa: ASYNC109 - as `Lineshaft.wait`
+        """Wait until the task has ended, and return its output.
+
+        Raises TaskFailed if it became a dead letter, TaskCancelled if it was cancelled, and TimeoutError if
+        it takes longer than `timeout`; the task goes on then.
+        """
+        limit = seconds(timeout)
+        until = None if limit is None else asyncio.get_running_loop().time() + limit
+        while True:
+            left = None if until is None else until - asyncio.get_running_loop().time()
+            task = await self._shaft.wait(self, left)
+            # It may have been revived since.
+            if task.status in _ENDED:
+                result: R_co = _result_of(task, self._decode)
+                return result
+
+    async def task(self) -> Task:
+        return await self._shaft.get(self)
+
+    async def status(self) -> Status:
+        return (await self.task()).status
+
+    async def cancel(self, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+        """Cancel the task, its children and, with `cascade`, all that depends on it."""
+        return await self._shaft.cancel(self, reason, cascade=cascade)
+
+    async def why(self) -> Why:
+        """Why the task is not running."""
+        return await self._shaft.why(self)
+
+
+class DagHandle(DagReference):
+    """A submitted DAG; `dag["key"]` is the handle of one of its tasks."""
+
+    __slots__ = ("_shaft", "tasks")
+
+    def __init__(self, shaft: "Lineshaft", submitted: SubmittedDag, tasks: Sequence[NewTask]) -> None:
+        super().__init__(submitted)
+        self._shaft = shaft
+        decoders = {task.key: decoder_of(task) for task in tasks}
+        #: By the keys of the submission.
+        self.tasks: Mapping[str, TaskHandle[Any]] = {
+            key: TaskHandle(shaft, task, decoders.get(key)) for key, task in submitted.tasks.items()
+        }
+
+    def __getitem__(self, key: str) -> TaskHandle[Any]:
+        return _by_key(self.tasks, key)
+
+    async def dag(self) -> Dag:
+        return await self._shaft.get_dag(self)
+
+    async def status(self) -> str:
+        """pending, running, completed, failed or cancelled."""
+        return (await self.dag()).status
+
+    async def wait(self, timeout: Duration | None = None) -> Dag:  # noqa: ASYNC109 - as `Lineshaft.wait`
+        """Wait until all tasks have ended; raises TimeoutError if it takes longer."""
+        return await self._shaft.wait(self, timeout)
+
+    async def cancel(self, reason: str = "cancelled") -> Dag:
+        """Cancel all tasks that have not ended, and what depends on them elsewhere."""
+        return await self._shaft.cancel_dag(self, reason)
+
+
+class SyncTaskHandle(TaskReference, Generic[R_co]):
+    """`TaskHandle` without `await`."""
+
+    __slots__ = ("_handle", "_shaft")
+
+    def __init__(self, shaft: "SyncLineshaft", handle: TaskHandle[R_co]) -> None:
+        super().__init__(handle._submitted)  # noqa: SLF001 - of this module
+        self._shaft = shaft
+        self._handle = handle
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Block until the task has ended, and return its output.
+
+        Raises TaskFailed if it became a dead letter, TaskCancelled if it was cancelled, and TimeoutError if
+        it takes longer than `timeout`; the task goes on then.
+        """
+        return self._shaft.loop.run(self._handle.result(timeout))
+
+    def task(self) -> Task:
+        return self._shaft.loop.run(self._handle.task())
+
+    def status(self) -> Status:
+        return self._shaft.loop.run(self._handle.status())
+
+    def cancel(self, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+        """Cancel the task, its children and, with `cascade`, all that depends on it."""
+        return self._shaft.loop.run(self._handle.cancel(reason, cascade=cascade))
+
+    def why(self) -> Why:
+        """Why the task is not running."""
+        return self._shaft.loop.run(self._handle.why())
+
+
+class SyncDagHandle(DagReference):
+    """`DagHandle` without `await`."""
+
+    __slots__ = ("_handle", "_shaft", "tasks")
+
+    def __init__(self, shaft: "SyncLineshaft", handle: DagHandle) -> None:
+        super().__init__(handle._submitted)  # noqa: SLF001 - of this module
+        self._shaft = shaft
+        self._handle = handle
+        #: By the keys of the submission.
+        self.tasks: Mapping[str, SyncTaskHandle[Any]] = {
+            key: SyncTaskHandle(shaft, task) for key, task in handle.tasks.items()
+        }
+
+    def __getitem__(self, key: str) -> SyncTaskHandle[Any]:
+        return _by_key(self.tasks, key)
+
+    def dag(self) -> Dag:
+        return self._shaft.loop.run(self._handle.dag())
+
+    def status(self) -> str:
+        """pending, running, completed, failed or cancelled."""
+        return self._shaft.loop.run(self._handle.status())
+
+    def wait(self, timeout: Duration | None = None) -> Dag:
+        """Block until all tasks have ended; raises TimeoutError if it takes longer."""
+        return self._shaft.loop.run(self._handle.wait(timeout))
+
+    def cancel(self, reason: str = "cancelled") -> Dag:
+        """Cancel all tasks that have not ended, and what depends on them elsewhere."""
+        return self._shaft.loop.run(self._handle.cancel(reason))
+
+
+H = TypeVar("H")
+
+
+def _by_key(tasks: Mapping[str, H], key: str) -> H:
+    try:
+        return tasks[key]
+    except KeyError:
+        raise KeyError(f"The DAG has no task with key {key!r}, only {', '.join(tasks)}.") from None
+
+
+def _result_of(task: Task, decode: Decode | None) -> Any:
+    name = f"Task {task.id} ({task.type})"
+    if task.status is Status.DEAD_LETTERED:
+        reason, category = task.failure_reason, task.failure_category
+        raise TaskFailed(
+            f"{name} failed permanently with {category}: {reason}. See 'lineshaft dlq show {task.id}'.",
+            task_id=task.id,
+            reason=reason,
+            category=category,
+        )
+    if task.status is Status.CANCELLED:
+        reason = task.cancel_reason
+        raise TaskCancelled(f"{name} was cancelled: {reason}", task_id=task.id, reason=reason)
+    if decode is None:
+        return task.result
+    try:
+        return decode(task.output.data_json)
+    except msgspec.ValidationError as error:
+        raise OutputTypeError(
+            f"{name} has an output that doesn't fit the return type of its handler: {error}. Correct the "
+            "annotation, or read the output as it is with task()."
+        ) from None

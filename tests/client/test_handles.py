@@ -1,0 +1,173 @@
+"""Handles: what a submission returns, over a database and over HTTP, with and without an event loop."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from lineshaft import Agent, Fail, Lineshaft, NewTask, SyncLineshaft, TaskContext
+from lineshaft.client.handles import DagHandle, SyncTaskHandle, TaskHandle
+from lineshaft.errors import InvalidInputError, OutputTypeError, TaskCancelled, TaskFailed
+from lineshaft.model.states import Status
+from lineshaft.testing import Workbench
+
+
+@dataclass
+class Notes:
+    about: str
+    at: datetime
+
+
+agent = Agent("a", max_concurrent_tasks=10)
+MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@agent.task("research", priority=40)
+async def research(prompt: str) -> Notes:
+    if prompt == "fail":
+        raise Fail("no such place", "invalid_input")
+    return Notes(prompt, MOMENT)
+
+
+@agent.task("liar")
+def liar() -> int:
+    text: object = "not a number"
+    return text  # type: ignore[return-value]  # that is the point
+
+
+@agent.task("slow")
+async def slow(ctx: TaskContext) -> str:
+    if not ctx.resume:
+        raise RuntimeError("rate limit exceeded, retry-after: 3600")
+    return "done"
+
+
+async def work(shaft: Lineshaft) -> None:
+    await asyncio.wait_for(agent.run(shaft, until_idle=True, handle_signals=False), 60)
+
+
+async def test_a_result_has_the_type_that_the_handler_returns(shaft: Lineshaft) -> None:
+    handle = await shaft.submit(research.new(prompt="gears"), priority=10, tags=["x"])
+    by_name = await shaft.submit(NewTask("research", spec={"prompt": "belts"}))
+    assert await handle.status() is Status.READY
+    assert (await handle.why()).status is Status.READY
+    await work(shaft)
+
+    assert await handle.result(60) == Notes("gears", MOMENT)
+    assert await by_name.result(timedelta(minutes=1)) == {"about": "belts", "at": "2026-01-02T00:00:00Z"}
+    task = await handle.task()
+    assert (task.id, task.priority, task.tags) == (handle.id, 10, ["x"])
+    assert (await shaft.wait(handle)).id == (await shaft.get(task)).id == handle.id
+
+
+async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
+    failing, lying, unfinished = await shaft.submit_many(
+        [research.new(prompt="fail"), liar.new(), slow.new()]
+    )
+    await work(shaft)
+
+    with pytest.raises(TaskFailed, match="failed permanently with invalid_input: no such place") as failed:
+        await failing.result(60)
+    assert (failed.value.task_id, failed.value.reason, failed.value.category) == (
+        failing.id,
+        "no such place",
+        "invalid_input",
+    )
+    with pytest.raises(OutputTypeError, match="Expected `int`, got `str`"):
+        await lying.result(60)
+    assert (await lying.task()).result == "not a number"
+    with pytest.raises(TimeoutError, match=f"{unfinished.id} has not ended"):
+        await unfinished.result(timeout=timedelta(milliseconds=20))
+    assert (await unfinished.cancel("not needed")).status is Status.CANCELLED
+    with pytest.raises(TaskCancelled, match="was cancelled: not needed") as cancelled:
+        await unfinished.result(60)
+    assert (cancelled.value.task_id, cancelled.value.reason) == (unfinished.id, "not needed")
+
+
+async def test_a_duplicate_is_marked(shaft: Lineshaft) -> None:
+    first = await shaft.submit(research.new(prompt="a"), idempotency_key="k")
+    second = await shaft.submit(research.new(prompt="a"), idempotency_key="k")
+    other = await shaft.submit(research.new(prompt="b"), idempotency_key="k")
+
+    assert (first.duplicate, second.duplicate, other.duplicate) == (False, True, True)
+    assert (second.mismatch, other.mismatch) == (False, True)
+    assert first == second
+    assert len({first, second, other}) == 1
+    assert repr(second) == f"<TaskHandle {first.id} duplicate>"
+    await work(shaft)
+    assert await second.result(60) == Notes("a", MOMENT)
+
+
+async def test_a_dag_has_its_tasks_by_key(shaft: Lineshaft) -> None:
+    dag = await shaft.submit_dag(
+        "Page",
+        [
+            research.new(prompt="competitors").with_options(key="research"),
+            NewTask("later", key="later", depends_on=["research"]),
+        ],
+    )
+    assert isinstance(dag, DagHandle)
+    assert (await dag.status(), set(dag.tasks)) == ("pending", {"research", "later"})
+    with pytest.raises(KeyError, match="no task with key 'reserch', only"):
+        dag["reserch"]
+    await work(shaft)
+
+    assert await dag["research"].result(60) == Notes("competitors", MOMENT)
+    assert (await dag["later"].task()).depends_on == [dag["research"].id]
+    with pytest.raises(TimeoutError):
+        await dag.wait(0.01)
+    assert (await dag.cancel()).id == dag.id
+    # One of its tasks was completed.
+    assert (await dag.wait(60)).status == (await dag.dag()).status == "completed"
+    assert repr(dag).startswith(f"<DagHandle {dag.id}: ")
+
+
+async def test_a_delay_counts_from_now(shaft: Lineshaft) -> None:
+    before = datetime.now(UTC)
+    handle = await shaft.submit(research.new(prompt="x"), delay=timedelta(hours=1))
+    run_at = (await handle.task()).run_at
+    assert run_at is not None
+    assert before + timedelta(hours=1) <= run_at <= datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(InvalidInputError, match="delay: can't be given together with run_at"):
+        await shaft.submit(research.new(prompt="x"), delay=1, run_at=before)
+
+
+@pytest.mark.database_only("a workbench has its own database")
+async def test_a_delay_counts_by_the_clock_of_a_workbench(dsn: str) -> None:
+    async with Workbench(dsn) as bench:
+        handle = await bench.shaft.submit(research.new(prompt="x"), delay=60)
+        await bench.advance(59)
+        assert await handle.status() is Status.PENDING
+        await bench.advance(1)
+        assert await handle.status() is Status.READY
+
+
+def test_without_an_event_loop(where: str) -> None:
+    with SyncLineshaft(where) as shaft:
+        handle = shaft.submit(research.new(prompt="gears"), priority=10)
+        many = shaft.submit_many([research.new(prompt="a"), research.new(prompt="b")])
+        dag = shaft.submit_dag("Two", [research.new(prompt="c").with_options(key="c"), NewTask("x", key="x")])
+        assert isinstance(handle, SyncTaskHandle)
+        assert handle.why().status is handle.status() is Status.READY
+        asyncio.run(_work_at(where))
+
+        assert handle.result(60) == Notes("gears", MOMENT)
+        assert [one.result(60).about for one in many] == ["a", "b"]
+        assert dag["c"].result(60) == Notes("c", MOMENT)
+        assert dag["x"].cancel().status is Status.CANCELLED
+        assert shaft.get(handle).id == handle.task().id == handle.id
+        assert dag.wait(60).status == dag.status() == dag.dag().status
+        assert shaft.wait(dag, 60).id == dag.cancel().id == dag.id
+
+
+async def _work_at(where: str) -> None:
+    async with Lineshaft(where) as shaft:
+        await work(shaft)
+
+
+async def test_a_handle_is_known_by_its_id(shaft: Lineshaft) -> None:
+    handle = await shaft.submit(research.new(prompt="a"))
+    assert isinstance(handle, TaskHandle)
+    assert handle != handle.id
+    assert (await shaft.get(handle.id)).id == handle.id
