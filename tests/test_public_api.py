@@ -26,3 +26,17 @@ def test_importing_it_loads_nothing_heavy() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert run.stdout.strip() == "[]"
+
+
+def test_a_context_shows_what_handlers_use() -> None:
+    """What the agent needs is in a separate object."""
+    both = {name for name in dir(lineshaft.TaskContext) if not name.startswith("_")}
+
+    assert both == {name for name in dir(lineshaft.SyncTaskContext) if not name.startswith("_")}
+    assert both == {
+        *("agent_id", "dag_id", "deadline", "epoch", "id", "inputs", "model", "parent_id", "spec"),
+        *("time_limit_sec", "title", "type"),
+        *("attempt", "last_checkpoint", "last_error", "max_attempts", "previous_attempts", "resume", "steps"),
+        *("artifact", "cancelled", "check_cancelled", "log", "progress", "slowdown_until", "spend"),
+        *("spent_usd", "checkpoint", "spawn", "state", "step"),
+    }

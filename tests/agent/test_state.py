@@ -128,7 +128,7 @@ async def test_one_that_is_not_used_leaves_the_checkpoint_alone(
     assert checkpoints(connection) == [[7]]
 
 
-async def test_one_that_is_no_json_is_told(
+async def test_a_state_that_is_not_json_is_logged(
     bench: Workbench, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is put off all the same."""
@@ -142,4 +142,4 @@ async def test_one_that_is_no_json_is_told(
     task = await bench.run(agent, NewTask("t"))
 
     assert (task.status, checkpoints(connection)) == ("PENDING", [])
-    assert "put off without a checkpoint: state can't be stored as JSON" in caplog.text
+    assert "without saving a checkpoint: state can't be stored as JSON" in caplog.text

@@ -462,7 +462,7 @@ class Worker:
             return
         why = "the task was cancelled" if answer == "cancel" else "the claim was lost"
         # At once: the event loop may be blocked by the very handler that should hear of it.
-        run.context.end(why, gone=True)
+        run.execution.end(why, gone=True)
         self._soon(self._stop_run, run, NOTHING, why)
 
     def told_status(self, status: str | None) -> None:
@@ -496,18 +496,18 @@ class Worker:
             self._stop_run(run, NOTHING, "the agent was superseded")
         self.stop_claiming()
 
-    # What contexts need.
+    # What executions need.
 
     def hurry(self) -> None:
         self._crew.heart.hurry(self)
 
     def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
         runs = self._running.copy().values()
-        agent = sum((run.context.unreserved_usd for run in runs), Decimal(0))
+        agent = sum((run.execution.unreserved_usd for run in runs), Decimal(0))
         if dag_id is None:
             return agent, Decimal(0)
         return agent, sum(
-            (run.context.unreserved_usd for run in runs if run.context.live_dag_id == dag_id), Decimal(0)
+            (run.execution.unreserved_usd for run in runs if run.execution.live_dag_id == dag_id), Decimal(0)
         )
 
     async def in_thread(self, function: Callable[[], T]) -> T:

@@ -1,11 +1,12 @@
-"""One claimed task in the hands of an agent, from its start until its outcome is written."""
+"""One claimed task in an agent, from its start until its outcome is written."""
 
 import asyncio
 from concurrent.futures import Future
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.agent.context import Surroundings, SyncTaskContext, TaskContext
+from lineshaft.agent.context import SyncTaskContext, TaskContext
+from lineshaft.agent.execution import Execution, Host
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.outcome import NOTHING, AttemptCancelled, Outcome, Verdict, of_exception, of_value
 from lineshaft.types.work import Assignment, ClaimRef, Spent
@@ -17,6 +18,7 @@ class Run:
         "claim",
         "context",
         "deadline",
+        "execution",
         "handler",
         "id",
         "interval_sec",
@@ -26,22 +28,21 @@ class Run:
         "written",
     )
 
-    def __init__(
-        self, assignment: Assignment, handler: Handler, agent: Surroundings, deadline: float
-    ) -> None:
+    def __init__(self, assignment: Assignment, handler: Handler, host: Host, deadline: float) -> None:
         claimed = assignment.task
         self.id = claimed.id
         self.claim = ClaimRef(claimed.id, claimed.epoch)
         self.handler = handler
-        self.context = (TaskContext if handler.is_async else SyncTaskContext)(assignment, agent)
+        self.execution = Execution(assignment, host)
+        self.context = (TaskContext if handler.is_async else SyncTaskContext)(self.execution)
         self.interval_sec = claimed.heartbeat_interval_sec
         #: By the event loop's clock.
         self.deadline = deadline
         self.task: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
-        #: The outcome is on its way, or there is none to write.
+        #: The outcome is being written, or there is none to write.
         self.reported = False
-        #: ... and has arrived, so that the claim needs no heartbeats any more.
+        #: The outcome is written: the claim needs no more heartbeats.
         self.written = False
         self._verdict: Outcome | None = None
 
@@ -53,46 +54,45 @@ class Run:
 
     @property
     def cost_usd(self) -> Decimal:
-        return self.context.spent_usd
+        return self.execution.account.cost
 
     def take_progress(self) -> bytes | None:
-        return self.context.take_progress()
+        return self.execution.take_progress()
 
     def put_back_progress(self, progress: bytes) -> None:
-        self.context.put_back_progress(progress)
+        self.execution.put_back_progress(progress)
 
     # For the agent.
 
     @property
     def spent(self) -> Spent:
-        return self.context.spent
+        return self.execution.spent
 
     def unsaved_state(self) -> bytes | None:
-        return self.context.unsaved_state()
+        return self.execution.unsaved_state()
 
     def stop(self, verdict: Outcome, why: str) -> None:
-        """Ask the handler to end; unless it still comes to an end of its own, this is the outcome."""
+        """Ask the handler to stop; `verdict` is the outcome unless the handler still ends on its own."""
         if self._verdict is None or self._verdict.verdict is not Verdict.NOTHING:
             self._verdict = verdict
-        self.context.end(why, gone=verdict.verdict is Verdict.NOTHING)
+        self.execution.end(why, gone=verdict.verdict is Verdict.NOTHING)
         if self.task is not None:
             self.task.cancel()
 
     @property
     def verdict(self) -> Outcome | None:
-        """What was decided about it from outside."""
+        """The outcome that was decided from outside."""
         return self._verdict
 
     def outcome(self, value: Any = None, error: BaseException | None = None) -> Outcome:
-        """What came of it."""
         if self._verdict is not None and (error is not None or self._verdict.verdict is Verdict.NOTHING):
             return self._verdict
-        if isinstance(error, AttemptCancelled) and self.context.cancelled:
-            # It was told a moment ago; this agent's loop hears of it next.
+        if isinstance(error, AttemptCancelled) and self.execution.over is not None:
+            # A heartbeat ended it a moment ago; the event loop handles that next.
             return NOTHING
         if error is not None:
             return of_exception(error)
-        if self.context.paused:
-            # It caught what should have unwound it, and went on.
-            return of_exception(self.context.paused)
-        return of_value(value, self.context.artifacts)
+        if self.execution.paused:
+            # The handler caught the ClaimOver and went on.
+            return of_exception(self.execution.paused)
+        return of_value(value, self.execution.artifacts)

@@ -19,9 +19,9 @@ import msgspec
 
 from lineshaft.agent.handlers import return_decoder
 from lineshaft.agent.outcome import Fail, encoded
-from lineshaft.engine.transition.operations import SPAWN_STEP
 from lineshaft.errors import UnavailableError
 from lineshaft.model.retry import FailureCategory
+from lineshaft.types.work import SPAWN_STEP
 
 T = TypeVar("T")
 

@@ -21,6 +21,9 @@ from lineshaft.types.tasks import Submitted
 
 NOTHING = Decimal(0)
 
+#: Steps whose names begin with this remember which children were spawned.
+SPAWN_STEP = "spawn:"
+
 
 #: Of one report: sums over many fit into the database.
 MOST_TOKENS = 10**15

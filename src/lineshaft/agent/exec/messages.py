@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from lineshaft.agent.context import TaskContext
+from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.process import Inflow
 from lineshaft.agent.outcome import Cancel, Fail, Snooze
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError
@@ -72,6 +72,7 @@ class Conversation:
 
     def __init__(self, ctx: TaskContext, answer: Callable[[bytes], Awaitable[None]]) -> None:
         self._ctx = ctx
+        self._execution = execution_of(ctx)
         self._answer = answer
         #: How the program wants the attempt to end.
         self.wish: Cancel | Fail | Snooze | None = None
@@ -119,7 +120,7 @@ class Conversation:
             case "step" if message.result is UNSET:
                 await self._tell_step(str(message.step))
             case "step":
-                await ctx.end_step(str(message.step), message.result, self._spend(message))
+                await self._execution.end_step(str(message.step), message.result, self._spend(message))
             case "spawn":
                 await self._spawn(str(message.spawn), message)
             case "checkpoint":
@@ -143,7 +144,7 @@ class Conversation:
         return self._ctx.spent_usd - before
 
     async def _tell_step(self, name: str) -> None:
-        known = self._ctx.begin_step(name)
+        known = self._execution.begin_step(name)
         if known is None:
             await self._tell({"step": name, "done": False})
         else:
@@ -158,14 +159,6 @@ class Conversation:
 
     async def _tell(self, answer: dict[str, Any]) -> None:
         await self._answer(msgspec.json.encode(answer) + b"\n")
-
-
-def _wish(message: Message) -> Cancel | Fail | Snooze:
-    if message.snooze is not UNSET:
-        return Snooze(message.snooze)
-    if message.cancel is not UNSET:
-        return Cancel(message.cancel)
-    return Fail(str(message.fail), message.category, retry_after_sec=message.retry_after_sec)
 
 
 def _not_understood(line: bytes | bytearray, why: str) -> Fail:

@@ -34,10 +34,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
-from lineshaft.types.work import UNREPORTED, ClaimRef, Spent
-
-#: Steps of this name remember which children were spawned.
-SPAWN_STEP = "spawn:"
+from lineshaft.types.work import SPAWN_STEP, UNREPORTED, ClaimRef, Spent
 
 
 class Operations:

@@ -12,14 +12,14 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.operations import SPAWN_STEP, Operations
+from lineshaft.engine.transition.operations import Operations
 from lineshaft.engine.transition.outcomes import has_duplicate_tasks, refusal
 from lineshaft.errors import InvalidInputError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
-from lineshaft.types.work import UNREPORTED, Child, ClaimRef, Moved, Release, Spawned, Spent
+from lineshaft.types.work import SPAWN_STEP, UNREPORTED, Child, ClaimRef, Moved, Release, Spawned, Spent
 
 
 class Parting:

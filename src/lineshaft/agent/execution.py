@@ -1,0 +1,313 @@
+"""One attempt in progress, for the agent that runs it. A handler sees it through its context."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from lineshaft.agent import steps
+from lineshaft.agent.money import Account
+from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
+from lineshaft.client.backend import Backend
+from lineshaft.errors import StaleClaimError
+from lineshaft.model.tasks import NewTask
+from lineshaft.types.work import SPAWN_STEP, Assignment, Child, ClaimRef, Spent, check_progress_size
+
+T = TypeVar("T")
+
+_log = logging.getLogger("lineshaft.agent.task")
+
+
+class Host(Protocol):
+    """What an execution needs of the agent that runs it."""
+
+    backend: Backend
+    agent_id: str
+    loop: asyncio.AbstractEventLoop
+    slowdown_until: datetime | None
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now: there is something to report."""
+        ...
+
+    def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
+        """What this agent's and this DAG's tasks have spent in this process beyond their reservations."""
+        ...
+
+    async def in_thread(self, function: Callable[[], T]) -> T: ...
+
+
+class Execution:
+    __slots__ = (
+        "_gone",
+        "_progress",
+        "_running",
+        "_seen",
+        "_state",
+        "_state_saved",
+        "account",
+        "artifacts",
+        "assignment",
+        "host",
+        "over",
+        "paused",
+        "steps",
+        "task",
+    )
+
+    def __init__(self, assignment: Assignment, host: Host) -> None:
+        task = assignment.task
+        self.host = host
+        self.assignment = assignment
+        self.task = task
+        self.account = Account(task.max_cost_usd, task.reserved_usd)
+        #: Results by name, as JSON.
+        self.steps: dict[str, bytes] = dict(assignment.history.steps or ())
+        #: Why the handler must stop. Set from any thread.
+        self.over: str | None = None
+        #: Set when the handler's own call ended the claim.
+        self.paused: ClaimOver | None = None
+        self.artifacts: list[Any] | None = None
+        self._running: dict[str, asyncio.Event] = {}
+        self._seen: dict[str, tuple[Any, Any]] = {}
+        #: The claim is over as well: until then a checkpoint can be saved.
+        self._gone = False
+        self._progress: bytes | None = None
+        self._state: dict[str, Any] | None = None
+        self._state_saved = b"{}"
+
+    @property
+    def claim(self) -> ClaimRef:
+        return ClaimRef(self.task.id, self.task.epoch)
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        task = self.task
+        extra = {"task_id": task.id, "task_type": task.type, "agent_id": self.host.agent_id}
+        return logging.LoggerAdapter(_log, {**extra, "attempt": task.attempts + 1})
+
+    @property
+    def spent(self) -> Spent:
+        return self.account.spent
+
+    @property
+    def unreserved_usd(self) -> Decimal:
+        return self.account.unreserved
+
+    @property
+    def live_dag_id(self) -> str | None:
+        return self.task.live_dag_id
+
+    # The end.
+
+    def end(self, why: str, *, gone: bool) -> None:
+        """Ask the handler to stop; `gone`: the claim is over. From any thread."""
+        self._gone = self._gone or gone
+        if self.over is None:
+            self.over = why
+
+    def check_cancelled(self) -> None:
+        if self.over is not None:
+            raise AttemptCancelled(self.over)
+
+    # Progress and state.
+
+    def report_progress(self, value: Any) -> None:
+        json = encoded(value, "progress")
+        check_progress_size(json)
+        self._progress = json
+        self.host.hurry()
+
+    def take_progress(self) -> bytes | None:
+        progress, self._progress = self._progress, None
+        return progress
+
+    def put_back_progress(self, progress: bytes) -> None:
+        if self._progress is None:
+            self._progress = progress
+
+    def spend(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> None:
+        amount = self.account.add(usd, tokens_input, tokens_output)
+        meter = steps.current_meter.get()
+        if meter is not None:
+            meter.cost += amount
+
+    def name_artifact(self, reference: Any) -> None:
+        encoded(reference, "artifact")
+        if self.artifacts is None:
+            self.artifacts = []
+        self.artifacts.append(reference)
+
+    @property
+    def last_checkpoint(self) -> Any:
+        data = self.assignment.history.checkpoint
+        return None if data is None else msgspec.json.decode(data)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        if self._state is None:
+            last = self.last_checkpoint
+            self._state = last if isinstance(last, dict) else {}
+            self._state_saved = encoded(self._state, "state")
+        return self._state
+
+    def unsaved_state(self) -> bytes | None:
+        """The checkpoint to save when the task is postponed; None: nothing has changed."""
+        if self._state is None:
+            return None
+        try:
+            state = encoded(self._state, "state")
+        except (ValueError, RuntimeError) as error:  # a thread may still be changing it
+            self.log.warning("Postponing the task without saving a checkpoint: %s", error)
+            return None
+        return None if state == self._state_saved else state
+
+    # Writes, which only the holder of the claim may make.
+
+    async def save_checkpoint(self, data: Any) -> None:
+        # Allowed after the handler was asked to stop: that is when there is something to save.
+        if self._gone:
+            self.check_cancelled()
+        await self._save(encoded(data, "checkpoint"))
+
+    async def _save(self, json: bytes) -> None:
+        await self._held(lambda: self.host.backend.save_checkpoint(self.claim, json))
+
+    async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool) -> list[Child]:
+        self.check_cancelled()
+        steps.check_name(key, "spawn")
+        known = self.steps.get(SPAWN_STEP + key)
+        if known is not None:
+            ended = self.assignment.history.children or {}
+            children = [ended.get(name) or Child(name) for name in msgspec.json.decode(known)]
+            if not wait or all(child.ended for child in children):
+                return children
+        if wait and (state := self.unsaved_state()) is not None:
+            await self._save(state)
+        spawned = await self._held(
+            lambda: self.host.backend.spawn(self.claim, key, tasks, wait=wait, spent=self.account.spent)
+        )
+        if spawned.paused:
+            self.end("the task waits for its children", gone=True)
+            self.paused = ClaimOver(self.over)
+            raise self.paused
+        self.steps[SPAWN_STEP + key] = msgspec.json.encode([child.id for child in spawned.children])
+        return spawned.children
+
+    async def _held(self, call: Callable[[], Awaitable[T]], then: Callable[[], object] | None = None) -> T:
+        # To its end, also if the handler is cancelled in the meantime.
+        writing = asyncio.ensure_future(self._write(call))
+        # Retrieve the exception: the handler may no longer wait for it.
+        writing.add_done_callback(lambda written: written.cancelled() or written.exception())
+        if then is not None:
+            writing.add_done_callback(lambda _: then())
+        return await asyncio.shield(writing)
+
+    async def _write(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await steps.insist(call, lambda: self._gone)
+        except StaleClaimError as error:
+            self.end(str(error), gone=True)
+            self.paused = ClaimOver(str(error))
+            raise self.paused from error
+
+    # Steps.
+
+    def check_same_call(self, name: str, args: Any, kwargs: Any) -> None:
+        """Refuse a second step of the same name: it would get the result of the first one."""
+        seen = self._seen.setdefault(name, (args, kwargs))
+        if not steps.same(seen, (args, kwargs)):
+            raise ValueError(
+                f"Step {name!r} was called with other arguments before, in this run. A step is identified by "
+                "its name: give each its own, for instance with a number in it."
+            )
+
+    def begin_step(self, name: str) -> bytes | None:
+        """The recorded result; None: the step may run now."""
+        self.check_cancelled()
+        known = self.steps.get(name)
+        if known is not None:
+            return known
+        steps.check_name(name, "step")
+        steps.check_not_within(self.task.id, name)
+        self.account.check(*self.host.unbooked(self.task.live_dag_id))
+        return None
+
+    async def end_step(
+        self, name: str, value: Any, cost: Decimal, then: Callable[[], object] | None = None
+    ) -> bytes:
+        """Record a result, and return the one that counts. `then` is called when the write has ended."""
+        steps.check_name(name, "step")
+        return await self._record(name, steps.result_json(name, value), cost, then)
+
+    async def _record(
+        self, name: str, data: bytes, cost: Decimal, then: Callable[[], object] | None = None
+    ) -> bytes:
+        so_far = self.account.cost
+
+        async def call() -> bytes:
+            stored, left = await self.host.backend.record_step(
+                self.claim, name, data, cost_usd=cost, cost_so_far_usd=so_far
+            )
+            self.account.learn(left, so_far)
+            self.steps[name] = stored
+            return stored
+
+        return await self._held(call, then)
+
+    async def step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bytes:
+        """Run a step of an `async def` handler, unless it was recorded; returns its result."""
+        self.check_same_call(name, args, kwargs)
+        while (known := self.begin_step(name)) is None:
+            busy = self._running.get(name)
+            if busy is not None:
+                # The same step twice at the same time: the second runs only if the first fails.
+                await busy.wait()
+                continue
+            self._running[name] = asyncio.Event()
+            try:
+                data, cost = await self._run_step(name, function, args, kwargs)
+            except BaseException:
+                self._free_step(name)
+                raise
+            # Free only when it is written: the handler may stop waiting and ask for the step again.
+            return await self._record(name, data, cost, then=partial(self._free_step, name))
+        return known
+
+    def _free_step(self, name: str) -> None:
+        self._running.pop(name).set()
+
+    async def _run_step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, Decimal]:
+        """The result and the cost."""
+        with steps.metered(self.task.id, name) as meter:
+            if steps.is_async(function):
+                value = await function(*args, **kwargs)
+            else:
+                value = await self._in_thread(partial(function, *args, **kwargs))
+                if inspect.isawaitable(value):
+                    value = await value
+        return steps.result_json(name, value), meter.cost
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        working = asyncio.ensure_future(self.host.in_thread(function))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            if self.over is None:
+                # Cancelled by the handler, which no longer wants the result.
+                working.cancel()
+            else:
+                # A thread can't be stopped. Within the agent's patience, keep the claim until it has ended:
+                # no other agent gets the task, and what the thread spends is booked.
+                await asyncio.wait({working})
+            raise
