@@ -43,7 +43,7 @@ class Heartbeats:
                 return call.result()
             raise UnavailableError(f"The database didn't answer a heartbeat within {answer_within_sec:g} s.")
         except (psycopg.OperationalError, OSError) as error:
-            raise UnavailableError(f"The database is away: {error}") from error
+            raise UnavailableError(f"The database is unavailable: {error}") from error
         finally:
             if not call.done() or call.exception() is not None:
                 await self._give_up(call)
