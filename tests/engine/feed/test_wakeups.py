@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lineshaft.engine.feed.wakeups import POLL_DEAF, POLL_SUBSCRIBED, Waiter, Wakeups
-from lineshaft.engine.submit.lanes import named
+from lineshaft.engine.submit.lanes import wakeup_payload
 
 #: Only to end a test that fails; nothing below waits for it.
 LONG = 30.0
@@ -382,8 +382,8 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
 
 
 def test_more_lanes_than_a_notification_holds_are_all_of_them(connection: psycopg.Connection) -> None:
-    longest = named(range(2**31 - 1, 2**31 - 700, -1))
+    longest = wakeup_payload(range(2**31 - 1, 2**31 - 700, -1))
     connection.execute("SELECT pg_notify('lineshaft', %s)", [longest])
     assert longest.count(",") == 698
-    assert named(range(700)) == "*"
-    assert named([3, 1, 3]) == "1,3"
+    assert wakeup_payload(range(700)) == "*"
+    assert wakeup_payload([3, 1, 3]) == "1,3"

@@ -153,6 +153,8 @@ HOT = (
     "transition/fail",
     "transition/changes",
     "transition/revive",
+    "submit/dags",
+    "submit/lanes",
     "submit/submission",
     "transition/operations",
     "maintenance",

@@ -246,7 +246,7 @@ async def test_dependencies_that_can_never_be_met_are_refused(world: World, fill
     others = [NewTask("code", idempotency_key=f"k{n}") for n in range(fillers + 1)]
 
     with pytest.raises(
-        DependencyNotFoundError, match=f"tasks\\[{len(others)}\\].depends_on names 'task_nope'"
+        DependencyNotFoundError, match=f"tasks\\[{len(others)}\\].depends_on: 'task_nope' is neither"
     ):
         await world.submit(*others, NewTask("code", depends_on=["task_nope"]))
     with pytest.raises(InvalidInputError, match="was cancelled and will never complete"):

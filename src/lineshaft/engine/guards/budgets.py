@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 from lineshaft.engine.guards.rules import CostVelocity, Rules
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.submit.drafts import DagDraft
+from lineshaft.engine.submit.dags import give_dag_a_row
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.errors import InvalidTransitionError, NotFoundError
 from lineshaft.model.budget import money
@@ -36,8 +36,6 @@ class Budgets:
         self._rules = rules
         self._sql = catalog.load("guards/budgets")
         self._moves = catalog.load("transition/changes")
-        self._inserts = catalog.load("submit/submission")
-        self._operations = catalog.load("transition/operations")
 
     # By hand.
 
@@ -76,14 +74,7 @@ class Budgets:
         if task is None:
             raise InvalidTransitionError(f"DAG {dag_id} is over: its only task has ended.")
         if task.dag_id is None:
-            draft = DagDraft(dag_id, task.title, None)
-            now = self._database.now
-            await connection.execute(self._inserts["insert_dag"], {**now, **draft.parameters(), "total": 1})
-            if task.epoch:
-                money_so_far = {"reserved": task.reserved_usd, "spent": task.cost_usd}
-                await connection.execute(self._moves["dag_runs"], {"id": dag_id, **money_so_far})
-            await connection.execute(self._operations["join_dag"], {"id": task.id, "dag_id": dag_id})
-            await connection.execute(self._inserts["log_dag_created"], {**now, "id": dag_id})
+            await give_dag_a_row(connection, self._database.now, task)
 
     # What the promoter watches.
 

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar, cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.errors import InvalidInputError
@@ -41,6 +43,20 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 async def adapted(given: Any) -> AsyncIterator[Connection | None]:
     """The caller's connection as the engine needs it; None stays None: the engine takes one from its pool."""
     yield None if given is None else await _adapt(given)
+
+
+@asynccontextmanager
+async def nested(connection: Connection) -> AsyncIterator[None]:
+    """A savepoint in the caller's transaction: an error leaves nothing behind, and the connection usable."""
+    if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
+        # Otherwise ours would be the outermost transaction, and be committed here.
+        await connection.execute("SELECT")
+    theirs, connection.row_factory = connection.row_factory, tuple_row
+    try:
+        async with connection.transaction():
+            yield
+    finally:
+        connection.row_factory = theirs
 
 
 async def _adapt(given: Any) -> Connection:

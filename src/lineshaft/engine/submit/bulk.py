@@ -1,8 +1,7 @@
-"""Many standalone tasks that differ in their specs alone, as a bulk submission mostly has them.
+"""Bulk submission of standalone tasks that differ only in their specs.
 
-What they share is checked and worked out once. Their specs are checked while they are written: the server
-takes in one part of the first table as the next is made, so that neither waits for the other. A fault that is
-found on the way ends the transaction, and nothing was changed.
+What they share is checked and computed once. Specs are checked while they are written: the server processes
+one part of the first table while the next one is made. An invalid spec rolls back the transaction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,15 +21,15 @@ from lineshaft.ids import new_id
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
 
-#: Enough for the server to be busy with while the next are made.
+#: Rows of one part: enough to keep the server busy while the next part is made.
 _PART = 250
 
 
-class AlikeTasks:
+class UniformTasks:
     def __init__(self, tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> None:
         self._tasks = tasks
         self.row: TaskRow = resolve(tasks[0], place="tasks[0]", gate_faults=gate_faults)
-        #: Of those that are written.
+        #: Of the tasks written so far.
         self.ids: list[str] = []
 
     async def write(self, connection: Connection, lane_id: int, now: datetime, generation: int) -> None:

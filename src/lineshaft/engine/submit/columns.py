@@ -14,7 +14,7 @@ from lineshaft.model.tasks import TaskRow
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 
 
-#: Those of `_row_values`.
+#: In the order of `_row_values`.
 _ROW_COLUMNS = (
     "idempotency_key",
     "type",
@@ -63,7 +63,7 @@ LIVE_COLUMNS = (
 )
 
 
-#: What the tables put in by themselves: columns that have nothing else in a whole batch need not be sent.
+#: The defaults of the tables: a column that has its default in all rows need not be sent.
 TASK_DEFAULTS: dict[str, Any] = {
     "preset": "factory",
     "required_capabilities": "{}",
@@ -88,7 +88,7 @@ LIVE_DEFAULTS: dict[str, Any] = {
 
 
 def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
-    """What goes into `task`. What alike tasks share is worked out once."""
+    """Columns of `task`. What uniform tasks share is computed once."""
     shared = {id(draft.row): draft.row for draft in drafts}
     if len(shared) == 1:
         columns: dict[str, Column] = {
@@ -120,7 +120,7 @@ def task_values(draft: Draft) -> dict[str, Any]:
 
 
 def row_values(row: TaskRow) -> dict[str, Any]:
-    """What alike tasks share, by column of `task`."""
+    """What uniform tasks share, by column of `task`."""
     return dict(zip(_ROW_COLUMNS, _row_values(row), strict=True))
 
 
@@ -166,9 +166,9 @@ def _rank(priority: int, boost: float, now: datetime, deadline: datetime | None,
 
 
 def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dict[str, Column]:
-    """What goes into `task_live`, as the statement insert_tasks would work it out."""
+    """Columns of `task_live`, computed as in the statement insert_tasks."""
     first = drafts[0]
-    if all(draft.row is first.row and is_plain(draft) for draft in drafts):
+    if all(draft.row is first.row and is_standalone(draft) for draft in drafts):
         values = _live_values(first, now, generation)
         columns: dict[str, Column] = {
             name: Constant(value) for name, value in zip(LIVE_COLUMNS, values, strict=True)
@@ -180,7 +180,7 @@ def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dic
 
 
 def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column]:
-    """What is told of new tasks."""
+    """Columns of `event` for new tasks."""
     status = live["status"]
     kinds: Column
     if isinstance(status, Constant):
@@ -190,8 +190,8 @@ def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column
     return {"task_id": live["id"], "at": Constant(now), "kinds": kinds, "dag_id": live["dag_id"]}
 
 
-def is_plain(draft: Draft) -> bool:
-    """A task that has nothing to do with any other."""
+def is_standalone(draft: Draft) -> bool:
+    """A task without an idempotency key, parent, DAG or dependencies."""
     return (
         draft.row.idempotency_key is None
         and draft.parent_id is None

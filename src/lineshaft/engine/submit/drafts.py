@@ -1,4 +1,4 @@
-"""New tasks on their way in: checked, numbered and strung together in memory, before anything is written."""
+"""Drafts of new tasks: checked, numbered and linked in memory, before anything is written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Draft(msgspec.Struct, eq=False, kw_only=True):
-    """A task on its way in. A Struct, because a bulk submission feels what it costs to make one."""
+    """A new task before it is written. A Struct, because bulk submissions create many."""
 
     id: str
-    #: What it has in common with others of the call that are like it; the spec is its own.
+    #: Shared by uniform tasks of a call; the spec is separate.
     row: TaskRow
     spec: bytes
     place: str
@@ -32,10 +32,10 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     dag_id: str
     #: None while the DAG is virtual.
     live_dag_id: str | None
-    #: What the caller wrote: keys of the call, or ids.
-    asked: tuple[str, ...] = ()
+    #: Dependencies as the caller wrote them: keys of the call, or ids.
+    requested: tuple[str, ...] = ()
     depends_on: Sequence[str] = ()
-    #: Keys that `spec.context_refs` names, with the ids they stand for.
+    #: Keys in `spec.context_refs`, with the ids of their tasks.
     refs: Mapping[str, str] = _NONE
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
@@ -93,10 +93,10 @@ def draft_task(
         lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
     )
     if task.depends_on or row.context_tasks:
-        draft.asked = tuple(dict.fromkeys([*task.depends_on, *row.context_tasks]))
+        draft.requested = tuple(dict.fromkeys([*task.depends_on, *row.context_tasks]))
     if row.idempotency_key is not None:
         if parent is not None:
-            fault = "a child is created with its batch: give the key to the batch"
+            fault = "a child is created with its batch: set the key on the batch"
             raise InvalidInputError(errors=[(f"{place}.idempotency_key", fault)])
         draft.content = content_hash(row.type, msgspec.json.decode(spec))
     drafts.append(draft)
@@ -110,7 +110,7 @@ def draft_task(
 
 
 def virtual_dag(task_id: str) -> str:
-    """A standalone task's DAG is virtual: an id that can be told from the task's own, and no row."""
+    """The id of a standalone task's DAG, which has no row, derived from the task's id."""
     return f"dag_{task_id[5:]}"
 
 
@@ -125,7 +125,7 @@ def _draft_children(
             priority=task.priority if child.priority is None else child.priority,
             max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
             preset=task.preset if child.preset is None else child.preset,
-            # A batch has no work that could wait until then, but its first child has.
+            # A batch has no work of its own to postpone, but its first child has.
             run_at=task.run_at if child.run_at is None and number == 0 else child.run_at,
         )
         below = draft_task(
@@ -146,7 +146,7 @@ def _draft_children(
 
 
 def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
-    """The outermost batch around a task that has the same lock: it holds it for all of them (R-196)."""
+    """The outermost batch around a task with the same lock: it holds the lock for all its tasks."""
     owner = None
     while lock_key is not None and batch is not None:
         if batch.row.lock_key == lock_key:
@@ -156,7 +156,7 @@ def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
 
 
 def wait_for(draft: Draft, names: Iterable[str]) -> None:
-    """Hold a task back. The children of a batch run one after another, so the first holds back all."""
+    """Add dependencies. The children of a batch run in sequence, so its first child gets them too."""
     held: Draft | None = draft
     while held is not None:
         held.depends_on = list(dict.fromkeys([*held.depends_on, *names]))
@@ -164,15 +164,15 @@ def wait_for(draft: Draft, names: Iterable[str]) -> None:
 
 
 def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
-    """Make tasks wait for what they asked for; `ids` are those of the call's keys."""
+    """Turn requested dependencies into edges; `ids` has the ids of the call's keys."""
     for draft in drafts:
-        if draft.asked:
-            wait_for(draft, [ids.get(name, name) for name in draft.asked])
+        if draft.requested:
+            wait_for(draft, [ids.get(name, name) for name in draft.requested])
             draft.refs = {name: ids[name] for name in draft.row.context_tasks if name in ids}
 
 
 def with_refs(spec: bytes, ids: Mapping[str, str]) -> bytes:
-    """References by key as references by id: keys are forgotten once the call is over."""
+    """Replace references by key with references by id: keys have no meaning after the call."""
     decoded = msgspec.json.decode(spec)
     names = {f"task:{key}:output": f"task:{task_id}:output" for key, task_id in ids.items()}
     decoded["context_refs"] = [names.get(ref, ref) for ref in decoded["context_refs"]]
@@ -189,7 +189,7 @@ def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:
 
 
 def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
-    """Count what each task waits for, and how much waits for it."""
+    """Set how many tasks each draft waits for, and the length of the path below it."""
     if not any(draft.depends_on for draft in new):
         return
     lengths = graph.downstream_lengths({draft.id: draft.depends_on for draft in new})
@@ -202,7 +202,7 @@ MAX_BATCH = 10_000
 
 
 def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
-    """Standalone tasks, checked; and all drafts, with their children."""
+    """Drafts of standalone tasks; and all drafts, including children."""
     check_number(len(tasks))
     drafts: list[Draft] = []
     resolver = Resolver(gate_faults)
@@ -224,7 +224,7 @@ def draft_dag(
     idempotency_key: str | None,
     gate_faults: GateFaults | None,
 ) -> tuple[DagDraft, dict[str, Draft], list[Draft]]:
-    """A DAG, its tasks by key, checked; and all drafts, with their children."""
+    """A DAG, the drafts of its tasks by key; and all drafts, including children."""
     if not tasks:
         raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
     check_number(len(tasks))
@@ -248,7 +248,7 @@ def draft_dag(
 def draft_by_key(
     tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], gate_faults: GateFaults | None = None
 ) -> dict[str, Draft]:
-    """Tasks of one call that may depend on each other by `key`; one without a key goes by its id."""
+    """Tasks of one call that may depend on each other by `key`; without a key, a task's id is its key."""
     heads: dict[str, Draft] = {}
     resolver = Resolver(gate_faults)
     for number, task in enumerate(tasks):
@@ -266,6 +266,6 @@ def draft_by_key(
 def check_number(tasks: int) -> None:
     if tasks > MAX_BATCH:
         raise InvalidInputError(
-            f"A call has at most {MAX_BATCH} tasks, children included; this one has {tasks}. "
-            "Submit them in parts."
+            f"A call can submit at most {MAX_BATCH} tasks, including children; this one has {tasks}. "
+            "Split it into several calls."
         )

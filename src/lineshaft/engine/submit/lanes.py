@@ -1,32 +1,44 @@
-"""Lanes: found or made, and remembered, because every new task needs the number of its lane."""
+"""Lanes, found or created, and cached: every new task needs the number of its lane."""
 
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import NamedTuple, cast
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import array_literal
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.model.priority import Lane
 
-#: A notification has 8,000 bytes at most; more lanes than this are all of them.
-_NAMED = 700
-#: They are few and never change; bounded in case somebody makes millions.
-_REMEMBERED = 10_000
+#: A notification has at most 8,000 bytes; with more lanes than this, it names all lanes.
+_MOST_NAMED = 700
+#: Lanes are few and never change; bounded in case of a runaway caller.
+_MOST_CACHED = 10_000
+
+_SQL = catalog.load(__name__)
 
 
-def named(lane_ids: Iterable[int]) -> str:
-    """As the payload of a notification that these lanes have work."""
+async def wake_lanes(connection: Connection, lane_ids: Iterable[int]) -> None:
+    """Notify agents that wait for these lanes, when the transaction commits."""
+    if payload := wakeup_payload(lane_ids):
+        await connection.execute(_SQL["wake_lanes"], {"lanes": payload})
+
+
+def wakeup_payload(lane_ids: Iterable[int]) -> str:
     ids = sorted(set(lane_ids))
-    return ",".join(map(str, ids)) if len(ids) < _NAMED else "*"
+    return ",".join(map(str, ids)) if len(ids) < _MOST_NAMED else "*"
+
+
+class _FoundLane(NamedTuple):
+    n: int
+    id: int
 
 
 class Lanes:
     def __init__(self) -> None:
         self._known: dict[Lane, int] = {}
-        self._sql = catalog.load("submit/submission")
 
     async def find(self, connection: Connection, lanes: Iterable[Lane]) -> dict[Lane, int]:
-        """The numbers of these lanes, made if need be, as part of the connection's transaction."""
+        """The numbers of these lanes, created if necessary, in the connection's transaction."""
         wanted = dict.fromkeys(lanes)
         found = {lane: self._known[lane] for lane in wanted if lane in self._known}
         unknown = [lane for lane in wanted if lane not in found]
@@ -38,17 +50,17 @@ class Lanes:
                 "boosts": [lane.boost_per_minute for lane in unknown],
                 "costs": [lane.max_cost_usd for lane in unknown],
             }
-            await connection.execute(self._sql["ensure_lanes"], columns)
-            cursor = await connection.execute(self._sql["find_lanes"], columns)
-            found |= {unknown[n - 1]: lane_id for n, lane_id in await cursor.fetchall()}
+            await connection.execute(_SQL["ensure_lanes"], columns)
+            rows = await fetch_rows(connection, _FoundLane, _SQL["find_lanes"], columns)
+            found |= {unknown[row.n - 1]: row.id for row in rows}
         return found
 
     def known(self, lanes: Iterable[Lane]) -> dict[Lane, int] | None:
-        """Their numbers, if all of them were used before."""
+        """The numbers of these lanes, if all of them are cached."""
         found = {lane: self._known.get(lane) for lane in lanes}
         return None if None in found.values() else cast("dict[Lane, int]", found)
 
     def remember(self, lanes: Mapping[Lane, int]) -> None:
-        """To be called once they are committed: what is rolled back never existed."""
-        if len(self._known) < _REMEMBERED:
+        """Cache lanes, after the transaction that created them has committed."""
+        if len(self._known) < _MOST_CACHED:
             self._known.update(lanes)

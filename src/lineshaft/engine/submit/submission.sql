@@ -1,38 +1,15 @@
--- Submitting. Used by store/submission.py. These statements also run in callers' own transactions.
+-- These statements also run in callers' transactions.
 
 -- name: read_clock
--- A bulk submission computes ranks in Python and needs what the database would put in. Here and below the number of the generation is
--- read by a transaction that has its xid: otherwise close_generations could not know that it is going to write there.
+-- A bulk submission computes ranks in Python. Here and below the transaction gets its xid before it reads the generation number, so that
+-- close_generations knows that it is going to write there.
 SELECT
     coalesce(%(now)s::timestamptz, now()) AS now,
     (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL) AS generation
 
--- name: ensure_lanes
--- Finds or makes the lanes of new tasks. The unique index lane_identity decides; DO UPDATE would write a row for nothing, so
--- those that exist already, or are just being made by another, are read by find_lanes, under a new snapshot.
-INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute, max_cost_usd)
-SELECT type, capabilities::text[], models::text[], boost, cost
-FROM unnest(
-    %(types)s::text[], %(capabilities)s::text[], %(models)s::text[], %(boosts)s::double precision[], %(costs)s::numeric[]
-) AS wanted (type, capabilities, models, boost, cost)
-ORDER BY type, capabilities, models, boost, cost
-ON CONFLICT DO NOTHING
-
--- name: find_lanes
-SELECT wanted.n::integer AS n, lane.id
-FROM unnest(
-    %(types)s::text[], %(capabilities)s::text[], %(models)s::text[], %(boosts)s::double precision[], %(costs)s::numeric[]
-) WITH ORDINALITY AS wanted (type, capabilities, models, boost, cost, n)
-JOIN lineshaft.lane
-  ON lane.type = wanted.type
- AND lane.required_capabilities = wanted.capabilities::text[]
- AND lane.models = wanted.models::text[]
- AND lane.boost_per_minute = wanted.boost
- AND coalesce(lane.max_cost_usd, -1) = coalesce(wanted.cost, -1)
-
 -- name: take_keys
--- Idempotency: whoever inserts the key has it. In sorted order, so that two submissions with the same keys can't deadlock. A key whose
--- window is over is taken over.
+-- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
+-- taken over.
 INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
 SELECT key, task_id, content_hash
 FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
@@ -43,41 +20,16 @@ ON CONFLICT (key) DO UPDATE
 RETURNING key
 
 -- name: read_keys
--- Those who lost read who won, under a new snapshot.
+-- Under a new snapshot, which sees the owners.
 SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
-
--- name: take_dag_key
--- As take_keys, for a whole DAG. One that was cancelled doesn't keep its key. (One that this can't see was just made by another.)
-INSERT INTO lineshaft.dag_key AS known (key, dag_id, tasks)
-VALUES (%(key)s::text, %(dag_id)s::text, %(tasks)s::jsonb)
-ON CONFLICT (key) DO UPDATE
-    SET dag_id = excluded.dag_id, tasks = excluded.tasks
-    WHERE (SELECT dag.status = 'cancelled' FROM lineshaft.dag WHERE dag.id = known.dag_id)
-RETURNING key
-
--- name: read_dag_key
-SELECT dag_id, tasks FROM lineshaft.dag_key WHERE key = %(key)s::text
 
 -- name: read_parents
 SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
 FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 WHERE task.id = ANY (%(ids)s::text[])
 
--- name: insert_dag
-INSERT INTO lineshaft.dag (id, title, idempotency_key, created_by, budget_ceiling_usd, total, created_at)
-VALUES (
-    %(id)s::text, %(title)s::text, %(key)s::text, %(created_by)s::text, %(ceiling)s::numeric, %(total)s::integer,
-    coalesce(%(now)s::timestamptz, now())
-)
-
--- name: insert_edges
-INSERT INTO lineshaft.edge (task_id, depends_on, kind, satisfied)
-SELECT * FROM unnest(
-    %(task_ids)s::text[], %(depends_on)s::text[], %(kinds)s::lineshaft.edge_kind[], %(satisfied)s::boolean[]
-)
-
 -- name: insert_tasks
--- A few tasks in one statement; many go by COPY.
+-- A few tasks in one statement; many are inserted by COPY.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -123,7 +75,7 @@ placed AS (
         CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
         lane_id, priority, downstream, blocked, deadline,
         lineshaft.rank(priority, downstream, priority_boost_per_minute, clock.now, deadline, clock.now),
-        -- A deadline that is past already is looked at once more, to be told as missed.
+        -- A deadline in the past is checked once more, to be reported as missed.
         coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
@@ -141,10 +93,12 @@ logged AS (
     FROM placed CROSS JOIN clock
     ORDER BY placed.submission_no
 )
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM placed WHERE status = 'READY' HAVING count(*) > 0
+SELECT
+-- include: notify_lanes
+FROM placed WHERE status = 'READY' HAVING count(*) > 0
 
 -- name: insert_task
--- One task that depends on nothing. Half the work of insert_tasks: a column is a value here, not an array to be taken apart.
+-- One standalone task: half the work of insert_tasks, because columns are values, not arrays.
 WITH stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, type, title, preset, spec, required_capabilities, model_preferences, fallback_models, max_cost_usd, max_total_cost_usd,
@@ -171,7 +125,6 @@ placed AS (
         lineshaft.rank(
             %(priority)s::smallint, 0::smallint, %(priority_boost_per_minute)s::double precision, now, %(deadline)s::timestamptz, now
         ),
-        -- A deadline that is past already is looked at once more, to be told as missed.
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
@@ -195,10 +148,3 @@ logged AS (
 )
 SELECT pg_notify('lineshaft', %(lane_id)s::integer::text)
 WHERE (%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now())) IS NOT TRUE
-
--- name: log_dag_created
-INSERT INTO lineshaft.event (at, kinds, dag_id)
-VALUES (coalesce(%(now)s::timestamptz, now()), '{dag.created}', %(id)s::text)
-
--- name: wake
-SELECT pg_notify('lineshaft', %(lanes)s::text)

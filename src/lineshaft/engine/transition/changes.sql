@@ -345,9 +345,3 @@ FROM unnest(
 SELECT
     -- include: notify_lanes
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
-
--- name: dag_runs
--- A virtual DAG that becomes real while its task runs.
-UPDATE lineshaft.dag
-SET status = 'running', reserved_usd = %(reserved)s::numeric, spent_usd = %(spent)s::numeric
-WHERE id = %(id)s::text

@@ -12,8 +12,9 @@ from msgspec import UNSET, UnsetType
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.review.reviews import MANUAL_RETRY
-from lineshaft.engine.submit.drafts import DagDraft, Draft, draft_by_key
-from lineshaft.engine.submit.lanes import Lanes
+from lineshaft.engine.submit.dags import give_dag_a_row, insert_edges
+from lineshaft.engine.submit.drafts import Draft, draft_by_key
+from lineshaft.engine.submit.lanes import Lanes, wake_lanes
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.cancel import Cancelling
 from lineshaft.engine.transition.changes import Changes, LockedTask
@@ -48,7 +49,6 @@ class Operations:
         self._submission = submission
         self._sql = catalog.load("transition/operations")
         self._moves = catalog.load("transition/changes", "transition/revive", "transition/task_locks")
-        self._inserts = catalog.load("submit/submission")
         self._steps = catalog.load("transition/working")
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool = True) -> list[str]:
@@ -113,7 +113,7 @@ class Operations:
             row = await promoted.fetchone()
             if row is not None:
                 await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, None)])
-                await connection.execute(self._inserts["wake"], {"lanes": str(row[2])})
+                await wake_lanes(connection, [row[2]])
                 return Status.READY
             return (await self.reviving.revive(connection, {task_id: delay_sec}, MANUAL_RETRY))[task_id]
 
@@ -170,7 +170,7 @@ class Operations:
         own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
         heads = draft_by_key(own, dag_id, drafts, self._submission.gate_faults).values()
         if parent.dag_id is None:
-            await self._make_dag(connection, parent)
+            await give_dag_a_row(connection, self._database.now, parent)
             parent = replace(parent, dag_id=dag_id)
         results = await self._submission.write_in(connection, drafts, [])
         added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
@@ -191,18 +191,6 @@ class Operations:
         await changes.write(connection)
         ids = [child.id for child in children]
         await self._rekey_paths(connection, ids)
-
-    async def _make_dag(self, connection: Connection, parent: LockedTask) -> None:
-        dag = DagDraft(id=parent.task_dag_id, title=parent.title, created_by=None)
-        await connection.execute(
-            self._inserts["insert_dag"], {**self._database.now, **dag.parameters(), "total": 1}
-        )
-        await connection.execute(
-            self._moves["dag_runs"],
-            {"id": dag.id, "reserved": parent.reserved_usd, "spent": parent.cost_usd},
-        )
-        await connection.execute(self._sql["join_dag"], {"id": parent.id, "dag_id": dag.id})
-        await connection.execute(self._inserts["log_dag_created"], {**self._database.now, "id": dag.id})
 
     async def _wait_for(self, connection: Connection, parent: str, children: Sequence[Submitted]) -> int:
         """Edges from a parent to children it waits for; those that have ended already don't count."""
@@ -286,15 +274,7 @@ class Operations:
         known = {row[0] for row in await cursor.fetchall()}
         new = [name for name in wanted if name not in known]
         satisfied = {name for name in new if stands[name] is Status.COMPLETED}
-        await connection.execute(
-            self._inserts["insert_edges"],
-            {
-                "task_ids": [task_id] * len(new),
-                "depends_on": new,
-                "kinds": ["success"] * len(new),
-                "satisfied": [name in satisfied for name in new],
-            },
-        )
+        await insert_edges(connection, [(task_id, name) for name in new], satisfied)
         return len(new) - len(satisfied)
 
     async def change(

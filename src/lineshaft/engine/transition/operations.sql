@@ -80,10 +80,6 @@ SET blocked = blocked + %(n)s::integer,
     parked = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked END
 WHERE id = %(id)s::text AND status IN ('PENDING', 'READY')
 
--- name: join_dag
--- A virtual DAG becomes real when a second task joins it.
-UPDATE lineshaft.task_live SET dag_id = %(dag_id)s::text WHERE id = %(id)s::text
-
 -- name: read_revivable
 -- What a revival needs to know: the lane of the task's own preferences, its key, and whether it is a batch.
 SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,

@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.review.reviews import NewReview, Reviews
-from lineshaft.engine.submit.lanes import Lanes, named
+from lineshaft.engine.submit.lanes import Lanes, wake_lanes
 from lineshaft.engine.transition.changes import Changes
 from lineshaft.engine.transition.lifecycle import Lifecycle
 from lineshaft.engine.transition.upstream import hold_upstream
@@ -56,7 +56,6 @@ class Reviving:
         self._moves = catalog.load(
             "transition/changes", "transition/fail", "transition/revive", "transition/task_locks"
         )
-        self._inserts = catalog.load("submit/submission")
         self._reviews = Reviews(database)
 
     async def revive(
@@ -95,8 +94,7 @@ class Reviving:
         ]
         await self.log(connection, ["task.resolved"], told)
         await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, row[4]) for row in ready])
-        if ready:
-            await connection.execute(self._inserts["wake"], {"lanes": named(row[3] for row in ready)})
+        await wake_lanes(connection, [row[3] for row in ready])
         if done := [row[0] for row in rows if row[5]]:
             await self._lifecycle.finish_batches(connection, done)
         return {row[0]: Status.COMPLETED if row[5] else Status(row[2]) for row in rows}
