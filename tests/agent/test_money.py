@@ -48,9 +48,9 @@ def test_there_is_something_left(fine: Account) -> None:
     [
         (account("1", max_cost="1"), "The task may cost 1 USD and has cost 1"),
         (account("0.01", max_cost="0"), "The task may cost 0 USD"),
-        (account("1", purses=RemainingBudgets(agent=Decimal(1))), "The agent's money is used up"),
-        (account("1", purses=RemainingBudgets(dag=Decimal(1))), "The DAG's money is used up"),
-        (account("0", purses=RemainingBudgets(agent=Decimal(-1))), "The agent's money is used up: -1"),
+        (account("1", purses=RemainingBudgets(agent=Decimal(1))), "The agent's budget is used up"),
+        (account("1", purses=RemainingBudgets(dag=Decimal(1))), "The DAG's budget is used up"),
+        (account("0", purses=RemainingBudgets(agent=Decimal(-1))), "The agent's budget is used up: -1"),
         (account("0.5", purses=RemainingBudgets(task=Decimal("0.5"))), "max_total_cost_usd"),
         (account("0.5", purses=RemainingBudgets(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
     ],
@@ -97,7 +97,7 @@ async def test_a_task_stops_when_its_agent_has_nothing_left(shaft: Lineshaft) ->
     task = await one(shaft, agent, "spend")
 
     assert (ran, task.failure_category) == ([0, 1, 2], "budget_exceeded")
-    assert "agent's money is used up" in (task.failure_reason or "")
+    assert "agent's budget is used up" in (task.failure_reason or "")
 
 
 async def test_a_task_stops_when_its_dag_has_nothing_left(shaft: Lineshaft) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -199,3 +200,45 @@ async def test_a_handler_saves_where_it_stands_when_it_is_stopped(shaft: Linesha
         await asyncio.wait_for(running, PATIENCE)
 
     assert seen == [None, {"page": 7}]
+
+
+SIGNALS = """
+import asyncio, signal, sys
+from lineshaft import Agent, Lineshaft
+
+seen = []
+def mine(*_): seen.append("mine")
+if sys.argv[2] == "own": signal.signal(signal.SIGTERM, mine)
+if sys.argv[2] == "ignored": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+agent = Agent("a")
+
+@agent.task("t")
+async def handler():
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.sleep(0)
+    return seen
+
+async def main():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    async with Lineshaft(sys.argv[1]) as shaft:
+        running = asyncio.create_task(agent.run(shaft))
+        task = (await shaft.list()).items[0]
+        await shaft.wait(task, 60)
+        if sys.argv[2] != "default":
+            assert not running.done()
+            agent.stop()
+        await running
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("who", "seen"), [("default", []), ("own", ["mine"]), ("ignored", [])])
+async def test_signals_that_the_program_handles_are_left_alone(dsn: str, who: str, seen: list[str]) -> None:
+    async with Lineshaft(dsn) as shaft:
+        handle = await shaft.submit(NewTask("t"))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SIGNALS, dsn, who)
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+        assert await handle.result(PATIENCE) == seen

@@ -74,7 +74,7 @@ class LineshaftDriver(Driver):
 
         async def run() -> None:
             async with Lineshaft(self.dsn) as shaft:
-                await agent.run(shaft)
+                await agent.run(shaft, optimize=True)
 
         asyncio.run(run())
 

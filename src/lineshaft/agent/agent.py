@@ -1,4 +1,4 @@
-"""`Agent`: handlers for types of tasks, and the run of them."""
+"""`Agent`: handlers of task types, and their run."""
 
 import asyncio
 import contextlib
@@ -15,19 +15,19 @@ from lineshaft.agent.task_type import Decorator, TaskFunction, plain_function
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.ids import new_id
-from lineshaft.model.durations import Duration
+from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.tasks import TaskDefaults
 from lineshaft.types import NewAgent
 
-#: A connection may be silent for this long, however short heartbeats are: a busy server is no dead one.
+#: A connection may be silent for this long, however short heartbeats are: the server may be busy.
 _LEAST_PATIENCE_SEC = 10.0
-#: To write what is still to be written, before it ends; and then to say that it is gone.
+#: Time for the last outcomes when the agent stops, and then to report that it left.
 _LAST_WRITES_SEC = 10.0
 _LAST_WORD_SEC = 1.0
 
 
 class Agent:
-    """Claims tasks of the types it has handlers for, and works on them.
+    """Claims tasks of the types that it has handlers for, and runs the handlers.
 
         agent = Agent("coder-1", capabilities=["python"])
 
@@ -36,35 +36,38 @@ class Agent:
 
         await agent.run(shaft)
 
-    The id names it for good: its budget is that of the id, and registering the same id again, elsewhere or
-    after a crash, supersedes the earlier one. Without an id it gets a new one for each run.
+    The id identifies the agent permanently: the budget belongs to the id, and registering the same id again,
+    elsewhere or after a crash, supersedes the earlier agent. Without an id, each run gets a new one.
     """
 
     def __init__(
         self,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere else
+        id: str | None = None,  # noqa: A002 - the field's name
         *,
         type: str | None = None,  # noqa: A002 - as above
         capabilities: Sequence[str] = (),
         models: Sequence[str] = (),
         max_concurrent_tasks: int = 3,
         budget_usd: Decimal | float | None = None,
-        poll_interval_sec: float = 5.0,
-        claim_ttl_sec: float = 60.0,
-        heartbeat_interval_sec: float = 30.0,
-        grace_sec: float = 30.0,
+        poll_interval_sec: Duration = 5.0,
+        claim_ttl_sec: Duration = 60.0,
+        heartbeat_interval_sec: Duration = 30.0,
+        grace_sec: Duration = 30.0,
     ) -> None:
-        """`grace_sec`: how long tasks may go on after it was asked to stop, before they are handed back."""
+        """`grace_sec`: how long tasks may go on after the agent was asked to stop, before they are released.
+
+        Durations are seconds or a timedelta.
+        """
         self.id = id
         self._type = type
         self._capabilities = tuple(capabilities)
         self._models = tuple(models)
         self._max_concurrent_tasks = max_concurrent_tasks
         self._budget_usd = budget_usd
-        self._poll_interval_sec = poll_interval_sec
-        self._claim_ttl_sec = claim_ttl_sec
-        self._heartbeat_interval_sec = heartbeat_interval_sec
-        self._grace_sec = grace_sec
+        self._poll_interval_sec = seconds(poll_interval_sec)
+        self._claim_ttl_sec = seconds(claim_ttl_sec)
+        self._heartbeat_interval_sec = seconds(heartbeat_interval_sec)
+        self._grace_sec = seconds(grace_sec)
         self._handlers: dict[str, Handler] = {}
         self._run: _Run | None = None
 
@@ -104,35 +107,35 @@ class Agent:
         shaft: Lineshaft,
         *,
         until_idle: bool = False,
-        retries_within_sec: float = 5.0,
+        retries_within_sec: Duration = 5.0,
         handle_signals: bool = True,
+        optimize: bool = False,
     ) -> None:
         """Work until stopped: by `stop`, by SIGTERM or SIGINT, or because the agent was registered elsewhere.
 
-        Without `handle_signals` the process is left as it is: signals are its own affair, and its garbage.
-        With `until_idle` it ends when there is nothing left that it could do now. It waits for a retry that
-        is due within `retries_within_sec`; what was snoozed, rate limited or scheduled for later is left.
-        Several agents of one process that run so end together, when all of them are idle.
+        With `until_idle` it returns when there is nothing left that it could do now. It waits for a retry
+        that is due within `retries_within_sec`, and leaves tasks that were snoozed, rate limited or scheduled
+        for later. Several agents in one process that run this way return together, when all are idle.
+
+        Signals are handled in the main thread, unless the program handles or ignores them itself;
+        `handle_signals=False` leaves them alone. `optimize` is for a process that does nothing else: it
+        exempts the objects that exist now from garbage collection (`gc.freeze`).
         """
         if self._run is not None:
-            raise LineshaftError(f"Agent {self.id!r} is running already.")
+            raise LineshaftError(f"Agent {self.id!r} is already running.")
         if not self._handlers:
             raise LineshaftError("This agent has no handlers. Give it one with @agent.task('TYPE').")
-        run = self._run = _Run(self, shaft, retries_within_sec if until_idle else None)
+        run = self._run = _Run(self, shaft, seconds(retries_within_sec) if until_idle else None)
         try:
-            if handle_signals and not until_idle:
-                # The process is there for this agent.
-                _spare_the_collector()
-            if handle_signals:
-                with signals(run.stop):
-                    await run.work()
-            else:
+            if optimize:
+                _freeze()
+            with signals(run.stop) if handle_signals else contextlib.nullcontext():
                 await run.work()
         finally:
             self._run = None
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask it to stop, from any thread: take nothing new and finish; with `now`, hand back what runs."""
+        """Claim nothing new and finish; with `now`, release running tasks. May be called from any thread."""
         if self._run is not None:
             self._run.stop_from_anywhere(now)
 
@@ -161,7 +164,7 @@ class Agent:
 
 
 class _Run:
-    """One call of `Agent.run`: register, work, stop in good order, leave."""
+    """One call of `Agent.run`: register, work, stop, leave."""
 
     def __init__(self, agent: Agent, shaft: Lineshaft, drain_retries_within_sec: float | None) -> None:
         self._agent = agent
@@ -213,7 +216,7 @@ class _Run:
             working.result()
 
     async def _finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
-        """Nothing new; what runs may end, within the grace, unless a second signal comes."""
+        """Let running tasks end within the grace, or until a second signal."""
         worker.stop_claiming()
         finishing = asyncio.create_task(self._drain_and_finish(worker, agent_id, incarnation))
         at_once = asyncio.create_task(self._stop_now.wait())
@@ -225,28 +228,28 @@ class _Run:
             await asyncio.wait({finishing, at_once})
 
     async def _drain_and_finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
-        # Beside each other: a database that is away must not make the grace longer.
-        telling = asyncio.create_task(self._tell_that_it_drains(agent_id, incarnation))
+        # At the same time: an unavailable database must not extend the grace.
+        reporting = asyncio.create_task(self._report_draining(agent_id, incarnation))
         try:
             await worker.finish(self._agent.grace_sec)
-            await asyncio.wait({telling}, timeout=_LAST_WORD_SEC)
+            await asyncio.wait({reporting}, timeout=_LAST_WORD_SEC)
         finally:
-            telling.cancel()
-            await asyncio.wait({telling})
+            reporting.cancel()
+            await asyncio.wait({reporting})
 
-    async def _tell_that_it_drains(self, agent_id: str, incarnation: int) -> None:
-        with contextlib.suppress(UnavailableError):  # it takes nothing more anyway
+    async def _report_draining(self, agent_id: str, incarnation: int) -> None:
+        with contextlib.suppress(UnavailableError):  # it claims nothing anyway
             await self._backend.drain(agent_id, incarnation)
 
     async def _leave(self, agent_id: str, incarnation: int, *, until: float) -> None:
-        # If it can't, the offline detector finds out.
+        # Otherwise the offline detector notices.
         with contextlib.suppress(UnavailableError, TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._backend.leave(agent_id, incarnation)
 
 
-def _spare_the_collector() -> None:
-    """What is there by now stays: looking through it again and again is a fifth of a busy agent's time."""
+def _freeze() -> None:
+    """Exempt existing objects from collection, which otherwise takes a fifth of a busy agent's time."""
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""What an attempt has spent, and whether its money is used up."""
+"""What an attempt has spent, and whether money is left."""
 
 import threading
 from decimal import Decimal
@@ -12,13 +12,13 @@ _ZERO = Decimal(0)
 
 
 class Account:
-    """Of one attempt. Counted from any thread; what is left elsewhere is as the database last said."""
+    """The money of one attempt. May be charged from any thread; budgets are as the database last reported."""
 
     __slots__ = (
         "_allowance",
         "_lock",
         "_max_cost",
-        "_purses",
+        "_remaining",
         "cost",
         "reserved",
         "tokens_input",
@@ -32,24 +32,24 @@ class Account:
         self.cost = _ZERO
         self.tokens_input = 0
         self.tokens_output = 0
-        self._purses = RemainingBudgets()
-        #: What this attempt may cost of what all attempts together may.
+        self._remaining = RemainingBudgets()
+        #: What this attempt may cost under `max_total_cost_usd`.
         self._allowance: Decimal | None = None
 
-    def learn(self, purses: RemainingBudgets, cost: Decimal) -> None:
-        """What was left when the attempt had cost so much."""
-        self._purses = purses
-        self._allowance = None if purses.task is None else purses.task + cost
+    def learn(self, remaining: RemainingBudgets, cost: Decimal) -> None:
+        """Remember what was left when the attempt had cost this much."""
+        self._remaining = remaining
+        self._allowance = None if remaining.task is None else remaining.task + cost
 
     def add(self, cost: Decimal | float, tokens_input: int, tokens_output: int) -> Decimal:
         amount = money(cost, "spend")
         with self._lock:
-            # Refused here, where the handler can be told, and not when all of it is to be written.
+            # Checked here, where the error reaches the handler, and not when the total is written.
             total = Spent(
                 self.cost + amount, self.tokens_input + tokens_input, self.tokens_output + tokens_output
             )
             if min(tokens_input, tokens_output) < 0:
-                raise InvalidInputError(errors=[("tokens", "must be numbers from 0 on")])
+                raise InvalidInputError(errors=[("tokens", "must be numbers of at least 0")])
             self.cost = self.cost + amount
             self.tokens_input, self.tokens_output = total.tokens_input, total.tokens_output
         return amount
@@ -62,37 +62,37 @@ class Account:
 
     @property
     def unreserved(self) -> Decimal:
-        """What the ledgers don't know of yet."""
+        """What exceeds the reservation, and is not in the budgets yet."""
         return max(self.cost - self.reserved, _ZERO)
 
     def check(self, unbooked_agent: Decimal, unbooked_dag: Decimal) -> None:
-        """Raise BudgetExceeded when there is nothing left to start something on.
+        """Raise BudgetExceeded if no money is left for another step.
 
         `unbooked_…` is what this process's tasks of the same agent and of the same DAG have spent beyond
-        their reservations. A task with a maximum of its own has that much reserved, so only its own counts.
+        their reservations. A task with `max_cost_usd` has that much reserved, so only its own cost counts.
         """
         if self._max_cost is not None:
             if self.cost and self.cost >= self._max_cost:
                 raise BudgetExceeded(
-                    f"The task may cost {self._max_cost} USD and has cost {self.cost} USD: nothing is left "
-                    "for another step. Raise max_cost_usd, or do it in cheaper steps."
+                    f"The task may cost {self._max_cost} USD and has cost {self.cost} USD: no money is left "
+                    "for another step. Raise max_cost_usd, or use cheaper steps."
                 )
         else:
-            self._check_purse("agent", self._purses.agent, unbooked_agent, "Add to the agent's budget_usd.")
-            self._check_purse("DAG", self._purses.dag, unbooked_dag, "Raise the DAG's budget_ceiling_usd.")
+            self._check("agent", self._remaining.agent, unbooked_agent, "Add to the agent's budget_usd.")
+            self._check("DAG", self._remaining.dag, unbooked_dag, "Raise the DAG's budget_ceiling_usd.")
         if self._allowance is not None and self.cost and self.cost >= self._allowance:
             raise BudgetExceeded(
-                "All attempts together have used up the task's max_total_cost_usd: this one cost "
-                f"{self.cost} USD of the {self._allowance} USD that were left. Raise it."
+                "All attempts together have used up the task's max_total_cost_usd: this attempt cost "
+                f"{self.cost} USD of the {self._allowance} USD that were left. Raise max_total_cost_usd."
             )
 
-    def _check_purse(self, whose: str, left: Decimal | None, unbooked: Decimal, remedy: str) -> None:
+    def _check(self, whose: str, left: Decimal | None, unbooked: Decimal, remedy: str) -> None:
         if left is None:
             return
         rest = left - unbooked
-        # Exactly nothing left is enough for what costs nothing.
+        # With exactly nothing left, a step may still run if it costs nothing.
         if rest < 0 or (rest == 0 and self.cost):
             raise BudgetExceeded(
-                f"The {whose}'s money is used up: {rest} USD are left, and this attempt has spent "
+                f"The {whose}'s budget is used up: {rest} USD are left, and this attempt has spent "
                 f"{self.cost} USD. {remedy}"
             )

@@ -1,9 +1,8 @@
-"""What a handler's return value or exception means, as one frozen record. Decided purely; written elsewhere.
+"""Outcomes: what a handler's return value or exception means, decided without side effects.
 
-A handler says what it wants by what it returns or raises: any value is the output, `Cancel`, `Snooze` and
-`Fail` mean what they say, and every other exception has a category, which decides whether another attempt is
-made. Libraries are recognised by what their exceptions look like (a status code, a response with headers, a
-name), so that none of them has to be installed.
+A returned value is the output. `Cancel`, `Snooze` and `Fail` may be returned or raised. Every other exception
+has a category, which decides whether there is another attempt. Exceptions of other libraries are recognised
+by what they look like (a status code, a response with headers, a name), so that none has to be installed.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ import msgspec
 
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
 from lineshaft.model import ratelimit
+from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
@@ -27,8 +27,8 @@ MAX_OUTPUT_BYTES = 32 << 20
 _DEEPEST = 10
 
 
-class Cancel(Exception):  # noqa: N818 - said by handlers as a wish, not as an error
-    """Returned or raised by a handler: this task is not wanted any more, nor what depends on it."""
+class Cancel(Exception):  # noqa: N818 - a request of a handler, not an error
+    """Returned or raised by a handler: cancel this task and all that depends on it."""
 
     def __init__(self, reason: str = "cancelled by its handler") -> None:
         self.reason = _text(reason)
@@ -36,31 +36,33 @@ class Cancel(Exception):  # noqa: N818 - said by handlers as a wish, not as an e
 
 
 class Snooze(Exception):  # noqa: N818
-    """Returned or raised by a handler: not now; come back after so many seconds. Uses no attempt."""
+    """Returned or raised by a handler: run the task again after this time. Uses no attempt."""
 
-    def __init__(self, seconds: float) -> None:
-        if not 0 <= seconds <= LONGEST_SECONDS:
+    def __init__(self, duration: Duration) -> None:
+        """`duration`: seconds or a timedelta."""
+        self.seconds = float(seconds(duration))
+        if not 0 <= self.seconds <= LONGEST_SECONDS:
             raise ValueError(
-                f"A snooze lasts from 0 to {LONGEST_SECONDS:.0f} seconds, a year, got {seconds!r}."
+                f"A snooze lasts from 0 to {LONGEST_SECONDS:.0f} seconds, a year, got {duration!r}."
             )
-        self.seconds = float(seconds)
-        super().__init__(f"snoozed for {seconds:g} s")
+        super().__init__(f"snoozed for {self.seconds:g} s")
 
 
 class Fail(Exception):  # noqa: N818
-    """Returned or raised by a handler: the attempt failed, for this reason and in this category."""
+    """Returned or raised by a handler: the attempt failed with this reason and category."""
 
     def __init__(
-        self, reason: str, category: str = FailureCategory.CRASH, *, retry_after_sec: float | None = None
+        self, reason: str, category: str = FailureCategory.CRASH, *, retry_after_sec: Duration | None = None
     ) -> None:
+        """`retry_after_sec`: seconds or a timedelta."""
         self.reason = _text(reason)
         self.category = str(category)
-        self.retry_after_sec = retry_after_sec
+        self.retry_after_sec = seconds(retry_after_sec)
         super().__init__(reason)
 
 
 class BudgetExceeded(BudgetExceededError):  # noqa: N818
-    """The money for this work is used up."""
+    """No money is left for this work."""
 
 
 class AttemptCancelled(Exception):  # noqa: N818
@@ -71,15 +73,15 @@ class AttemptCancelled(Exception):  # noqa: N818
 
 
 class ClaimOver(BaseException):
-    """Unwinds a handler whose claim is over: its parent waits for children, or somebody else has the task.
+    """Unwinds a handler whose claim is over: the task waits for children, or another agent has it.
 
-    Not an Exception, so that a handler's `except Exception` doesn't take it for a failure of its own.
+    Not an Exception, so that a handler's `except Exception` doesn't catch it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output with more to it than data."""
+    """An output with artifacts or a decision report."""
 
     data: Any = None
     artifacts: Any = None
@@ -91,7 +93,7 @@ class Verdict(StrEnum):
     FAIL = "fail"
     SNOOZE = "snooze"
     CANCEL = "cancel"
-    #: Handed back without using an attempt.
+    #: Given back without using an attempt.
     RELEASE = "release"
     #: The claim is over already; nothing is to be written.
     NOTHING = "nothing"
@@ -110,8 +112,8 @@ class Outcome:
     reason: str = ""
 
     @property
-    def is_put_off(self) -> bool:
-        """Neither done nor failed: it is carried on later, and that uses no attempt."""
+    def is_postponed(self) -> bool:
+        """Postponed: the task continues later, and no attempt is used."""
         if self.verdict is Verdict.FAIL:
             return ratelimit.is_rate_limit(self.error, self.category)
         return self.verdict in {Verdict.SNOOZE, Verdict.RELEASE}
@@ -127,7 +129,7 @@ def failed(error: str, category: str, *, retry_after_sec: float | None = None) -
 
 
 def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
-    """What a returned value means; `artifacts` are those that the handler named on its way."""
+    """What a returned value means; `artifacts` are those that the handler named while it ran."""
     if value is None and not artifacts:
         return _NO_OUTPUT
     if isinstance(value, Cancel | Snooze | Fail):
@@ -151,7 +153,7 @@ def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
 
 
 def encoded(value: Any, what: str) -> bytes:
-    """As JSON that can be stored; raises ValueError with words that begin with `what`."""
+    """As JSON that can be stored; raises a ValueError whose message begins with `what`."""
     try:
         json = msgspec.json.encode(value, enc_hook=encode_others)
     except Exception as error:  # noqa: BLE001 - models of others may raise anything
@@ -159,7 +161,7 @@ def encoded(value: Any, what: str) -> bytes:
         raise ValueError(f"{what} can't be stored as JSON: {found}") from None
     if len(json) > MAX_OUTPUT_BYTES:
         raise ValueError(
-            f"{what} is {len(json)} bytes of JSON; {MAX_OUTPUT_BYTES} are the most. Store it elsewhere and "
+            f"{what} is {len(json)} bytes of JSON, more than {MAX_OUTPUT_BYTES}. Store it elsewhere and "
             "return a reference (ctx.artifact)."
         )
     if fault := json_fault(json):
@@ -178,7 +180,7 @@ def encode_others(value: Any) -> Any:
 
 
 def of_exception(error: BaseException) -> Outcome:
-    """What an exception means that came out of a handler."""
+    """What an exception from a handler means."""
     chain = list(_unfolded(error))
     for one in chain:
         wish = _wish(one)
@@ -194,7 +196,7 @@ def of_exception(error: BaseException) -> Outcome:
 
 
 def _wish(error: BaseException) -> Outcome | None:
-    """What is meant by an exception of our own."""
+    """What one of our own exceptions means."""
     outcome = None
     match error:
         case ClaimOver() | StaleClaimError() | SupersededError():
@@ -211,14 +213,14 @@ def _wish(error: BaseException) -> Outcome | None:
 
 
 def describe(error: BaseException) -> str:
-    """For people and prompts: what kind of error, and what it said. Where it happened is in the log."""
+    """The type and the message, for people and prompts. The log has the traceback."""
     if isinstance(error, SystemExit):
         return f"The handler called sys.exit({error.code!r})"
     if isinstance(error, asyncio.CancelledError):
         return "The handler was cancelled from inside"
     try:
         text = str(error)[:MAX_ERROR]
-    except Exception:  # noqa: BLE001 - a broken __str__ is no reason to lose the error itself
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error itself
         text = ""
     if isinstance(error, BaseExceptionGroup):
         text = "; ".join([error.message, *map(describe, error.exceptions)])
@@ -226,7 +228,7 @@ def describe(error: BaseException) -> str:
 
 
 def _text(reason: object) -> str:
-    """Handlers like to give the exception itself."""
+    """A handler may pass an exception as the reason."""
     return describe(reason) if isinstance(reason, BaseException) else str(reason)[:MAX_ERROR]
 
 
@@ -257,7 +259,7 @@ def _category(error: BaseException) -> FailureCategory | None:
         return FailureCategory.TIMEOUT
     if name in _INVALID_OUTPUT_NAMES:
         return FailureCategory.INVALID_OUTPUT
-    # What only the wording tells.
+    # The message may be the only sign.
     if not isinstance(error, LineshaftError | BaseExceptionGroup) and ratelimit.is_rate_limit(
         describe(error)
     ):
@@ -266,7 +268,7 @@ def _category(error: BaseException) -> FailureCategory | None:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an exception carries, itself or in its response."""
+    """The HTTP status of an exception or of its response."""
     response = getattr(error, "response", None)
     for holder, name in (
         (error, "status_code"),
@@ -282,7 +284,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _retry_after(error: BaseException) -> float | None:
-    """How long a provider asks to wait; None leaves it to the text, which the engine reads."""
+    """How long a provider asks to wait; None: the engine looks for it in the message."""
     now = datetime.now(UTC)
     value = getattr(error, "retry_after", None)
     if isinstance(value, int | float | str):
@@ -293,8 +295,8 @@ def _retry_after(error: BaseException) -> float | None:
             milliseconds = _header(headers, "retry-after-ms")
             if milliseconds is not None and milliseconds.strip().isdigit():
                 return ratelimit.parse_retry_after(int(milliseconds) / 1000, now)
-            if (told := _header(headers, "retry-after")) is not None:
-                return ratelimit.parse_retry_after(told, now)
+            if (header := _header(headers, "retry-after")) is not None:
+                return ratelimit.parse_retry_after(header, now)
     return None
 
 

@@ -1,8 +1,8 @@
-"""Durable steps: what ran once is not run again, whoever carries on after a crash.
+"""Durable steps: a recorded step never runs again, whichever agent continues after a crash.
 
-A step is remembered by its name. Its result is stored with what it cost, in one transaction, before the
-handler goes on; a later attempt at the same task is given the stored result instead of running it. What a
-step returns has been through JSON also the first time, so that a replay can't differ from the first run.
+A step is identified by its name. Its result and its cost are stored in one transaction before the handler
+goes on; a later attempt gets the stored result instead of running the step. Results pass through JSON also
+the first time, so that a replay can't differ from the first run.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
 
 
 class Meter:
-    """One step that is running: within which others, and what it has spent so far."""
+    """A running step: which steps it runs inside of, and what it has spent so far."""
 
     __slots__ = ("_name", "_outer", "_task_id", "cost")
 
@@ -41,7 +41,7 @@ class Meter:
         self.cost = Decimal(0)
 
     def is_within(self, task_id: str, name: str) -> bool:
-        """Whether it is this step itself, or one inside of it."""
+        """Whether it is this step or runs inside of it."""
         step: Meter | None = self
         while step is not None:
             if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - its own
@@ -50,13 +50,12 @@ class Meter:
         return False
 
 
-#: The step that is running, wherever its code is: what is spent there belongs to it.
+#: The running step, which is charged for what its code spends.
 current_meter: ContextVar[Meter | None] = ContextVar("lineshaft_step", default=None)
 
 
 @contextmanager
 def metered(task_id: str, name: str) -> Iterator[Meter]:
-    """While this step runs."""
     meter = Meter(task_id, name, current_meter.get())
     token = current_meter.set(meter)
     try:
@@ -66,12 +65,11 @@ def metered(task_id: str, name: str) -> Iterator[Meter]:
 
 
 def check_not_within(task_id: str, name: str) -> None:
-    """A step that asks for itself would wait for itself."""
     running = current_meter.get()
     if running is not None and running.is_within(task_id, name):
         raise ValueError(
-            f"Step {name!r} was called inside of step {name!r}, and would wait for itself. One is known by "
-            "its name: give each its own, for instance with a number in it."
+            f"Step {name!r} was called inside of step {name!r}, and would wait for itself. A step is "
+            "identified by its name: give each its own, for instance with a number in it."
         )
 
 
@@ -79,7 +77,7 @@ def check_name(name: str, what: str) -> None:
     if not name.strip() or len(name) > MAX_NAME or "\0" in name:
         raise ValueError(f"A {what} needs a name of 1 to {MAX_NAME} characters, got {name!r}.")
     if name.startswith(SPAWN_STEP):
-        raise ValueError(f"Names that begin with {SPAWN_STEP!r} are Lineshaft's own, got {name!r}.")
+        raise ValueError(f"Names that begin with {SPAWN_STEP!r} are reserved, got {name!r}.")
 
 
 def result_json(name: str, value: Any) -> bytes:
@@ -118,10 +116,10 @@ def _decoder(function: Callable[..., Any]) -> _Decode | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two calls have the same arguments; what can't be compared may be."""
+    """Whether two calls have the same arguments, as far as they can be compared."""
     try:
         return bool(one == other)
-    except Exception:  # noqa: BLE001 - arrays and the like have their own idea of equality
+    except Exception:  # noqa: BLE001 - arrays and the like don't compare to a bool
         return True
 
 
@@ -132,7 +130,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 async def insist(call: Callable[[], Awaitable[T]], given_up: Callable[[], bool]) -> T:
-    """A database that is away comes back: ask again until it does, or until nobody wants the answer."""
+    """Repeat a call while the database is unavailable, until `given_up`."""
     pause = _FIRST_PAUSE_SEC
     while True:
         try:

@@ -1,7 +1,6 @@
 """Threads for synchronous handlers and steps. They end with the process, whatever they are doing.
 
-The standard library's pool waits for its threads at exit, so that one handler that hangs would keep a process
-from ever stopping.
+The standard library's pool waits for its threads at exit: a hanging handler would keep the process alive.
 """
 
 import contextvars
@@ -15,7 +14,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Threads:
-    """As many as are needed at once; an idle one is used again."""
+    """As many threads as are needed at the same time; idle ones are reused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,7 +24,7 @@ class Threads:
         self._count = 0
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Run it with the context variables of the caller. A RuntimeError: the system has no thread left."""
+        """Run it with the caller's context variables; raises RuntimeError if no thread can be started."""
         future: Future[Any] = Future()
         context = contextvars.copy_context()
         with self._lock:
@@ -39,7 +38,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Threads end when they have nothing left to do."""
+        """Let threads end when they have nothing left to do."""
         with self._lock:
             for _ in range(self._count):
                 self._jobs.put(None)
@@ -50,9 +49,9 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the result
+                except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
                     future.set_exception(error)
-            # Nothing of it may be kept alive by a thread that waits.
+            # A waiting thread must not keep these objects alive.
             del job, future, function
             with self._lock:
                 self._idle += 1

@@ -151,7 +151,7 @@ class Writer:
 
     async def _save_states(self, items: Sequence[_Item]) -> None:
         for run, outcome in items:
-            if outcome.is_put_off and (state := run.unsaved_state()) is not None:
+            if outcome.is_postponed and (state := run.unsaved_state()) is not None:
                 # One that is stale will be told so when its outcome is refused.
                 with contextlib.suppress(StaleClaimError):
                     await self._backend.save_checkpoint(run.claim, state)

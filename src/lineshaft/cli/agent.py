@@ -201,4 +201,4 @@ async def _work(agent: "Agent", *, until_idle: bool) -> None:
     from lineshaft.client.lineshaft import Lineshaft  # noqa: PLC0415
 
     async with Lineshaft() as shaft:
-        await agent.run(shaft, until_idle=until_idle)
+        await agent.run(shaft, until_idle=until_idle, optimize=True)
