@@ -68,5 +68,5 @@ def remove_folders(run: int) -> None:
 def _await_stop(home: Path) -> None:
     """A server stops shortly after its last user has gone."""
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(home.glob("*/postgres/data/postmaster.pid")):
+    while time.monotonic() < deadline and any(home.glob("*/postgres/postmaster.pid")):
         time.sleep(0.05)

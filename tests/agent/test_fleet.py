@@ -153,6 +153,7 @@ async def shaft(dsn: str, tmp_path: Path) -> AsyncIterator[Lineshaft]:
     check_invariants(dsn)
 
 
+@pytest.mark.slow("a fleet for ten seconds")
 @pytest.mark.timeout(120 + TASKS)
 async def test_every_task_ends_as_planned_and_money_adds_up(
     shaft: Lineshaft, connection: psycopg.Connection

@@ -279,8 +279,8 @@ async def test_a_system_without_threads_left_fails_the_attempt_and_nothing_else(
 
     @agent.task("more_than_there_is")
     async def more_than_there_is() -> None:
-        # No machine has so much memory for the stack of a thread.
-        threading.stack_size(1 << 40)
+        # More than the address space of a process, so it fails even if the kernel overcommits memory.
+        threading.stack_size(1 << 47)
 
     @agent.task("sync")
     def sync() -> str:

@@ -16,6 +16,8 @@ from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, soon
 from tests.invariants import check_invariants
 from tests.proxy import Proxy, proxied
 
+pytestmark = pytest.mark.slow("outages of two seconds")
+
 OUTAGE_SEC = float(os.environ.get("OUTAGE_SEC", "2"))
 #: As with the default of 30 s, of which three make a lease, and an outage of 20 s.
 OUTLASTING_IT, NOT_OUTLASTING_IT = 1.5 * OUTAGE_SEC, OUTAGE_SEC / 10

@@ -100,7 +100,7 @@ async def test_one_wake_up_many_agents(shaft: Lineshaft) -> None:
 
     async with at_work(*agents, shaft=shaft):
         submitted = await shaft.submit_many([NewTask("t") for _ in range(4)])
-        await asyncio.wait_for(all_busy.wait(), 20)
+        await asyncio.wait_for(all_busy.wait(), PATIENCE)
         for task in submitted:
             await shaft.wait(task, PATIENCE)
 
@@ -307,13 +307,14 @@ async def test_outcomes_are_written_in_batches(shaft: Lineshaft, connection: psy
     assert transactions[0] < 100
 
 
+@pytest.mark.slow("blocks for several leases")
 async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
     """A handler that calls time.sleep holds up everything in its process but the heartbeats."""
-    agent = Agent("a", heartbeat_interval_sec=0.2)
+    agent = Agent("a", heartbeat_interval_sec=1)
 
     @agent.task("t")
     async def handler() -> str:
-        time.sleep(2)  # noqa: ASYNC251 - ten heartbeats, three leases
+        time.sleep(7)  # noqa: ASYNC251 - seven heartbeats, two leases
         return "still mine"
 
     submitted = await shaft.submit(NewTask("t"))

@@ -112,6 +112,7 @@ async def test_away_for_longer_than_the_lease_it_is_no_longer_its_task(
     assert (await shaft.get(submitted)).result == "theirs"
 
 
+@pytest.mark.slow("waits until several leases have expired")
 async def test_a_silent_connection_is_noticed_within_a_heartbeat(
     shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +167,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
         began = time.monotonic()
         with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
             await heartbeats.beat([], [], answer_within_sec=0.3)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 9
 
         # A new connection is made for the next one.
         await heartbeats.beat([], [], answer_within_sec=10)
@@ -187,7 +188,7 @@ async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
         began = time.monotonic()
         with pytest.raises(UnavailableError):
             await engine.working.openings()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 9
 
         await engine.working.openings()
 

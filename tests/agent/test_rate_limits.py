@@ -114,7 +114,7 @@ async def test_idle_agents_look_again_when_a_slow_down_is_over(shaft: Lineshaft)
         async for _ in shaft.events(None, kinds=["signal.slowdown"]):
             break
         await shaft.submit(NewTask("t", spec={"n": 2}))
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), PATIENCE)
 
 
 async def test_after_ten_waits_it_counts(shaft: Lineshaft, connection: psycopg.Connection) -> None:

@@ -125,7 +125,7 @@ async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) 
         async def deeper() -> Any:
             return await ctx.step("research", research)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await ctx.step("research", research)
 
     @agent.task("sync")

@@ -18,6 +18,8 @@ from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, kinds
 from tests.client.helpers import engine_beside
 from tests.invariants import check_invariants
 
+pytestmark = pytest.mark.slow("waits until leases expire")
+
 
 @pytest.fixture
 async def checking(dsn: str, tmp_path: Path) -> AsyncIterator[Lineshaft]:

@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
+@pytest.mark.slow("initdb")
 def test_from_nothing_to_a_migrated_embedded_database(run: Run, tmp_path: Path) -> None:
     before = run("doctor")
     assert before.returncode == 0, before.stdout
@@ -123,6 +124,7 @@ def test_help_and_version_dont_wait_for_heavy_imports() -> None:
     assert not {"psycopg", "asyncio", "fastapi", "rich", "lineshaft.embedded"} & set(loaded)
 
 
+@pytest.mark.slow("initdb")
 def test_the_server_stops_after_a_command(run: Run, tmp_path: Path) -> None:
     run("migrate", "up")
     deadline = time.monotonic() + 30

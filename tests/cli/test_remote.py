@@ -114,7 +114,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_opened_again() -> Non
         connect(Namespace(url=server.url)) as api,
     ):
         assert api.get("/v1/dead-letters") == {}
-        assert server.hung_up.acquire(timeout=10)
+        assert server.hung_up.acquire(timeout=60)
         assert api.get("/v1/dead-letters") == [1]
 
 

@@ -42,7 +42,7 @@ async def test_a_wake_up_is_not_lost_on_one_that_cant_take_it(dsn: str, constrai
                 await asyncio.sleep(0)
 
         with await backend.idler(constrained) as one, await backend.idler(able) as two:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 first = asyncio.create_task(works(constrained, one))
                 await waiting(1)
                 second = asyncio.create_task(works(able, two))

@@ -50,7 +50,14 @@ def run_shell(block: Block, directory: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("page", ["docs/quick-start.md", "docs/agents.md", "docs/durable-steps.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param("docs/quick-start.md", marks=pytest.mark.slow("initdb, and a server")),
+        "docs/agents.md",
+        "docs/durable-steps.md",
+    ],
+)
 async def test_a_page_from_top_to_bottom(
     page: str, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

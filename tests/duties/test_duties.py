@@ -486,7 +486,7 @@ async def test_a_failed_duty_runs_again_until_the_loop_is_stopped() -> None:
             return {"done": 1}
 
     duty = Flaky()
-    await asyncio.wait_for(loop.run(duty, stop), 10)
+    await asyncio.wait_for(loop.run(duty, stop), 60)
 
     assert duty.calls == 2
 
@@ -496,7 +496,7 @@ async def test_all_duties_run_concurrently_until_stopped(engine: Engine) -> None
     running = asyncio.create_task(supervise(all_duties(engine, Settings()), stop))
     stop.set()
 
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_dags_without_budget_do_not_hide_others(engine: Engine, connection: psycopg.Connection) -> None:

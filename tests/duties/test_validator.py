@@ -307,8 +307,8 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
         doomed.kill()
         await doomed.wait()
 
-        await asyncio.wait_for(gone(command), 20)
-        await asyncio.wait_for(gone(child), 20)
+        await asyncio.wait_for(gone(command), 60)
+        await asyncio.wait_for(gone(child), 60)
         # Its lease lasts two seconds, by the database's clock.
         while (await validator(engine).run_once()).get("passed", 0) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -20,6 +20,8 @@ from lineshaft.embedded.layout import Layout
 from tests.embedded.helpers import FAST, User, postmaster_pid, query, stop_server, wait_until_idle
 from tests.in_memory import memory_folder
 
+pytestmark = pytest.mark.slow("starts servers under several accounts")
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch accounts")
 
 

@@ -32,6 +32,8 @@ from tests.embedded.helpers import (
     watcher_pid,
 )
 
+pytestmark = pytest.mark.slow("starts, kills and restarts servers")
+
 
 def test_a_killed_watcher_is_replaced_by_the_next_starter(home: Path) -> None:
     first = EmbeddedServer.start(home, options=FAST)

@@ -138,6 +138,7 @@ def test_stops_after_all_users_were_killed(home: Path) -> None:
         wait_for_end(pid, watcher, within=STOPS_WITHIN_S)
 
 
+@pytest.mark.slow("a dozen starts and stops")
 def test_a_newcomer_while_the_server_stops_gets_a_server(home: Path) -> None:
     """Joins and leaves at all moments of the watcher's interval; each time a server must answer."""
     for round_ in range(12):

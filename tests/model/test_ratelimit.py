@@ -200,7 +200,7 @@ class TestRetryAfter:
 
         assert wait is None or 0 <= wait <= 3600
 
-    @pytest.mark.timeout(5)
+    @pytest.mark.timeout(60)
     @pytest.mark.parametrize(
         "text", ["retry after " + "1" * 50_000 + "x", "retry after" + " " * 50_000, ".a" * 50_000]
     )

@@ -61,7 +61,7 @@ async def serving(
 
 
 async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not check():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 

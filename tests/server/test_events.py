@@ -128,7 +128,7 @@ async def test_streams_end_when_the_server_stops(serve: Serve) -> None:
         for stream in (one, two):
             with pytest.raises(EOFError):
                 await stream.event()
-        assert asyncio.get_running_loop().time() - began < 5
+        assert asyncio.get_running_loop().time() - began < 30
 
 
 async def test_there_are_no_more_streams_than_a_server_can_serve(
@@ -176,7 +176,7 @@ async def test_the_first_stream_hears_what_happens_while_the_tail_finds_its_plac
 
     monkeypatch.setattr(tail, "_events", Slow())
     # The next ping would be later than this.
-    async with asyncio.timeout(10), served.client.stream() as stream:
+    async with asyncio.timeout(60), served.client.stream() as stream:
         task = await served.client.submit()
         may_read.set()
 
@@ -197,7 +197,7 @@ async def test_streams_go_on_after_an_error_that_nobody_foresaw(
             raise psycopg.errors.UndefinedTable("the table is elsewhere just now")
 
     # The next ping would be later than this.
-    async with asyncio.timeout(10), served.client.stream() as stream:
+    async with asyncio.timeout(60), served.client.stream() as stream:
         monkeypatch.setattr(tail, "_events", Failing())
         await failed.wait()
         task = await served.client.submit()
@@ -218,7 +218,7 @@ async def test_what_is_rare_is_looked_for_in_parts(served: Served, monkeypatch: 
     assert (first["items"], first["caught_up"]) == ([], False)
 
     page = first
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not page["items"]:
             page = (await client.get("/v1/events", kind="task.cancelled", after=page["next_cursor"])).json
     assert [event["task_id"] for event in page["items"]] == [task["id"]]

@@ -156,8 +156,9 @@ async def test_health_and_readiness(client: Client) -> None:
 async def test_an_answer_is_sent_at_once(client: Client) -> None:
     """In two packets: the second must not wait until the first is acknowledged, which takes 40 ms."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    times = []
-    for _ in range(5):
+    times: list[float] = []
+    # On a busy machine many of them take longer for other reasons.
+    while len(times) < 100 and min(times, default=1) >= 0.035:
         began = time.perf_counter()
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         _, headers = await read_head(reader)

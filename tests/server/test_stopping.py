@@ -9,6 +9,7 @@ from tests.proxy import proxied
 from tests.server.conftest import serving, until
 
 
+@pytest.mark.slow("waits for time limits")
 async def test_a_database_that_went_silent_does_not_keep_it(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

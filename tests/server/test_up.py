@@ -93,6 +93,7 @@ def up(tmp_path: Path) -> Up:
     return start
 
 
+@pytest.mark.slow("initdb, and two starts of the server")
 async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> None:
     async with up() as server:
         assert server.told["database"]["home"] == str(tmp_path / ".lineshaft")
@@ -124,6 +125,7 @@ async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> Non
         assert (await again.client.task(task_id))["status"] == "COMPLETED"
 
 
+@pytest.mark.slow("initdb, and two servers")
 async def test_two_of_them_on_one_home(up: Up) -> None:
     async with up() as one, up() as two:
         assert one.told["url"] != two.told["url"]
@@ -171,6 +173,7 @@ async def test_a_port_that_is_taken(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / ".lineshaft").exists(), "nothing was started"
 
 
+@pytest.mark.slow("starts four servers")
 async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psycopg.Connection) -> None:
     url = {"LINESHAFT_DATABASE_URL": dsn}
     code, _, err = await run("up", "--host", "0.0.0.0", "--port", "0", **url)  # noqa: S104 - refused

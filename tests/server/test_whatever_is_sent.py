@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,7 @@ def in_a_thread(dsn: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
         loop.close()
 
 
+@pytest.mark.slow("hundreds of generated requests")
 def test_no_call_ends_in_a_server_error(dsn: str) -> None:
     with in_a_thread(dsn) as (url, names):
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")

@@ -191,6 +191,7 @@ def test_three():
 """
 
 
+@pytest.mark.slow("initdb, and pytest within pytest")
 def test_the_fixtures_in_a_project_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,7 +340,7 @@ async def test_a_connection_that_was_cut_off_silently_is_noticed(
         await wakeups.wait_until(healthy=False)
 
         # Far below what psycopg takes to give up a call on such a connection (10 s).
-        assert asyncio.get_running_loop().time() - began < 3
+        assert asyncio.get_running_loop().time() - began < 8
         assert await waiting is True
         await wakeups.wait_until(healthy=True)
         (waiting,) = await start(wakeups.waiter([1]).wait(LONG))
@@ -374,7 +374,7 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
 
         await wakeups.close()
 
-        assert asyncio.get_running_loop().time() - began < 2
+        assert asyncio.get_running_loop().time() - began < LONG / 2
         assert await waiting is False
         if opening is not None:
             opening.cancel()

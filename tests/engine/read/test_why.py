@@ -380,6 +380,7 @@ def would_be_claimed(
     return task_id in {row[0] for row in rows}
 
 
+@pytest.mark.slow("many random worlds")
 async def test_runnable_means_that_some_claim_would_get_it(
     engine: Engine, factory: Factory, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
