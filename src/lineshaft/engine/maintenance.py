@@ -35,7 +35,7 @@ class Maintenance:
         self._lifecycle = lifecycle
         self._breakers = breakers
         self._budgets = budgets
-        self._sql = catalog.load("maintenance")
+        self._sql = catalog.load(__name__)
         self._moves = catalog.load("transition/changes")
 
     async def reap(self, limit: int, without: Sequence[str] = ()) -> dict[str, int]:

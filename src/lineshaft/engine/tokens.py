@@ -22,7 +22,7 @@ MAX_NAME = 200
 class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load("tokens")
+        self._sql = catalog.load(__name__)
 
     async def create(self, name: str, scope: str) -> NewToken:
         """A new token with its secret, which can't be read again."""

@@ -54,6 +54,12 @@ def test_a_fragment_is_included() -> None:
     assert parsed["a"].endswith("\nFROM b")
 
 
+def test_a_file_may_have_its_own_fragments() -> None:
+    parsed = catalog.parse("-- fragment: f\nWHERE x\n\n-- name: a\nSELECT 1\n-- include: f", source="x")
+
+    assert parsed == {"a": "/* lineshaft a */ SELECT 1\nWHERE x"}
+
+
 def test_a_module_loads_the_file_beside_it() -> None:
     assert catalog.load("lineshaft.engine.claim.claims") == catalog.load("claim/claims")
 

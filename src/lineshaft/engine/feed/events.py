@@ -184,7 +184,7 @@ class Events:
         self._database = database
         self._most_recent = most_recent
         self._span = span
-        self._sql = catalog.load("feed/events")
+        self._sql = catalog.load(__name__)
 
     async def read(
         self,

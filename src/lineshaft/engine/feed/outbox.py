@@ -68,7 +68,7 @@ class Outbox:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._events = Events(database)
-        self._sql = catalog.load("feed/outbox")
+        self._sql = catalog.load(__name__)
 
     async def collect(self, name: str, kinds: Collection[NoticeKind]) -> Collected:
         """Note what happened since the last time that is of these kinds."""

@@ -122,7 +122,7 @@ class Partitions:
     def __init__(self, database: Database, *, move_most: int = _MOVE_MOST) -> None:
         self._database = database
         self._move_most = move_most
-        self._sql = catalog.load("feed/partitions")
+        self._sql = catalog.load(__name__)
 
     async def ensure_partitions(self, ahead_days: int, *, period: Period = Period.MONTH) -> Ensured:
         """Make what is missing from now until `ahead_days` from now. Safe to call at any time, by many."""

@@ -80,7 +80,7 @@ class Breakers:
     def __init__(self, database: Database, policy: BreakerPolicy = DEFAULT_POLICY) -> None:
         self._database = database
         self._policy = policy
-        self._sql = catalog.load("guards/breakers")
+        self._sql = catalog.load(__name__)
 
     # As part of the transaction that ends a claim, after everything else.
 

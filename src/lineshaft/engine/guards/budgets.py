@@ -34,7 +34,7 @@ class Budgets:
         self._database = database
         self._lifecycle = lifecycle
         self._rules = rules
-        self._sql = catalog.load("guards/budgets")
+        self._sql = catalog.load(__name__)
         self._moves = catalog.load("transition/changes")
 
     # By hand.

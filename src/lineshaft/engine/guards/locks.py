@@ -9,7 +9,7 @@ from lineshaft.model.storable import is_storable
 class Locks:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load("guards/locks")
+        self._sql = catalog.load(__name__)
         self._unpark = catalog.load("transition/changes")["unpark_lock_waiters"]
 
     async def release(self, key: str) -> None:

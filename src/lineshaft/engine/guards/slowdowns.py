@@ -32,7 +32,7 @@ class RateLimited:
 class Slowdowns:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load("guards/slowdowns")
+        self._sql = catalog.load(__name__)
         self._wake_everybody = catalog.load("transition/operations")["wake_everybody"]
 
     async def signal_slowdowns(self, connection: Connection, limits: Sequence[RateLimited]) -> None:

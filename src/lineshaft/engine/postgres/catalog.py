@@ -2,7 +2,8 @@
 
 A module loads the file of its own stem with `catalog.load(__name__)`. A statement starts with
 `-- name: claim_tasks`; whole-line comments are for readers and are not sent to the server. A line
-`-- include: notify_lanes` is replaced by the fragment of that name in `fragments.sql`.
+`-- include: notify_lanes` is replaced by the fragment of that name, which starts with
+`-- fragment: notify_lanes` above in the same file or in `fragments.sql`.
 
 The catalog rejects what psycopg would silently get wrong: a placeholder inside quotes (it would become part
 of the text) and a lone percent sign. Statements are always executed with a mapping of parameters, even an
@@ -16,7 +17,7 @@ from typing import LiteralString
 
 _ENGINE = "lineshaft.engine"
 _FRAGMENTS = "postgres/fragments"
-_NAME = re.compile(r"^-- (?:name|fragment): ([a-z][a-z0-9_]*)$")
+_NAME = re.compile(r"^-- (name|fragment): ([a-z][a-z0-9_]*)$")
 _INCLUDE = re.compile(r"^\s*-- include: ([a-z][a-z0-9_]*)$")
 _QUOTED = re.compile(r"'(?:[^']|'')*'")
 _PLACEHOLDER = re.compile(r"%\([a-z][a-z0-9_]*\)s")
@@ -36,7 +37,8 @@ def load(*names: str) -> dict[str, LiteralString]:
 
 
 def parse(text: str, *, source: str) -> dict[str, LiteralString]:
-    return {name: _statement(name, lines, source) for name, lines in _sections(text, source).items()}
+    statements, _ = _sections(text, source)
+    return {name: _statement(name, lines, source) for name, lines in statements.items()}
 
 
 def _read(stem: str) -> str:
@@ -44,30 +46,34 @@ def _read(stem: str) -> str:
 
 
 @cache
-def _fragments() -> dict[str, list[str]]:
-    return _sections(_read(_FRAGMENTS), f"{_FRAGMENTS}.sql")
+def _shared_fragments() -> dict[str, list[str]]:
+    _, fragments = _sections(_read(_FRAGMENTS), f"{_FRAGMENTS}.sql")
+    return fragments
 
 
-def _sections(text: str, source: str) -> dict[str, list[str]]:
-    bodies: dict[str, list[str]] = {}
+def _sections(text: str, source: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The lines of statements, and of fragments, by name."""
+    statements: dict[str, list[str]] = {}
+    fragments: dict[str, list[str]] = {}
     body: list[str] | None = None
     for line in text.splitlines():
         if named := _NAME.match(line):
-            name = named[1]
-            if name in bodies:
+            kind, name = named.groups()
+            if name in statements or name in fragments:
                 raise ValueError(f"{source}: there are two statements named {name}")
-            body = bodies[name] = []
+            body = (statements if kind == "name" else fragments)[name] = []
         elif (included := _INCLUDE.match(line)) and body is not None:
-            if included[1] not in _fragments():
+            fragment = fragments.get(included[1]) or _shared_fragments().get(included[1])
+            if fragment is None:
                 raise ValueError(f"{source}: unknown fragment {included[1]}; see {_FRAGMENTS}.sql")
-            body += _fragments()[included[1]]
+            body += fragment
         elif line.lstrip().startswith("--") or not line.strip():
             continue
         elif body is None:
             raise ValueError(f"{source}: {line!r} is before the first '-- name:' line")
         else:
             body.append(line.rstrip())
-    return bodies
+    return statements, fragments
 
 
 def _statement(name: str, lines: list[str], source: str) -> LiteralString:

@@ -47,7 +47,7 @@ def describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
 
 
 def _describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
-    statements = catalog.load("postgres/describe")
+    statements = catalog.load(__name__)
 
     def rows(name: str) -> list[tuple[str | None, ...]]:
         return [

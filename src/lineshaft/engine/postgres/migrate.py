@@ -34,7 +34,7 @@ _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = "-- lineshaft: no transaction"
 _STEP = re.compile(r"^-- step\b.*$", re.MULTILINE)
 
-_SQL = catalog.load("postgres/migrate")
+_SQL = catalog.load(__name__)
 Connection = psycopg.Connection[Any]
 
 

@@ -10,7 +10,7 @@ from lineshaft.model import graph
 from lineshaft.model.states import Status
 from lineshaft.types import Dag
 
-_SQL = catalog.load("read/dags")
+_SQL = catalog.load(__name__)
 
 
 async def read_dags(reader: Reader, ids: Sequence[str]) -> list[Dag]:

@@ -13,7 +13,7 @@ from lineshaft.types.page import check_limit
 #: Waiters for one lock that are counted.
 _MOST_WAITING = 10_000
 
-_SQL = catalog.load("read/guards")
+_SQL = catalog.load(__name__)
 Guard = TypeVar("Guard", Lock, Breaker, Slowdown)
 
 

@@ -26,7 +26,7 @@ FEW = 10_000
 #: Rows of the history that a walk looks at in one statement, and how many such parts one page may take.
 SCAN, PARTS = 20_000, 10
 
-_SQL = catalog.load("read/listing")
+_SQL = catalog.load(__name__)
 
 
 def task_parameters(wanted: TaskFilter) -> dict[str, Any]:

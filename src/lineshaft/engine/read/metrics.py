@@ -59,7 +59,7 @@ class Tally:
         """`most`: events that are counted in one transaction, which must not take long."""
         self._database = database
         self._most = most
-        self._sql = catalog.load("read/metrics")
+        self._sql = catalog.load(__name__)
 
     async def count(self, slices: int | None = None) -> None:
         """Count what happened since the last time, in at most so many transactions; None: all of it."""
@@ -89,7 +89,7 @@ class MetricsReader:
         self._queries = queries
         self._fleet = fleet
         self._tally = Tally(database)
-        self._sql = catalog.load("read/metrics")
+        self._sql = catalog.load(__name__)
 
     async def read(self) -> Metrics:
         await self._tally.count(_SLICES)

@@ -13,7 +13,7 @@ from lineshaft.engine.postgres.database import Connection, Database
 T = TypeVar("T")
 Row = dict[str, Any]
 
-_SQL = catalog.load("read/snapshot")
+_SQL = catalog.load(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ PAGES = 250
 #: In so many parts windows are cut; at most so many rows are read of each.
 PARTS, PART_ROWS = 20, 500
 
-_SQL = catalog.load("read/stats")
+_SQL = catalog.load(__name__)
 _BOUNDS = [end for end, _ in TIER_ENDS]
 _TIERS = [*(name for _, name in TIER_ENDS), Tier.BACKGROUND]
 _NOTHING = Decimal(0)

@@ -21,7 +21,7 @@ _MOST_UPSTREAM = 20_000
 #: At most this many dead letters upstream of a task are named; one is enough to block it.
 _NAMED = 20
 
-_SQL = catalog.load("read/tasks")
+_SQL = catalog.load(__name__)
 #: The statements that read all parts of a task.
 _PARTS = (_SQL["read_tasks"], _SQL["read_edges"], _SQL["read_failures"])
 

@@ -30,7 +30,7 @@ _NAMED = 3
 #: Characters of an error that are shown.
 _ERROR = 300
 
-_SQL = catalog.load("read/why")
+_SQL = catalog.load(__name__)
 
 
 @dataclass(frozen=True, slots=True)

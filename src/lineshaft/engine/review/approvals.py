@@ -46,7 +46,7 @@ class Approvals:
         self._lifecycle = lifecycle
         self._gates = gates
         self._queries = queries
-        self._sql = catalog.load("review/approvals")
+        self._sql = catalog.load(__name__)
 
     async def waiting(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
         """What waits for a person, the longest first."""

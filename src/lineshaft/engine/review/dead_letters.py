@@ -61,7 +61,7 @@ ALL = DeadLetterFilter()
 #: Statuses and resolutions are decoded; the spec stays raw.
 _DECODED = {"spec", "status", "resolution"}
 
-_SQL = catalog.load("review/dead_letters")
+_SQL = catalog.load(__name__)
 
 
 class _Key(Struct, frozen=True, array_like=True, tag="dead_letter"):

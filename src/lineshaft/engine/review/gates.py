@@ -122,7 +122,7 @@ class Gates:
     def __init__(self, database: Database, lifecycle: Lifecycle, checks: Checks) -> None:
         self._database = database
         self._lifecycle = lifecycle
-        self._sql = catalog.load("review/gates")
+        self._sql = catalog.load(__name__)
         self.checks = checks
 
     # When an output is handed in.

@@ -25,7 +25,7 @@ class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 class Reports:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load("review/reports")
+        self._sql = catalog.load(__name__)
 
     async def search(
         self,

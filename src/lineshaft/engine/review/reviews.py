@@ -78,7 +78,7 @@ class LockedDeadLetter:
 class Reviews:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load("review/reviews")
+        self._sql = catalog.load(__name__)
 
     async def lock(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedDeadLetter]:
         """Those of these tasks that are dead letters, locked against other decisions."""
