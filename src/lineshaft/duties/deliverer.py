@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lineshaft.duties.loop import Counts
-from lineshaft.engine.feed.outbox import LEASE_SEC, Outbox, Parcel
+from lineshaft.engine.feed.outbox import LEASE_SEC, Outbox, TakenMessage
 from lineshaft.integrations.notify import DeliveryError, Destination
 
 _log = logging.getLogger("lineshaft.duties")
@@ -58,7 +58,7 @@ class Deliverer:
         counts["deleted"] += await self.outbox.forget(_KEEP_SEC, 1_000)
         return counts
 
-    async def _send(self, to: Destination, parcel: Parcel) -> str:
+    async def _send(self, to: Destination, parcel: TakenMessage) -> str:
         error = await _try(to, parcel)
         if error is None:
             await self.outbox.delivered(parcel)
@@ -79,7 +79,7 @@ class Deliverer:
         return float(wait * (0.75 + 0.5 * self.uniform()))
 
 
-async def _try(to: Destination, parcel: Parcel) -> str | None:
+async def _try(to: Destination, parcel: TakenMessage) -> str | None:
     """Send a message; returns the cause of a failure, or None."""
     try:
         async with asyncio.timeout(_SEND_SEC):

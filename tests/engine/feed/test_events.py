@@ -477,13 +477,13 @@ def test_a_damaged_cursor_is_refused(cut: int, other: str) -> None:
     place = cut % len(whole)
     for damaged in (whole[:place], whole[:place] + other + whole[place + 1 :], whole + other):
         if damaged != whole:
-            with pytest.raises(InvalidInputError, match="no cursor of the event feed"):
+            with pytest.raises(InvalidInputError, match="not a cursor of the event feed"):
                 Cursor.decode(damaged)
 
 
 @pytest.mark.parametrize("text", ["", "12", "Now", "AAAA", "é", "=" * 8, "x" * 1000, "MTIz\n"])
 async def test_what_is_no_cursor_is_refused(database: Database, text: str) -> None:
-    with pytest.raises(InvalidInputError, match="no cursor of the event feed"):
+    with pytest.raises(InvalidInputError, match="not a cursor of the event feed"):
         await Events(database).read(text, limit=1)
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from lineshaft.engine.feed.wakeups import POLL_DEAF, POLL_SUBSCRIBED, Waiter, Wakeups
+from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Waiter, Wakeups
 from lineshaft.engine.submit.lanes import wakeup_payload
 
 #: Only to end a test that fails; nothing below waits for it.
@@ -221,7 +221,7 @@ async def test_a_waiter_is_for_one_task(idle: Wakeups) -> None:
     waiter = idle.waiter([1])
     (waiting,) = await start(waiter.wait(LONG))
 
-    with pytest.raises(RuntimeError, match="Give each its own"):
+    with pytest.raises(RuntimeError, match="Use one waiter for each"):
         await waiter.wait(LONG)
     waiting.cancel()
 
@@ -239,7 +239,7 @@ async def test_a_connection_that_dies_is_replaced_and_everybody_looks(
     )
 
     await wakeups.wait_until(healthy=False)
-    assert wakeups.poll_interval == POLL_DEAF
+    assert wakeups.poll_interval == POLL_UNSUBSCRIBED
     assert await waiting is True
     (waiting,) = await start(waiter.wait(LONG))
     await wakeups.wait_until(healthy=True)
@@ -362,7 +362,7 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
             wakeups._dsn = make_conninfo(through, dbname="there_is_no_such_database")
             await wakeups.open()
             assert not wakeups.healthy
-            assert wakeups.poll_interval == POLL_DEAF
+            assert wakeups.poll_interval == POLL_UNSUBSCRIBED
         else:
             await wakeups.open()
             assert wakeups.healthy

@@ -1,4 +1,4 @@
-"""Reading the event feed as a caller asked for it."""
+"""Pages of the event feed for a caller's filter."""
 
 from dataclasses import dataclass, replace
 
@@ -7,8 +7,8 @@ from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import NotFoundError
 from lineshaft.types import Event, EventPage
 
-#: A reader of what is rare goes through a long feed in parts: it may have left long before the end.
-_READS_A_PAGE = 20
+#: A page of rare events ends after this many reads: the caller may be gone long before the end of the feed.
+_READS_PER_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class EventQuery:
     kinds: tuple[str, ...] = ()
 
     async def after(self, place: str | None) -> EventPage:
-        """A full page, unless there are no more or they are far apart."""
+        """A full page, unless there are no more events or they are far apart."""
         items: list[Event] = []
         reads = 0
         while True:
@@ -34,18 +34,18 @@ class EventQuery:
             )
             items += page.items
             place = page.next_cursor
-            if page.caught_up or len(items) == self.limit or reads == _READS_A_PAGE:
+            if page.caught_up or len(items) == self.limit or reads == _READS_PER_PAGE:
                 return EventPage(items, place, page.caught_up)
 
     async def page(self, place: str | None, queries: Queries) -> EventPage:
-        """As `after`; also of a DAG that is a standalone task's own."""
+        """As `after`, also for the virtual DAG of a standalone task."""
         page = await self.after(place)
         if page.items or self.dag_id is None:
             return page
         return await (await self.resolved(queries)).after(place)
 
     async def resolved(self, queries: Queries) -> "EventQuery":
-        """A standalone task's DAG has no events of its own: they are its task's."""
+        """A virtual DAG has no events of its own: they are those of its task."""
         if self.dag_id is None or self.task_id is not None:
             return self
         try:

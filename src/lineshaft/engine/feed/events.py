@@ -1,30 +1,30 @@
-"""The event feed: no event is missed, doubled or given before its cause, and nobody waits for a stranger.
+"""The event feed: no event is missed, repeated or delivered before its cause, and no reader is held up.
 
-Numbers are taken before the commit, so transactions become visible out of their order, and "everything after
-seq n" would skip what commits late. Stopping at the oldest transaction that is still open would be right, but
-stalls behind any long one. So a reader walks in windows. A window lies between two snapshots of the database:
-rows that `since` did not see (their transaction had not begun, or was in its list of those in progress) and
-that `until` sees, in order of seq. When a window is used up, its `until` becomes the next `since`, and the
-next `until` is a snapshot taken then.
+Sequence numbers are assigned before the commit, so transactions become visible out of order, and a reader of
+"everything after seq n" would skip late commits. Stopping at the oldest open transaction would be correct,
+but would stall behind any long one. So a reader proceeds in windows. A window lies between two snapshots of
+the database: it has the rows that `since` did not see (their transaction had not begun, or was in progress)
+and that `until` sees, in order of seq. At the end of a window, its `until` becomes the next `since`, and the
+next `until` is a new snapshot.
 
-Nothing is missed and nothing comes twice: of a row's transaction, each snapshot says either finished or not,
-and once finished it stays so; its rows are in the one window where the answer changes. A transaction that
-stays open is in no window until it commits, and then in the first one after; it holds up nobody else.
+Each event is delivered exactly once: for each snapshot a transaction is either finished or not, and a
+finished one stays finished; its rows are in the one window where that changes. An open transaction is in no
+window until it commits, and then in the next one; it holds up no other.
 
-A cause comes first. Say B saw what A committed, and then wrote an event. Any snapshot that sees B sees A,
-which had committed before B did; so A's window is B's or an earlier one. In the same window the order of seq
-decides: A took its numbers before it committed, B took this one after it had seen that. (The sequence has no
-cache, which would give numbers out in blocks.)
+Causes come first. Suppose B saw what A committed, and then wrote an event. Any snapshot that sees B sees A,
+which committed earlier; so A's window is B's or an earlier one. Within one window the order of seq decides: A
+took its numbers before its commit, B took its number after that. (The sequence has no cache, which would
+assign numbers in blocks.)
 
-**Crashes.** After a crash PostgreSQL, or the standby that takes over, gives out again the ids of transactions
-of which it had written nothing down yet. Those were rolled back: a commit is written before anybody sees it.
-But a snapshot may have called them finished, and what comes with the same id later would be taken for seen.
-So a cursor is given out only when they are written too: if some of a window were rolled back, something is
-committed (`settle`), which takes all before it along, to the disk and to a synchronous standby.
+**Crashes.** After a crash, PostgreSQL or the standby that takes over reuses the ids of transactions of which
+nothing was written to the log. They were rolled back: a commit is logged before it becomes visible. But a
+snapshot may have counted them as finished, and a later transaction with the same id would be taken for seen.
+So a cursor is returned only when they are in the log too: if part of a window was rolled back, `settle`
+commits something, which flushes everything before it to the disk and to a synchronous standby.
 
-Rows carry the id of the top transaction (`xid8`, which doesn't wrap), also inside savepoints, and snapshots
-list top transactions only. Reads go to a primary: a standby's pg_current_snapshot() doesn't list what is in
-progress.
+Rows have the id of the top-level transaction (`xid8`, which doesn't wrap), even inside savepoints, and
+snapshots list top-level transactions only. Reads need a primary: on a standby pg_current_snapshot() doesn't
+list transactions in progress.
 """
 
 import base64
@@ -33,22 +33,27 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from psycopg.rows import namedtuple_row
+
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import CursorExpiredError, InvalidInputError
 from lineshaft.types import Event, EventPage
 from lineshaft.types.json import raw
 
-#: Read after this: what happens from now on.
+#: A cursor for events from now on.
 NOW = "now"
+
+_SQL = catalog.load(__name__)
 
 _VERSION = 1
 _HAS_UNTIL, _WIDE, _BEGINNING = 1, 2, 4
-#: After a crash PostgreSQL gives out again the ids of those that were in progress; there are never so many.
-_GIVEN_AGAIN = 10_000
-#: Of any number in a cursor: far past what is ever reached, and sums with it still fit into a bigint.
+#: After a crash PostgreSQL reuses the ids of transactions in progress; there are never more than this.
+_REUSED_IDS = 10_000
+#: Limit of numbers in a cursor: never reached, and sums with it still fit into a bigint.
 _LARGEST = 2**62
-#: Of a text that is no cursor, in the message.
+#: Characters of an invalid cursor in the error.
 _SHOWN = 60
 
 
@@ -74,29 +79,29 @@ class Cursor:
     """A place in the feed. Its text is opaque to clients."""
 
     since: Snapshot
-    #: None: the window is not open yet.
+    #: None: the window has no upper end yet.
     until: Snapshot | None = None
-    #: The row to go on with ...
+    #: The row to continue with ...
     seq: int = 0
-    #: ... and how many of its kinds were passed already.
+    #: ... and the number of its kinds that were delivered already.
     skip: int = 0
-    #: The window is large: read by number, not by transaction.
+    #: The window is large: read it by sequence number, not by transaction.
     wide: bool = False
-    #: The window has no lower end; `since` only says up to where events had been dropped when it was opened.
+    #: The window has no lower end; `since` is the end of deleted events at the time when it was opened.
     beginning: bool = False
 
     def encode(self) -> str:
         return _seal(self.head(), self.seq, self.skip)
 
     def head(self) -> bytes:
-        """What all places in a window have in common."""
+        """The part of a cursor that is the same for all places in a window."""
         flags = (self.until is not None) * _HAS_UNTIL | self.wide * _WIDE | self.beginning * _BEGINNING
         head = bytearray([_VERSION << 4 | flags])
         for snapshot in (self.since, self.until):
             if snapshot is not None:
                 _put(head, snapshot.xmax)
                 _put(head, len(snapshot.xip))
-                # Distances, from the top: transactions in progress are close together, most take one byte.
+                # Distances from the top: transactions in progress are close together, so most take one byte.
                 above = snapshot.xmax
                 for xid in reversed(snapshot.xip):
                     _put(head, above - xid)
@@ -110,8 +115,8 @@ class Cursor:
         except (ValueError, IndexError, StopIteration):
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
             raise InvalidInputError(
-                f"{shown!r} is no cursor of the event feed. Use the cursor of an event, or next_cursor, as "
-                "it was given; leave it out to read from the beginning."
+                f"{shown!r} is not a cursor of the event feed. Use the cursor of an event, or next_cursor, "
+                "unchanged; omit it to read from the beginning."
             ) from None
 
     @classmethod
@@ -129,36 +134,36 @@ class Cursor:
             wide=bool(flags & _WIDE),
             beginning=bool(flags & _BEGINNING),
         )
-        # Checks the version, the checksum, and that nothing is left over.
+        # Checks the version, the checksum, and that there are no extra bytes.
         if cursor.encode() != text:
             raise ValueError
         return cursor
 
     def opened(self, until: str, horizon: int | None) -> "Cursor":
-        """With the upper end that the database gave to the window."""
+        """With the upper end that the database has chosen for the window."""
         if self.until is not None:
             return self
         top = Snapshot.parse(until)
         if self.beginning:
             return replace(self, since=Snapshot((horizon or 0) + 1), until=top)
-        # What is still in progress in both is not in this window. Cursors stay short though many write.
+        # Transactions in progress in both snapshots are not in this window; without them cursors stay short.
         running = set(top.xip)
         finished = tuple(xid for xid in self.since.xip if xid not in running)
         return replace(self, since=Snapshot(self.since.xmax, finished), until=top)
 
     def has_expired(self, horizon: int | None) -> bool:
-        """Whether rows were dropped that it had not passed: `horizon` is the highest transaction of any.
+        """Whether undelivered rows were deleted: `horizon` is the highest transaction of any deleted row.
 
-        A transaction that was open all the time until its rows were dropped doesn't count: because of one
-        that is left open for longer than retention, every cursor would expire.
+        A transaction that was open until its rows were deleted doesn't count: otherwise one that stays open
+        for longer than retention would expire every cursor.
         """
         begins = self.beginning and self.until is None
         return horizon is not None and not begins and horizon >= self.since.xmax
 
-    def comes_from_elsewhere(self, next_xid: int) -> bool:
-        """Whether it was given out by the cluster that this database was restored from, which was further."""
+    def is_from_another_cluster(self, next_xid: int) -> bool:
+        """Whether it comes from the cluster that this database was restored from, which was ahead."""
         ends = self.since if self.until is None else self.until
-        return ends.xmax > next_xid + _GIVEN_AGAIN
+        return ends.xmax > next_xid + _REUSED_IDS
 
 
 _FROM_THE_BEGINNING = Cursor(Snapshot(1), wide=True, beginning=True)
@@ -180,11 +185,10 @@ class _Filter:
 
 class Events:
     def __init__(self, database: Database, *, most_recent: int = 2_000, span: int = 20_000) -> None:
-        """`most_recent`: rows of a window that are read at once; `span`: numbers of a larger one."""
+        """`most_recent`: rows of a window that is read at once; `span`: numbers of a larger one at a time."""
         self._database = database
         self._most_recent = most_recent
         self._span = span
-        self._sql = catalog.load(__name__)
 
     async def read(
         self,
@@ -195,18 +199,18 @@ class Events:
         dag_id: str | None = None,
         kinds: Collection[str] | None = None,
     ) -> EventPage:
-        """The events after a cursor; None: from the beginning, `NOW`: none yet, but a cursor to go on from.
+        """Events after a cursor; None: from the beginning, `NOW`: no events, but a cursor to continue from.
 
-        One statement for a reader that keeps up, two where a window ends within the page (two more when a
-        large window is opened). A page may be short, even empty, and have more behind it: see `caught_up`.
+        One statement for a reader that keeps up, two if a window ends within the page, two more when a large
+        window is opened. A short or empty page may have more behind it: see `caught_up`.
         """
         if limit < 1:
             raise InvalidInputError(errors=[("limit", f"must be at least 1, not {limit}")])
         wanted = _Filter(task_id, dag_id, frozenset(kinds) if kinds else None)
         if after == NOW:
             async with self._database.connection() as connection:
-                (now,) = await _one(connection, self._sql["read_now"], {})
-                await connection.execute(self._sql["settle"], {"since": None, "until": now})
+                now = await fetch_value(connection, _SQL["read_now"], {})
+                await connection.execute(_SQL["settle"], {"since": None, "until": now})
             return EventPage([], Cursor(Snapshot.parse(now)).encode(), caught_up=True)
         cursor = _FROM_THE_BEGINNING if after is None else Cursor.decode(after)
         items: list[Event] = []
@@ -221,14 +225,14 @@ class Events:
     async def _read_window(
         self, connection: Connection, cursor: Cursor, wanted: _Filter, items: list[Event], limit: int
     ) -> Cursor:
-        """Add what the window has to the items; gives the place to go on from."""
+        """Add events of the window to the items; returns the place to continue from."""
         room = limit - len(items)
         if not cursor.wide:
             cursor, complete, rows = await self._select(connection, "read_recent", cursor, wanted, room)
             if complete:
                 return _take(cursor, rows, wanted, items, limit, end=None)
             first = {"since": str(cursor.since), "until": str(cursor.until)}
-            (seq,) = await _one(connection, self._sql["find_first"], first)
+            seq = await fetch_value(connection, _SQL["find_first"], first)
             cursor = replace(cursor, wide=True, seq=seq)
         statement = "read_span" if wanted.task_id is None else "read_task"
         cursor, complete, rows = await self._select(connection, statement, cursor, wanted, room)
@@ -237,57 +241,63 @@ class Events:
 
     async def _select(
         self, connection: Connection, statement: str, cursor: Cursor, wanted: _Filter, room: int
-    ) -> tuple[Cursor, bool, Sequence[tuple[Any, ...]]]:
-        found = await connection.execute(
-            self._sql[statement],
-            {
-                "since": None if cursor.beginning else str(cursor.since),
-                "until": None if cursor.until is None else str(cursor.until),
-                "seq": cursor.seq,
-                "most": self._most_recent,
-                "span": self._span,
-                # All kinds of the first row may have been passed, or not be wanted.
-                "limit": room + 1,
-                **wanted.parameters(),
-            },
-        )
-        rows = await found.fetchall()
-        until, horizon, next_xid, complete = rows[0][:4]
-        dropped = None if horizon is None else int(horizon)
-        if cursor.has_expired(dropped) or cursor.comes_from_elsewhere(int(next_xid)):
+    ) -> tuple[Cursor, bool, Sequence[Any]]:
+        """The cursor with an open window, whether the rows are all that it has, and rows."""
+        since = None if cursor.beginning else str(cursor.since)
+        async with connection.cursor(row_factory=namedtuple_row) as found:
+            await found.execute(
+                _SQL[statement],
+                {
+                    "since": since,
+                    "until": None if cursor.until is None else str(cursor.until),
+                    "seq": cursor.seq,
+                    "most": self._most_recent,
+                    "span": self._span,
+                    # All kinds of the first row may be delivered already, or unwanted.
+                    "limit": room + 1,
+                    **wanted.parameters(),
+                },
+            )
+            rows: list[Any] = await found.fetchall()
+        window = rows[0]
+        horizon = None if window.horizon is None else int(window.horizon)
+        if cursor.has_expired(horizon) or cursor.is_from_another_cluster(int(window.next_xid)):
             raise CursorExpiredError
-        if cursor.until is None and Snapshot.parse(until) != cursor.since:
-            since = None if cursor.beginning else str(cursor.since)
-            await connection.execute(self._sql["settle"], {"since": since, "until": until})
-        return cursor.opened(until, dropped), complete, [row[4:] for row in rows if row[4] is not None]
+        if cursor.until is None and Snapshot.parse(window.until) != cursor.since:
+            await connection.execute(_SQL["settle"], {"since": since, "until": window.until})
+        # Without events, the only row describes the window.
+        events = rows if window.seq is not None else []
+        return cursor.opened(window.until, horizon), window.complete, events
 
 
 def _take(
     cursor: Cursor,
-    rows: Sequence[tuple[Any, ...]],
+    rows: Sequence[Any],
     wanted: _Filter,
     items: list[Event],
     limit: int,
     *,
     end: int | None,
 ) -> Cursor:
-    """Make events of rows, one of each kind, until the page is full.
+    """Turn rows into events, one for each kind, until the page is full.
 
-    `end`: up to where the window was looked at; None: to its end.
+    `end`: the sequence number up to which the window was read; None: all of it.
     """
     head = cursor.head()
     room = limit - len(items)
     seq, skip = cursor.seq, cursor.skip
-    for number, kinds, at, task_id, dag_id, agent_id, epoch, data in rows:
-        passed = cursor.skip if number == cursor.seq else 0
+    for row in rows:
+        kinds = row.kinds
+        passed = cursor.skip if row.seq == cursor.seq else 0
         for place, kind in enumerate(kinds[passed:], passed + 1):
             if wanted.kinds is not None and kind not in wanted.kinds:
                 continue
             if len(items) == limit:
                 return replace(cursor, seq=seq, skip=skip)
-            seq, skip = (number, place) if place < len(kinds) else (number + 1, 0)
+            seq, skip = (row.seq, place) if place < len(kinds) else (row.seq + 1, 0)
             sealed = _seal(head, seq, skip)
-            items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data)))
+            data = raw(row.data)
+            items.append(Event(sealed, kind, row.at, row.task_id, row.dag_id, row.agent_id, row.epoch, data))
     if len(rows) > room:
         return replace(cursor, seq=seq, skip=skip)
     if end is not None:
@@ -297,24 +307,17 @@ def _take(
     return Cursor(cursor.until)
 
 
-async def _one(connection: Connection, statement: Any, parameters: dict[str, Any]) -> tuple[Any, ...]:
-    row: tuple[Any, ...] | None = await (await connection.execute(statement, parameters)).fetchone()
-    if row is None:
-        raise AssertionError("the statement always answers with a row")
-    return row
-
-
 def _seal(head: bytes, seq: int, skip: int) -> str:
     body = bytearray(head)
     _put(body, seq)
     _put(body, skip)
-    # Clients copy cursors by hand: half of one must not pass for another place.
+    # People copy cursors: a truncated one must not be valid.
     body += zlib.crc32(body).to_bytes(4, "big")
     return base64.urlsafe_b64encode(body).rstrip(b"=").decode("ascii")
 
 
 def _put(target: bytearray, number: int) -> None:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Seven bits per byte, the lowest first; the eighth bit means that more bytes follow."""
     while number > 0x7F:  # noqa: PLR2004
         target.append(number & 0x7F | 0x80)
         number >>= 7
@@ -341,7 +344,7 @@ def _take_snapshot(numbers: Iterator[int]) -> Snapshot:
     for _ in range(next(numbers)):
         above -= next(numbers)
         xip.append(above)
-    # Each below the one before it: Snapshot and PostgreSQL rely on the order.
+    # In descending order: Snapshot and PostgreSQL rely on it.
     if above < 1 or [*xip] != sorted({*xip} - {xmax}, reverse=True):
         raise ValueError
     return Snapshot(xmax, tuple(reversed(xip)))

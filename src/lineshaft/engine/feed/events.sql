@@ -1,15 +1,36 @@
--- Reading the feed (store/events.py, which tells what a window is and why it is one). Every reading statement answers with at least
--- one row, to say where the window ends even if nothing is in it. `complete`: the window has nothing beyond what was looked at.
+-- See events.py for what a window is. Every reading statement returns at least one row, which describes the window. complete: the window
+-- has no rows beyond those that were read.
 --
--- The columns `xid` of the rows and the snapshots are compared by what a snapshot says, not by what this statement can see: it sees at
--- least as much as `until`, which was taken by it or before it.
+-- Visibility is decided by comparing xid with the snapshots, not by what the statement sees: it sees at least as much as `until`, which was
+-- taken by it or before it.
+
+-- fragment: window
+SELECT
+    bounds.until::text,
+    (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
+    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
+
+-- fragment: picked
+    picked.*
+FROM bounds
+LEFT JOIN picked ON true
+ORDER BY picked.seq
+
+-- fragment: unseen_of_wide_window
+      AND pg_visible_in_snapshot(xid, (SELECT until FROM bounds))
+      AND pg_visible_in_snapshot(xid, %(since)s::pg_snapshot) IS NOT TRUE
+      AND (%(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text)
+      AND (%(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[])
+    ORDER BY seq
+    LIMIT %(limit)s::bigint
+)
 
 -- name: read_now
-SELECT pg_current_snapshot()::text
+SELECT pg_current_snapshot()::text AS now
 
 -- name: settle
--- Before a cursor counts what `until` says: see "Crashes" in store/events.py. Nothing to do while all that has finished since `since`
--- has committed; to look at more than a few is no cheaper than the commit. NULL: since the beginning.
+-- Before a cursor relies on `until`: see "Crashes" in events.py. Does nothing if all transactions since `since` have committed; for more
+-- than a few the check is as expensive as the commit. since is NULL from the beginning.
 SELECT pg_logical_emit_message(true, 'lineshaft', '')
 WHERE CASE
     WHEN pg_snapshot_xmax(%(until)s::pg_snapshot)::text::bigint - pg_snapshot_xmax(%(since)s::pg_snapshot)::text::bigint <= 200
@@ -27,12 +48,12 @@ WHERE CASE
 END
 
 -- name: read_recent
--- A window of at most `most` rows, found by transaction (event_feed): the usual case, a reader that keeps up. A larger one is left to
--- read_span, as sorting all of it for every page would take for ever.
+-- A window of at most `most` rows, by event_feed: the usual case, a reader that keeps up. A larger window is left to read_span, which
+-- doesn't sort all of it for every page.
 WITH bounds AS MATERIALIZED (
     SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
 ),
--- Two index look-ups: transactions that had not begun when `since` was taken, and those that had not ended.
+-- Two index look-ups: transactions that had not begun when `since` was taken, and those in progress.
 unseen AS MATERIALIZED (
     (
         SELECT seq, kinds, at, task_id, dag_id, agent_id, epoch, data
@@ -58,19 +79,13 @@ picked AS (
     ORDER BY seq
     LIMIT %(limit)s::bigint
 )
-SELECT
-    bounds.until::text,
-    (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
-    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
+-- include: window
     (SELECT count(*) FROM unseen) <= %(most)s::bigint AS complete,
-    picked.*
-FROM bounds
-LEFT JOIN picked ON true
-ORDER BY picked.seq
+-- include: picked
 
 -- name: find_first
--- Where a large window begins: looked up once, when it is opened.
-SELECT min(seq) FROM (
+-- The start of a large window, looked up once, when it is opened.
+SELECT min(seq) AS seq FROM (
     SELECT seq FROM lineshaft.event
     WHERE xid >= pg_snapshot_xmax(%(since)s::pg_snapshot)
       AND xid < pg_snapshot_xmax(%(until)s::pg_snapshot)
@@ -82,8 +97,8 @@ SELECT min(seq) FROM (
 ) AS unseen
 
 -- name: read_span
--- A large window, by number. `since` is NULL from the beginning. At most `span` numbers are looked at, so that a filter that fits
--- nothing doesn't read the whole history for one page. The last number given out bounds every row that `until` shows.
+-- A large window, by number. since is NULL from the beginning. Reads at most `span` numbers, so that a filter without matches doesn't
+-- read the whole history for one page. The last number of the sequence bounds all rows that `until` sees.
 WITH bounds AS MATERIALIZED (
     SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
 ),
@@ -91,25 +106,13 @@ picked AS (
     SELECT seq, kinds, at, task_id, dag_id, agent_id, epoch, data
     FROM lineshaft.event
     WHERE seq >= %(seq)s::bigint AND seq < %(seq)s::bigint + %(span)s::bigint
-      AND pg_visible_in_snapshot(xid, (SELECT until FROM bounds))
-      AND pg_visible_in_snapshot(xid, %(since)s::pg_snapshot) IS NOT TRUE
-      AND (%(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text)
-      AND (%(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[])
-    ORDER BY seq
-    LIMIT %(limit)s::bigint
-)
-SELECT
-    bounds.until::text,
-    (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
-    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
+    -- include: unseen_of_wide_window
+-- include: window
     %(seq)s::bigint + %(span)s::bigint > (SELECT last_value FROM lineshaft.event_seq_seq) AS complete,
-    picked.*
-FROM bounds
-LEFT JOIN picked ON true
-ORDER BY picked.seq
+-- include: picked
 
 -- name: read_task
--- A large window, of one task: by event_of_task, whatever else is in the window.
+-- A large window, of one task: by event_of_task.
 WITH bounds AS MATERIALIZED (
     SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
 ),
@@ -117,19 +120,7 @@ picked AS (
     SELECT seq, kinds, at, task_id, dag_id, agent_id, epoch, data
     FROM lineshaft.event
     WHERE task_id = %(task_id)s::text AND seq >= %(seq)s::bigint
-      AND pg_visible_in_snapshot(xid, (SELECT until FROM bounds))
-      AND pg_visible_in_snapshot(xid, %(since)s::pg_snapshot) IS NOT TRUE
-      AND (%(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text)
-      AND (%(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[])
-    ORDER BY seq
-    LIMIT %(limit)s::bigint
-)
-SELECT
-    bounds.until::text,
-    (SELECT xid::text FROM lineshaft.event_horizon ORDER BY xid DESC LIMIT 1) AS horizon,
-    pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
+    -- include: unseen_of_wide_window
+-- include: window
     true AS complete,
-    picked.*
-FROM bounds
-LEFT JOIN picked ON true
-ORDER BY picked.seq
+-- include: picked

@@ -1,7 +1,7 @@
-"""Which waiters a lane concerns: agents wait for lanes, but know only types, capabilities and models.
+"""The lanes that each waiter is interested in: agents specify types, capabilities and models, not lanes.
 
-A lane that nobody here has heard of is looked up when it moves, so that the first task of a new kind wakes
-somebody as quickly as the thousandth.
+An unknown lane is looked up when it has work, so that the first task of a new kind wakes an agent as quickly
+as the thousandth.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from lineshaft.errors import LineshaftError
 
 
 class Interest:
-    """What one agent may take, and the lanes that are known to hold such."""
+    """What one agent may claim, and the known lanes with such tasks."""
 
     def __init__(
         self, types: Sequence[str] | None, capabilities: Sequence[str], models: Sequence[str]
@@ -41,9 +41,9 @@ class LaneDirectory:
         self.wakeups = Wakeups(dsn, listen=listen, on_unwanted=self._look_up)
         self._interests: set[Interest] = set()
         self._known: set[int] = set()
-        #: Lanes that moved and are being looked up.
-        self._asked: set[int] = set()
-        self._learning: asyncio.Task[None] | None = None
+        #: Lanes that are being looked up.
+        self._unknown: set[int] = set()
+        self._lookup: asyncio.Task[None] | None = None
 
     async def enter(self, interest: Interest) -> None:
         self._interests.add(interest)
@@ -65,33 +65,33 @@ class LaneDirectory:
                 self._interests.discard(interest)
 
     async def close(self) -> None:
-        if self._learning is not None:
-            self._learning.cancel()
-            await asyncio.wait({self._learning})
+        if self._lookup is not None:
+            self._lookup.cancel()
+            await asyncio.wait({self._lookup})
 
     def _look_up(self, lane: int) -> None:
         if lane in self._known:
             return
-        self._asked.add(lane)
-        if self._learning is None or self._learning.done():
-            self._learning = asyncio.get_running_loop().create_task(self._learn())
+        self._unknown.add(lane)
+        if self._lookup is None or self._lookup.done():
+            self._lookup = asyncio.get_running_loop().create_task(self._learn())
 
     async def _learn(self) -> None:
-        # Without an answer everybody polls, as ever.
+        # If the database is unavailable, waiters poll.
         with contextlib.suppress(LineshaftError):
-            while asked := self._asked:
-                self._asked = set()
+            while unknown := self._unknown:
+                self._unknown = set()
                 for lane in await self._working.lanes_of(_types_of(self._interests)):
                     for interest in self._interests:
                         interest.learn(lane)
-                # Also those of no interest to anybody here: once is enough.
-                self._known |= asked
-                for lane_id in asked:
+                # Including lanes that interest no waiter: one look-up is enough.
+                self._known |= unknown
+                for lane_id in unknown:
                     self.wakeups.wake(lane_id)
 
 
 def _types_of(interests: Iterable[Interest]) -> list[str] | None:
-    """All that any of them takes; None: one of them takes any."""
+    """The types of all interests; None: one of them takes any type."""
     found: set[str] = set()
     for interest in interests:
         if interest.types is None:

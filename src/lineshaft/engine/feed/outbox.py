@@ -1,20 +1,22 @@
-"""The outbox of notifications: what each destination is to be told, until it has been delivered.
+"""The outbox of notifications: notices for each destination, until they are delivered.
 
-Two steps, both safe on any number of nodes. `collect` reads the event feed from the destination's cursor; in
-one transaction the cursor moves, if nobody else has moved it, and what was read is written down. So each
-event is noted once. `take` chooses what goes out now, for the length of a lease; who took it sends it
-outside any transaction and says how it went. Whoever dies in between leaves it to the next, which is the one
-case in which something may arrive twice; it has the same id then.
+Two steps, both safe on any number of nodes. `collect` reads the event feed from the destination's cursor; one
+transaction moves the cursor, if no other node has moved it, and stores the notices. So each event is stored
+once. `take` selects what to send now, under a lease; the node sends it outside any transaction and records
+the result. If it dies in between, the lease expires and another node sends the message again, with the same
+id. That is the only case in which a message may arrive twice.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.notices import (
     DueNotice,
@@ -29,38 +31,53 @@ from lineshaft.model.notices import (
 )
 from lineshaft.types import Event
 
-#: Events that are looked at, and noted, in one transaction.
+#: Events that one transaction reads.
 _PAGE = 500
-#: Notices that may wait for one destination. Beyond that the event log keeps them: nothing is read.
+#: Notices that may wait for one destination. With more, the feed is not read until some are delivered.
 MAX_WAITING = 10_000
-#: Of one kind, looked at in one go: so many can be told in one message.
-_AT_ONCE = 1_000
-#: So long somebody may take to send what it took.
+#: Notices of one kind in one message.
+_MAX_PER_MESSAGE = 1_000
+#: Time to send a message before another node may send it.
 LEASE_SEC = 60.0
+
+_SQL = catalog.load(__name__)
+_NOTICE = msgspec.json.Decoder(Notice)
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """At most so many messages of one kind in a window; None: any number."""
+    """The most messages of one kind in a window; None: no limit."""
 
     most: int | None = 10
     window_sec: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """A message that was taken, to be delivered."""
+class TakenMessage:
+    """A message under a lease, to be delivered."""
 
     no: int
-    #: This is which attempt to send it; also the fence against one that took too long.
+    #: The number of this attempt to send it; also the fence against an earlier one that took too long.
     tries: int
     message: Message
+
+
+class _SentCount(NamedTuple):
+    kind: str
+    messages: int
+
+
+class _TakenNotice(NamedTuple):
+    id: int
+    message: int
+    tries: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
     noted: int
-    #: Some events were deleted before they could be read: the outbox was not looked after for too long.
+    #: Retention deleted some events before they were read.
     missed: bool = False
 
 
@@ -68,10 +85,9 @@ class Outbox:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._events = Events(database)
-        self._sql = catalog.load(__name__)
 
     async def collect(self, name: str, kinds: Collection[NoticeKind]) -> Collected:
-        """Note what happened since the last time that is of these kinds."""
+        """Store notices of these kinds about events since the last call."""
         known = await self._cursor(name)
         after: str | None = known
         noted, missed = 0, False
@@ -79,12 +95,12 @@ class Outbox:
             try:
                 page = await self._events.read(after, limit=_PAGE, kinds=events_of(kinds))
             except CursorExpiredError:
-                # What is left of the feed; some of it may be told again.
+                # Read what is left of the feed; some of it may be repeated.
                 after, missed = None, True
                 continue
             found = notices([_notice_event(event) for event in page.items], kinds)
             if not await self._note(name, known, page.next_cursor, found):
-                break  # another node does it
+                break  # another node has moved the cursor
             noted += len(found)
             known = after = page.next_cursor
             if page.caught_up:
@@ -94,32 +110,31 @@ class Outbox:
     async def _cursor(self, name: str) -> str:
         while True:
             async with self._database.connection() as connection:
-                cursor = await connection.execute(self._sql["read_destination"], {"name": name})
-                row = await cursor.fetchone()
-            if row is not None:
-                return str(row[0])
+                known = await fetch_value(connection, _SQL["read_destination"], {"name": name})
+            if known is not None:
+                return str(known)
             start = (await self._events.read(NOW, limit=1)).next_cursor
             async with self._database.connection() as connection:
                 await connection.execute(
-                    self._sql["begin_destination"], {**self._database.now, "name": name, "cursor": start}
+                    _SQL["begin_destination"], {**self._database.now, "name": name, "cursor": start}
                 )
 
     async def _has_room(self, name: str) -> bool:
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["count_waiting"], {"name": name, "most": MAX_WAITING})
-            ((waiting,),) = await cursor.fetchall()
+            values = {"name": name, "most": MAX_WAITING}
+            waiting = await fetch_value(connection, _SQL["count_waiting"], values)
         return bool(waiting < MAX_WAITING)
 
     async def _note(self, name: str, known: str, cursor: str, found: Sequence[Notice]) -> bool:
         async def work(connection: Connection) -> bool:
             moved = await connection.execute(
-                self._sql["advance"], {**self._database.now, "name": name, "known": known, "cursor": cursor}
+                _SQL["advance"], {**self._database.now, "name": name, "known": known, "cursor": cursor}
             )
             if await moved.fetchone() is None:
                 return False
             if found:
                 await connection.execute(
-                    self._sql["note"],
+                    _SQL["note"],
                     {
                         **self._database.now,
                         "name": name,
@@ -131,27 +146,25 @@ class Outbox:
 
         return await self._database.run(work)
 
-    async def take(self, name: str, throttle: Throttle, *, most: int) -> list[Parcel]:
-        """What goes out now; nothing, while another node is choosing."""
+    async def take(self, name: str, throttle: Throttle, *, most: int) -> list[TakenMessage]:
+        """Messages to send now; none while another node selects."""
 
-        async def work(connection: Connection) -> list[Parcel]:
-            cursor = await connection.execute(self._sql["lock_destination"], {"name": name})
-            if await cursor.fetchone() is None:
+        async def work(connection: Connection) -> list[TakenMessage]:
+            if await fetch_value(connection, _SQL["lock_destination"], {"name": name}) is None:
                 return []
             own = {**self._database.now, "name": name}
-            cursor = await connection.execute(
-                self._sql["waiting"], {**own, "kinds": list(NoticeKind), "most": _AT_ONCE}
-            )
-            due = [DueNotice(*row) for row in await cursor.fetchall()]
+            kinds = {"kinds": list(NoticeKind), "most": _MAX_PER_MESSAGE}
+            due = await fetch_rows(connection, DueNotice, _SQL["waiting"], {**own, **kinds})
             if not due:
                 return []
-            cursor = await connection.execute(
-                self._sql["sent_lately"], {**own, "window": throttle.window_sec}
-            )
-            sent = dict(await cursor.fetchall())
+            window = {"window": throttle.window_sec}
+            counts = await fetch_rows(connection, _SentCount, _SQL["sent_lately"], {**own, **window})
+            sent = {count.kind: count.messages for count in counts}
             chosen = plan(due, sent, most=throttle.most, room=most)
-            cursor = await connection.execute(
-                self._sql["take"],
+            taken = await fetch_rows(
+                connection,
+                _TakenNotice,
+                _SQL["take"],
                 {
                     **self._database.now,
                     "ids": [one for ids in chosen for one in ids],
@@ -159,41 +172,37 @@ class Outbox:
                     "lease": LEASE_SEC,
                 },
             )
-            return _parcels(sorted(await cursor.fetchall()))
+            return _messages(sorted(taken))
 
         return await self._database.run(work)
 
-    async def delivered(self, parcel: Parcel) -> None:
-        await self._done("delivered", parcel)
+    async def delivered(self, taken: TakenMessage) -> None:
+        await self._done("delivered", taken)
 
-    async def failed(self, parcel: Parcel, error: str, *, again_in_sec: float | None) -> None:
-        """`None`: it is given up."""
-        await self._done("failed", parcel, error=error, delay=again_in_sec)
+    async def failed(self, taken: TakenMessage, error: str, *, again_in_sec: float | None) -> None:
+        """`again_in_sec`: None gives up."""
+        await self._done("failed", taken, error=error, delay=again_in_sec)
 
-    async def _done(self, statement: str, parcel: Parcel, **told: str | float | None) -> None:
+    async def _done(self, statement: str, taken: TakenMessage, **result: str | float | None) -> None:
         async with self._database.connection() as connection:
             await connection.execute(
-                self._sql[statement],
-                {**self._database.now, "message": parcel.no, "tries": parcel.tries, **told},
+                _SQL[statement],
+                {**self._database.now, "message": taken.no, "tries": taken.tries, **result},
             )
 
     async def forget(self, older_than_sec: float, limit: int) -> int:
         async with self._database.connection() as connection:
             cursor = await connection.execute(
-                self._sql["forget"], {**self._database.now, "older_than": older_than_sec, "limit": limit}
+                _SQL["forget"], {**self._database.now, "older_than": older_than_sec, "limit": limit}
             )
             return cursor.rowcount
 
 
-def _parcels(rows: Sequence[tuple[int, int, int, bytes]]) -> list[Parcel]:
-    """Of rows (notice, message, tries, body) in order."""
-    notices_of: dict[tuple[int, int], list[Notice]] = {}
-    for _, no, tries, body in rows:
-        notices_of.setdefault((no, tries), []).append(_NOTICE.decode(body))
-    return [Parcel(no, tries, message(f"msg_{no}", told)) for (no, tries), told in notices_of.items()]
-
-
-_NOTICE = msgspec.json.Decoder(Notice)
+def _messages(taken: Iterable[_TakenNotice]) -> list[TakenMessage]:
+    grouped: dict[tuple[int, int], list[Notice]] = {}
+    for row in taken:
+        grouped.setdefault((row.message, row.tries), []).append(_NOTICE.decode(row.body))
+    return [TakenMessage(no, tries, message(f"msg_{no}", found)) for (no, tries), found in grouped.items()]
 
 
 def _notice_event(event: Event) -> NoticeEvent:

@@ -1,16 +1,14 @@
--- Notifications on their way out. Used by store/outbox.py.
-
 -- name: read_destination
 SELECT cursor FROM lineshaft.destination WHERE name = %(name)s::text
 
 -- name: begin_destination
--- A new one is told what happens from now on.
+-- A new destination gets events from now on.
 INSERT INTO lineshaft.destination (name, cursor, read_at)
 VALUES (%(name)s::text, %(cursor)s::text, coalesce(%(now)s::timestamptz, now()))
 ON CONFLICT (name) DO NOTHING
 
 -- name: advance
--- Of several nodes that read the same events, one moves the cursor, and that one writes down what it read.
+-- Of several nodes that read the same events, one moves the cursor, and only that one stores notices.
 UPDATE lineshaft.destination
 SET cursor = %(cursor)s::text, read_at = coalesce(%(now)s::timestamptz, now())
 WHERE name = %(name)s::text AND cursor = %(known)s::text
@@ -25,15 +23,15 @@ ORDER BY input.n
 
 -- name: count_waiting
 -- Up to a limit, by notification_waiting.
-SELECT count(*)::integer
+SELECT count(*)::integer AS waiting
 FROM (SELECT FROM lineshaft.notification WHERE destination = %(name)s::text AND done_at IS NULL LIMIT %(most)s::integer) AS waiting
 
 -- name: lock_destination
--- Whoever has it decides what goes out next; nobody waits for that.
+-- One node at a time selects what to send; the others don't wait.
 SELECT name FROM lineshaft.destination WHERE name = %(name)s::text FOR UPDATE SKIP LOCKED
 
 -- name: waiting
--- What is due, some of each kind: many of one must not hide the others. By notification_waiting.
+-- Due notices, some of each kind: many of one kind must not hide the others. By notification_waiting.
 SELECT due.id, due.kind, due.message
 FROM unnest(%(kinds)s::text[]) AS wanted (kind)
 CROSS JOIN LATERAL (
@@ -47,13 +45,13 @@ CROSS JOIN LATERAL (
 
 -- name: sent_lately
 -- Messages of each kind that were first sent within the throttle's window. By notification_sent.
-SELECT kind, count(DISTINCT message)::integer
+SELECT kind, count(DISTINCT message)::integer AS messages
 FROM lineshaft.notification
 WHERE destination = %(name)s::text AND sent_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(window)s::double precision)
 GROUP BY kind
 
 -- name: take
--- Put them into messages. Should who sends them die, they are due again when the lease is over.
+-- Assigns notices to messages. If the sender dies, they are due again when the lease expires.
 UPDATE lineshaft.notification AS notification
 SET message = input.message, tries = least(notification.tries + 1, 32767), sent_at = coalesce(notification.sent_at, clock.now),
     due_at = clock.now + make_interval(secs => %(lease)s::double precision)
@@ -63,13 +61,13 @@ WHERE notification.id = input.id AND notification.done_at IS NULL
 RETURNING notification.id, notification.message, notification.tries, notification.body
 
 -- name: delivered
--- Unless another has taken it meanwhile, because this took too long.
+-- Unless the lease expired and another node has taken the message.
 UPDATE lineshaft.notification
 SET done_at = coalesce(%(now)s::timestamptz, now()), last_error = NULL
 WHERE message = %(message)s::bigint AND tries = %(tries)s::smallint AND done_at IS NULL
 
 -- name: failed
--- Again after a while, or never. (No delay: given up.)
+-- Due again after the delay; without one, given up.
 UPDATE lineshaft.notification
 SET due_at = coalesce(clock.now + make_interval(secs => %(delay)s::double precision), due_at), last_error = %(error)s::text,
     done_at = CASE WHEN %(delay)s::double precision IS NULL THEN clock.now END, given_up = %(delay)s::double precision IS NULL
@@ -77,7 +75,7 @@ FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE message = %(message)s::bigint AND tries = %(tries)s::smallint AND done_at IS NULL
 
 -- name: forget
--- What was delivered, or given up, long ago. By notification_done.
+-- Notices that were delivered or given up long ago. By notification_done.
 DELETE FROM lineshaft.notification
 WHERE id = ANY (ARRAY(
     SELECT id FROM lineshaft.notification

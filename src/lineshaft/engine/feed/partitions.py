@@ -1,22 +1,21 @@
-"""Partitions of the event table: made ahead of time, dropped whole when retention has passed them.
+"""Partitions of the event table: created ahead of time, dropped when retention has passed them.
 
-A partition is named after what is in it, `event_202610` (October, UTC) or `event_20261004`, and that name is
-all that is known about it here. It is created apart and then attached, which lets writers go on: creating it
+A partition is named after its period, `event_202610` (October, UTC) or `event_20261004`; the name is all that
+this module knows about it. It is created separately and then attached, so that writers continue: creating it
 in place would wait for every reader, with all writers waiting behind. No step waits for a lock longer than
-`_WAIT_MS`; what could not be had in that time is postponed to the next call, which loses nothing: rows
-without a partition of their own go to `event_default`, and are moved when theirs is made.
+`_WAIT_MS`; a step that times out is postponed to the next call. Nothing is lost: rows without a partition go
+to `event_default`, and are moved when their partition is created.
 
-**A period that has begun is made under an exclusive lock of the table.** A reader's statement may have been
-planned, without the new partition, before it was attached, and take its snapshot after: it would see a
-transaction as finished whose rows are in a partition that it doesn't look into, and its cursor would pass
-them for good. Nobody writes into a period that is yet to come, so there attaching alone is safe.
+**The partition of a period that has begun is created under an exclusive lock on the table.** Otherwise a
+reader's statement could be planned before the partition was attached, and take its snapshot after: it would
+see a transaction as finished whose rows are in a partition that it doesn't read, and its cursor would skip
+them permanently. No rows are written into a future period, so there attaching without the lock is safe.
 
-**Many rows are not moved.** More than `_MOVE_MOST` would keep everybody waiting too long; then that period
-stays in the default partition, the others are made all the same, and retention deletes its rows there, piece
-by piece.
+**Many rows are not moved.** More than `_MOVE_MOST` would block writers for too long; then the period stays in
+the default partition, and retention deletes its rows there, in batches.
 
-Dropping detaches under an exclusive lock: DETACH … CONCURRENTLY is refused where there is a default
-partition, and that one must stay, or a transition could fail for want of a partition.
+Dropping detaches under an exclusive lock: PostgreSQL rejects DETACH … CONCURRENTLY if there is a default
+partition, and there must be one, or a transition could fail for lack of a partition.
 """
 
 import re
@@ -28,16 +27,20 @@ from functools import partial
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 
 _WAIT_MS = 500
 _MOVE_MOST = 50_000
 _DELETE_MOST = 10_000
-#: A period this close counts as begun: clocks differ, and statements take time.
+#: A period that begins so soon counts as begun: clocks differ, and statements take time.
 _MARGIN = timedelta(hours=1)
 _NAME = re.compile(r"event_(\d{4})(\d{2})(\d{2})?")
+
+_SQL = catalog.load(__name__)
 
 
 class Period(StrEnum):
@@ -61,7 +64,7 @@ class Partition:
 
     @classmethod
     def named(cls, name: str) -> "Partition | None":
-        """None: it isn't one of ours."""
+        """None: not one of our partitions."""
         if not (found := _NAME.fullmatch(name)):
             return None
         year, month, day = found.groups()
@@ -84,9 +87,9 @@ class Partition:
 @dataclass(frozen=True, slots=True)
 class Ensured:
     made: tuple[str, ...] = ()
-    #: Rows that had gone to the default partition meanwhile.
+    #: Rows moved from the default partition.
     moved: int = 0
-    #: Somebody held the table, or there are too many rows to move: tried again with the next call.
+    #: The table was locked, or there are too many rows to move; the next call tries again.
     postponed: tuple[str, ...] = ()
 
 
@@ -101,9 +104,9 @@ class Dropped:
 def missing(
     now: datetime, until: datetime, strays: Iterable[datetime], existing: Iterable[Partition], period: Period
 ) -> list[Partition]:
-    """What to make: from now until then, and wherever rows are already.
+    """Partitions to create: from now until then, and where rows are in the default partition.
 
-    Where a month has some of its days already (the period was changed), its other days are made.
+    If a month already has some of its days (the setting was changed), its other days are created.
     """
     there = list(existing)
     wanted = {Partition.of(stray, period) for stray in strays}
@@ -122,21 +125,19 @@ class Partitions:
     def __init__(self, database: Database, *, move_most: int = _MOVE_MOST) -> None:
         self._database = database
         self._move_most = move_most
-        self._sql = catalog.load(__name__)
 
     async def ensure_partitions(self, ahead_days: int, *, period: Period = Period.MONTH) -> Ensured:
-        """Make what is missing from now until `ahead_days` from now. Safe to call at any time, by many."""
+        """Create missing partitions up to `ahead_days` from now. Safe to call concurrently."""
         async with self._database.connection() as connection:
             now = await self._now(connection)
             existing = await self._existing(connection)
-            found = await connection.execute(self._sql["list_stray_days"], {})
-            strays = [day for (day,) in await found.fetchall()]
+            strays = await fetch_column(connection, _SQL["list_stray_days"], {})
         made, postponed, moved = [], [], 0
         for part in missing(now, now + timedelta(days=ahead_days), strays, existing, period):
             try:
                 rows = await self._database.run(partial(self._make, part), pipeline=False)
             except (psycopg.errors.LockNotAvailable, psycopg.errors.CheckViolation, _TooManyError):
-                # The check is the default partition's: a row slipped in that is dated ahead.
+                # A CheckViolation: the default partition has just got a row of this period.
                 postponed.append(part.name)
             else:
                 if rows is not None:
@@ -145,8 +146,8 @@ class Partitions:
         return Ensured(tuple(made), moved, tuple(postponed))
 
     async def _make(self, part: Partition, connection: Connection) -> int | None:
-        """Gives the number of rows that were moved into it; None: another process made it meanwhile."""
-        await connection.execute(self._sql["lock_partitions"], {})
+        """Returns the number of rows moved into it; None: another process has created it."""
+        await connection.execute(_SQL["lock_partitions"], {})
         if part.overlaps(await self._existing(connection)):
             return None
         strays = await self._strays(connection, part)
@@ -154,8 +155,8 @@ class Partitions:
             raise _TooManyError
         table = sql.Identifier("lineshaft", part.name)
         start, end = sql.Literal(part.start), sql.Literal(part.end)
-        # Identity belongs to the parent: from PostgreSQL 17 on a table with its own can't be attached. With
-        # the check, attaching needn't read the table.
+        # Since PostgreSQL 17 a table with its own identity column can't be attached. With the constraint,
+        # attaching doesn't scan the table.
         await _run(
             connection,
             sql.SQL(
@@ -163,10 +164,10 @@ class Partitions:
                 " CONSTRAINT in_range CHECK (at >= {} AND at < {}))"
             ).format(table, start, end),
         )
-        await connection.execute(self._sql["limit_waiting"], {"milliseconds": _WAIT_MS})
+        await connection.execute(_SQL["limit_waiting"], {"milliseconds": _WAIT_MS})
         moved = 0
         if strays or part.start <= await self._now(connection) + _MARGIN:
-            await connection.execute(self._sql["lock_feed"], {})
+            await connection.execute(_SQL["lock_feed"], {})
             moved = await _run(
                 connection,
                 sql.SQL(
@@ -184,7 +185,7 @@ class Partitions:
         return moved
 
     async def drop_partitions(self, older_than: datetime | timedelta) -> Dropped:
-        """Drop what holds nothing newer, and record up to where cursors have expired."""
+        """Drop partitions that have nothing newer, and record which cursors have expired."""
         async with self._database.connection() as connection:
             existing = await self._existing(connection)
             if isinstance(older_than, timedelta):
@@ -203,55 +204,49 @@ class Partitions:
         return Dropped(tuple(dropped), deleted, tuple(postponed))
 
     async def _drop(self, part: Partition, connection: Connection) -> bool:
-        await connection.execute(self._sql["lock_partitions"], {})
+        await connection.execute(_SQL["lock_partitions"], {})
         if part not in await self._existing(connection):
             return False
-        await connection.execute(self._sql["limit_waiting"], {"milliseconds": _WAIT_MS})
+        await connection.execute(_SQL["limit_waiting"], {"milliseconds": _WAIT_MS})
         table = sql.Identifier("lineshaft", part.name)
         await _run(connection, sql.SQL("ALTER TABLE lineshaft.event DETACH PARTITION {}").format(table))
-        # Only now nobody writes into it any more.
-        found = await connection.execute(
-            sql.SQL("SELECT xid::text FROM {} ORDER BY xid DESC LIMIT 1").format(table), prepare=False
-        )
-        if row := await found.fetchone():
-            await connection.execute(self._sql["record_horizon"], {"xid": row[0], "at": part.end})
+        # After detaching there are no more writers.
+        async with connection.cursor(row_factory=scalar_row) as cursor:
+            last = sql.SQL("SELECT xid::text FROM {} ORDER BY xid DESC LIMIT 1").format(table)
+            await cursor.execute(last, prepare=False)
+            xid = await cursor.fetchone()
+        if xid is not None:
+            await connection.execute(_SQL["record_horizon"], {"xid": xid, "at": part.end})
         await _run(connection, sql.SQL("DROP TABLE {}").format(table))
         return True
 
     async def _delete_strays(self, older_than: datetime, connection: Connection) -> int:
-        await connection.execute(self._sql["lock_partitions"], {})
-        found = await connection.execute(
-            self._sql["delete_strays"], {"older_than": older_than, "limit": _DELETE_MOST}
+        await connection.execute(_SQL["lock_partitions"], {})
+        xids = await fetch_column(
+            connection, _SQL["delete_strays"], {"older_than": older_than, "limit": _DELETE_MOST}
         )
-        deleted, xid = await found.fetchone() or (0, None)
-        if deleted:
-            await connection.execute(self._sql["record_horizon"], {"xid": xid, "at": older_than})
-        return int(deleted)
+        if xids:
+            horizon = {"xid": str(max(map(int, xids))), "at": older_than}
+            await connection.execute(_SQL["record_horizon"], horizon)
+        return len(xids)
 
     async def _now(self, connection: Connection) -> datetime:
-        found = await connection.execute(self._sql["read_clock"], self._database.now)
-        row: tuple[datetime] | None = await found.fetchone()
-        if row is None:
-            raise AssertionError("the clock always answers")
-        return row[0]
+        now: datetime = await fetch_value(connection, _SQL["read_clock"], self._database.now)
+        return now
 
     async def _existing(self, connection: Connection) -> list[Partition]:
-        found = await connection.execute(self._sql["list_partitions"], {})
-        return [part for (name,) in await found.fetchall() if (part := Partition.named(name)) is not None]
+        names = await fetch_column(connection, _SQL["list_partitions"], {})
+        return [part for name in names if (part := Partition.named(name)) is not None]
 
     async def _strays(self, connection: Connection, part: Partition) -> int:
-        found = await connection.execute(
-            self._sql["count_strays"],
-            {"start": part.start, "end": part.end, "limit": self._move_most + 1},
-        )
-        (count,) = await found.fetchone() or (0,)
-        return int(count)
+        period = {"start": part.start, "end": part.end, "limit": self._move_most + 1}
+        return int(await fetch_value(connection, _SQL["count_strays"], period))
 
 
 class _TooManyError(Exception):
-    """More rows of the period are in the default partition than may be moved."""
+    """The default partition has more rows of the period than may be moved."""
 
 
 async def _run(connection: Connection, statement: sql.Composed) -> int:
-    """DDL is not worth preparing: each is sent once."""
+    """Unprepared: each DDL statement is sent once."""
     return (await connection.execute(statement, prepare=False)).rowcount

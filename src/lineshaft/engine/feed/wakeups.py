@@ -1,21 +1,20 @@
-"""Wake-ups: who waits for work hears of it when it is committed, without asking.
+"""Wake-ups: waiters learn about new work when it is committed, without polling.
 
 A transaction that makes tasks claimable sends one NOTIFY with the ids of their lanes. Each process has one
-connection that listens, and any number of waiters. A lane that moved wakes one waiter that may take from it,
-not all of them; a waiter that can't use its wake-up, or not alone, passes it on.
+connection that listens, and any number of waiters. A notification about a lane wakes one waiter for that
+lane, not all of them; a waiter that can't use its wake-up, or not alone, passes it on.
 
-**No wake-up is lost.** A waiter that is claiming just now can't be woken; if no other waits for the lane, it
-is remembered, and whoever waits for it next is woken at once. What woke a waiter that is cancelled or closed
-goes to another. Waking once too often costs an empty claim, so in doubt somebody is woken: all of them when
-the channel opens (something may have been missed while it was down), and when it fails (they sleep for as
-long as one may with a channel).
+**No wake-up is lost.** A waiter that is claiming can't be woken; if no other waits for the lane, the wake-up
+is kept, and the next waiter for the lane is woken at once. The wake-up of a waiter that is cancelled or
+closed goes to another one. A superfluous wake-up costs an empty claim, so in doubt waiters are woken: all of
+them when the channel opens (notifications may have been missed), and when it fails (they would sleep for the
+long interval).
 
-**The database remains what counts.** A wake-up is a hint, so waiters also look by themselves now and then:
-`poll_interval` says how often.
+**The database is the source of truth.** A wake-up is a hint, so waiters also poll: see `poll_interval`.
 
-The connection is probed, as one that was cut off silently looks just like one on which nothing happens.
-psycopg can't be cancelled quickly while it waits for an answer on such a connection (it tries to reach the
-server first), so the socket is shut down under it: then its call ends by itself.
+The connection is probed, because one that was cut off silently looks like an idle one. psycopg can't be
+cancelled quickly while it waits for an answer on such a connection (it contacts the server first), so the
+socket is shut down, which ends the call.
 """
 
 import asyncio
@@ -32,17 +31,17 @@ from lineshaft.engine.postgres.pool import shut_down
 CHANNEL = "lineshaft"
 _LISTEN = f"LISTEN {CHANNEL}"
 
-#: How long a waiter may sleep while it would be woken, and while it would not.
+#: How long a waiter sleeps while the channel works, and while it doesn't.
 POLL_SUBSCRIBED = 30.0
-POLL_DEAF = 1.0
+POLL_UNSUBSCRIBED = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Waiter:
-    """Waits for work in some lanes; None: in any. One task may wait at a time.
+    """Waits for work in some lanes; None: in any. One asyncio task may wait at a time.
 
-    A `set` of lanes is not copied: whoever gave it may add to it.
+    A `set` of lanes is not copied: its owner may add lanes to it.
     """
 
     def __init__(self, wakeups: "Wakeups", lanes: Collection[int] | None) -> None:
@@ -51,12 +50,12 @@ class Waiter:
             lanes if isinstance(lanes, set) or lanes is None else set(lanes)
         )
         self._future: asyncio.Future[bool] | None = None
-        #: What woke it, until it waits again: these lanes ...
+        #: Why it was woken, until it waits again: notifications about these lanes ...
         self._woken_by: set[int] = set()
-        #: ... or others, for these lanes of theirs, that had looked by themselves and found much.
+        #: ... or other waiters with these lanes, which had polled and found more than they could take.
         self._called_for: list[AbstractSet[int] | None] = []
         self._heard = wakeups.calls
-        #: How many lanes had moved when it last began to look.
+        #: The number of notifications when it last began to look for work.
         self.looked_at = wakeups.moves
 
     def __enter__(self) -> Self:
@@ -65,10 +64,10 @@ class Waiter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer, no error
-        """True: look for work. False: the time is up, or it was closed."""
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - a timeout is a result, not an error
+        """True: look for work. False: timed out, or closed."""
         if self._future is not None:
-            raise RuntimeError("Two tasks wait with the same waiter. Give each its own.")
+            raise RuntimeError("Two tasks wait with the same waiter. Use one waiter for each.")
         self._woken_by = self._wakeups.take_remembered(self._lanes, self.looked_at)
         self._called_for = []
         missed_call = self._heard != self._wakeups.calls
@@ -79,7 +78,7 @@ class Waiter:
         loop = asyncio.get_running_loop()
         self._future = loop.create_future()
         timer = None if timeout is None else loop.call_later(timeout, self._stop)
-        self._wakeups.line_up(self)
+        self._wakeups.enqueue(self)
         try:
             return await self._future
         except asyncio.CancelledError:
@@ -89,13 +88,13 @@ class Waiter:
             self.looked_at = self._wakeups.moves
             if timer is not None:
                 timer.cancel()
-            self._wakeups.step_out(self)
+            self._wakeups.dequeue(self)
             self._future = None
 
     def pass_on(self, lane: int | None = None) -> None:
-        """Let another look as well, as a claim that came back full may have left something.
+        """Wake another waiter, because a claim that returned a full batch may have left tasks behind.
 
-        None: for the lanes that woke this one. If it looked by itself, one other is woken that shares a lane.
+        None: for the lanes that woke this one. If it was polling, another waiter that shares a lane is woken.
         """
         if lane is not None:
             self._wakeups.wake(lane)
@@ -105,13 +104,13 @@ class Waiter:
             self._wakeups.wake_like(self._lanes)
 
     def decline(self) -> None:
-        """It has no room for what woke it: let one look who has not since; nobody twice."""
+        """It has no room for more work: wake one that has not looked since; none is woken twice."""
         lanes, self._woken_by = self._woken_by, set()
         for lane in sorted(lanes):
             self._wakeups.wake_other(lane, self.looked_at)
 
     def close(self) -> None:
-        """What woke it goes to another, unless it has waited again since."""
+        """Its wake-up goes to another waiter, unless it has waited again since."""
         self._stop()
         self._return()
 
@@ -119,18 +118,18 @@ class Waiter:
         return self._lanes is None or lane in self._lanes
 
     def offer(self, lane: int | None) -> bool:
-        """Wake it; None: as it is for all of them. False: it has stopped waiting."""
+        """Wake it; `lane`: None is for all lanes. False: it is not waiting."""
         if self._future is None or self._future.done():
             return False
         if lane is not None:
             self._woken_by.add(lane)
         self._heard = self._wakeups.calls
-        self._wakeups.step_out(self)
+        self._wakeups.dequeue(self)
         self._future.set_result(True)
         return True
 
     def call(self, lanes: AbstractSet[int] | None) -> bool:
-        """Wake it if it might take from one of these lanes."""
+        """Wake it if it waits for one of these lanes."""
         shares = lanes is None or self._lanes is None or not lanes.isdisjoint(self._lanes)
         if not (shares and self.offer(None)):
             return False
@@ -138,8 +137,8 @@ class Waiter:
         return True
 
     def _stop(self) -> None:
-        # Out of the line at once: a wake-up between now and when its task runs must go to another.
-        self._wakeups.step_out(self)
+        # Leave the queue at once: a wake-up before its task runs must go to another waiter.
+        self._wakeups.dequeue(self)
         if self._future is not None and not self._future.done():
             self._future.set_result(False)
 
@@ -153,7 +152,7 @@ class Waiter:
 
 
 class Wakeups:
-    """One for each process. Its waiters live in the event loop that opened it."""
+    """One per process. Its waiters belong to the event loop that opened it."""
 
     def __init__(
         self,
@@ -166,12 +165,12 @@ class Wakeups:
         listen: bool = True,
         on_unwanted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`dsn` must lead to the database itself: a pooler in transaction mode delivers no notifications.
+        """`dsn` must be a direct connection: a pooler in transaction mode delivers no notifications.
 
-        Behind one, don't `listen`: a connection that is never told anything looks just like a quiet one.
-        A connection that was cut off is noticed after `probe_interval` and `answer_timeout` at the latest.
-        The pauses are those between attempts to open a new one. `on_unwanted` is called with each lane that
-        moves while it has no waiter here.
+        Behind a pooler, don't `listen`: a connection without notifications looks like an idle one. A lost
+        connection is detected after at most `probe_interval` plus `answer_timeout`. The pauses are those
+        between attempts to reconnect. `on_unwanted` is called with each lane that has work but no waiter
+        here.
         """
         self._dsn = dsn
         self._listen = listen
@@ -184,26 +183,26 @@ class Wakeups:
         self._up = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
-        #: Those who wait, the longest waiting first.
-        self._line: dict[Waiter, None] = {}
-        #: Lanes that moved while nobody waited for them.
+        #: Waiters, the longest waiting first.
+        self._queue: dict[Waiter, None] = {}
+        #: Lanes that were notified while they had no waiter.
         self._remembered: set[int] = set()
-        #: Lanes that were declined while nobody else waited, for whoever had begun to look before this move.
+        #: Lanes declined while there was no other waiter, for one that began to look before this move.
         self._declined: dict[int, int] = {}
         self._on_unwanted = on_unwanted
-        #: How often everybody was woken.
+        #: How often all waiters were woken.
         self.calls = 0
-        #: How often it was heard that a lane has moved.
+        #: The number of notifications about lanes.
         self.moves = 0
 
     async def open(self) -> None:
-        """Returns when the first attempt is over. If it failed, more are made while waiters poll."""
+        """Returns after the first attempt to connect. If it failed, more follow while waiters poll."""
         if not self._listen:
             return
         self._task = asyncio.create_task(self._run(), name="lineshaft wake-ups")
         tried = asyncio.create_task(self._tried.wait())
         try:
-            # Should the task itself fail, its error belongs here.
+            # If the task itself fails, its error is raised here.
             await asyncio.wait({tried, self._task}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.close()
@@ -214,8 +213,8 @@ class Wakeups:
             self._task.result()
 
     async def close(self) -> None:
-        """Whoever waits is let go, as if the time were up."""
-        for waiter in list(self._line):
+        """All waits end as if they had timed out."""
+        for waiter in list(self._queue):
             waiter.close()
         if self._task is not None:
             task, self._task = self._task, None
@@ -233,49 +232,49 @@ class Wakeups:
 
     @property
     def healthy(self) -> bool:
-        """Whether wake-ups arrive, as far as is known."""
+        """Whether wake-ups arrive, as far as known."""
         return self._up.is_set()
 
     @property
     def poll_interval(self) -> float:
-        return POLL_SUBSCRIBED if self.healthy else POLL_DEAF
+        return POLL_SUBSCRIBED if self.healthy else POLL_UNSUBSCRIBED
 
     async def wait_until(self, *, healthy: bool) -> None:
         await (self._up if healthy else self._down).wait()
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
-        return len(self._line)
+        """The number of waiters."""
+        return len(self._queue)
 
     def waiter(self, lanes: Collection[int] | None) -> Waiter:
-        """Make it before looking for work for the first time: what happens from then on will wake it."""
+        """Create it before the first look for work: everything after that wakes it."""
         return Waiter(self, lanes)
 
     def wake(self, lane: int) -> None:
-        """Wake one waiter for the lane, now or when one comes."""
-        for waiter in self._line:
+        """Wake one waiter for the lane, now or when there is one."""
+        for waiter in self._queue:
             if waiter.wants(lane) and waiter.offer(lane):
                 return
         self._remembered.add(lane)
         self._on_unwanted(lane)
 
     def wake_other(self, lane: int, moves: int) -> None:
-        """Wake one who began to look before this many lanes had moved."""
-        for waiter in self._line:
+        """Wake one that began to look before this many notifications."""
+        for waiter in self._queue:
             if waiter.looked_at < moves and waiter.wants(lane) and waiter.offer(lane):
                 return
-        # Who is looking just now may have begun too early to see it.
+        # One that is looking now may have begun too early to see it.
         self._declined[lane] = moves
 
     def wake_like(self, lanes: AbstractSet[int] | None) -> None:
-        """Wake one who might take the same. Nobody there: whoever comes looks before it waits."""
-        for waiter in self._line:
+        """Wake one that shares a lane. If there is none, the next waiter looks for work before it waits."""
+        for waiter in self._queue:
             if waiter.call(lanes):
                 return
 
     def take_remembered(self, lanes: AbstractSet[int] | None, looked_at: int) -> set[int]:
-        # All at once: who looks for work looks into all of its lanes, and passes them on if there is more.
+        # All at once: a waiter looks into all of its lanes, and passes them on if there is more.
         taken = set(self._remembered) if lanes is None else self._remembered & lanes
         self._remembered -= taken
         unseen = {lane for lane, moves in self._declined.items() if looked_at < moves}
@@ -284,22 +283,22 @@ class Wakeups:
             self._declined.pop(lane, None)
         return taken
 
-    def line_up(self, waiter: Waiter) -> None:
-        self._line[waiter] = None
+    def enqueue(self, waiter: Waiter) -> None:
+        self._queue[waiter] = None
 
-    def step_out(self, waiter: Waiter) -> None:
-        self._line.pop(waiter, None)
+    def dequeue(self, waiter: Waiter) -> None:
+        self._queue.pop(waiter, None)
 
     def wake_all(self) -> None:
         self.calls += 1
-        for waiter in list(self._line):
+        for waiter in list(self._queue):
             waiter.offer(None)
 
     def _hear(self, payload: str) -> None:
         try:
             lanes = [int(lane) for lane in payload.split(",")]
         except ValueError:
-            # More lanes than fit into a payload are sent as *. Whatever else it may be, something has moved.
+            # More lanes than fit into a payload are sent as *.
             self.wake_all()
             return
         for lane in lanes:
@@ -315,7 +314,7 @@ class Wakeups:
             pause = min(2 * pause, self._longest_pause)
 
     async def _subscribe_and_listen(self) -> bool:
-        """Returns when the connection is lost: whether it had held until a probe."""
+        """Returns when the connection is lost: whether it lasted until a probe."""
         connection: AsyncConnection[Any] | None = None
         held = False
         try:
@@ -326,7 +325,7 @@ class Wakeups:
             await self._execute(connection, _LISTEN)
             self._switch(healthy=True)
             while True:
-                # It runs to its end, always: what it has received but not given yet is lost when it is left.
+                # Always run it to its end: leaving early loses notifications that it has received.
                 async for notification in connection.notifies(timeout=self._probe_interval):
                     self._hear(notification.payload)
                 await self._execute(connection, "SELECT 1")
@@ -335,7 +334,7 @@ class Wakeups:
             news = self.healthy or not self._tried.is_set()
             _log.log(
                 logging.WARNING if news else logging.DEBUG,
-                "Wake-ups don't arrive, polling instead: %s",
+                "Wake-ups are not available, polling instead: %s",
                 str(error) or type(error).__name__,
             )
             return held
