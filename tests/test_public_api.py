@@ -1,7 +1,11 @@
-"""What people import: one screen, complete, and free until it is used."""
+"""The names that programs import: complete, and loaded when they are first used."""
 
+import dataclasses
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -40,3 +44,64 @@ def test_a_context_shows_what_handlers_use() -> None:
         *("artifact", "cancelled", "check_cancelled", "log", "progress", "slowdown_until", "spend"),
         *("spent_usd", "checkpoint", "spawn", "state", "step"),
     }
+
+
+def test_dir_is_complete() -> None:
+    assert dir(lineshaft) == sorted(lineshaft.__all__)
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """The classes of Lineshaft in an annotation."""
+    if isinstance(annotation, type) and annotation.__module__.startswith("lineshaft."):
+        yield annotation
+    if isinstance(annotation, list | tuple):
+        arguments: Iterable[Any] = annotation
+    else:
+        arguments = (get_origin(annotation), *get_args(annotation))
+    for argument in arguments:
+        if argument is not None:
+            yield from _classes(argument)
+
+
+def _hints(thing: Any) -> dict[str, Any]:
+    return get_type_hints(thing, localns={name: getattr(lineshaft, name) for name in lineshaft.__all__})
+
+
+def _used_by(public: type) -> Iterator[tuple[str, type]]:
+    """What fields have, and what methods take and return."""
+    if dataclasses.is_dataclass(public) or hasattr(public, "__struct_fields__"):
+        for name, annotation in _hints(public).items():
+            if not name.startswith("_"):
+                yield from ((f"{public.__name__}.{name}", found) for found in _classes(annotation))
+    for name, member in inspect.getmembers(public):
+        if name != "__init__" and name.startswith("_"):
+            continue
+        function = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(function) and function.__module__.startswith("lineshaft."):
+            for annotation in _hints(function).values():
+                yield from ((f"{public.__name__}.{name}", found) for found in _classes(annotation))
+
+
+#: Not for users.
+INTERNAL = {
+    "Backend": "Lineshaft(backend=…) is for tests",
+    "Clock": "Lineshaft(clock=…) is for Workbench",
+    "LoopThread": "SyncLineshaft.loop is for its handles and for SyncWorkbench",
+    "Command": "Checks(commands=…) comes from the settings",
+    "Judge": "Checks(judge=…) comes from the settings",
+}
+#: Made by Lineshaft only: what their constructors take doesn't matter.
+NOT_CONSTRUCTED = ("TaskContext", "SyncTaskContext", "TaskType", "TaskFunction", "TaskHandle", "DagHandle")
+
+
+def test_what_public_methods_take_and_return_is_exported() -> None:
+    exported = {name: getattr(lineshaft, name) for name in lineshaft.__all__}
+    missing = {
+        f"{found.__module__}.{found.__qualname__} in {place}"
+        for public in exported.values()
+        if isinstance(public, type)
+        for place, found in _used_by(public)
+        if exported.get(found.__name__) is not found and found.__name__ not in INTERNAL
+        if not place.endswith("__init__") or not place.startswith((*NOT_CONSTRUCTED, "TaskRef", "DagRef"))
+    }
+    assert sorted(missing) == []

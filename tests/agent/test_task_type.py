@@ -95,7 +95,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
     unchecked: Any = {"max_cots_usd": 1}
     with pytest.raises(TypeError, match="max_cots_usd"):
         agent.task("other", **unchecked)(lambda: None)
-    assert "other" not in agent.handlers
+    assert "other" not in agent.task_types
 
 
 def test_with_options_returns_a_copy() -> None:
@@ -164,5 +164,5 @@ def test_one_function_may_serve_several_types_and_agents() -> None:
 
     assert double(2) == 4
     assert double.new(n=1).type == "first"
-    assert set(other.handlers) == {"first", "second"}
-    assert all(handler.arguments(b'{"n": 1}') == ((), {"n": 1}) for handler in other.handlers.values())
+    assert set(other.task_types) == {"first", "second"}
+    assert all(handler.arguments(b'{"n": 1}') == ((), {"n": 1}) for handler in other._handlers.values())

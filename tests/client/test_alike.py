@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from lineshaft import Gate, Lineshaft, NewTask, OutputContract, RetrySpec
+from lineshaft import Gate, Lineshaft, NewTask, OutputContract, Resolution, RetrySpec
 from lineshaft.errors import LineshaftError
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion
@@ -56,7 +56,7 @@ async def a_history(shaft: Lineshaft) -> None:
     await finish_all(engine, SPEC)
     await shaft.submit(NewTask("sum", spec={"n": 1}))
     killed = await kill_one(engine)
-    await shaft.resolve(killed, "modify_and_retry", reviewer="ann", note="n", spec={"n": 2})
+    await shaft.resolve(killed, Resolution.MODIFY_AND_RETRY, reviewer="ann", note="n", spec={"n": 2})
     await kill_one(engine)
     await shaft.submit(NewTask("sum", spec={"n": 3}))
     await kill_one(engine)
@@ -154,7 +154,7 @@ CALLS: dict[str, Callable[[Lineshaft, str], Awaitable[Any]]] = {
     "nothing to retry": lambda shaft, done: shaft.retry(done),
     "nothing to decide": lambda shaft, done: shaft.approve(done, reviewer="ann"),
     "nobody who decides": lambda shaft, done: shaft.approve(done, reviewer=" "),
-    "no dead letter": lambda shaft, done: shaft.resolve(done, "retry", reviewer="ann"),
+    "no dead letter": lambda shaft, done: shaft.resolve(done, Resolution.RETRY, reviewer="ann"),
     "no such status": lambda shaft, _: shaft.list(status="REDY"),
     "no such order": lambda shaft, _: shaft.list(order="size"),
     "too many at once": lambda shaft, _: shaft.list(limit=501),

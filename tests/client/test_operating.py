@@ -119,7 +119,7 @@ async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> No
 
 async def test_dead_letters_are_found_by_pattern_decision_and_when_deleted(shaft: Lineshaft) -> None:
     one, two = await dead(shaft, n=1), await dead(shaft, n=2)
-    await shaft.resolve(one, "delete", reviewer="ann")
+    await shaft.resolve(one, Resolution.DELETE, reviewer="ann")
 
     async def found(**filters: Any) -> list[str]:
         return [letter.task_id for letter in (await shaft.dead_letters(**filters)).items]
@@ -127,9 +127,9 @@ async def test_dead_letters_are_found_by_pattern_decision_and_when_deleted(shaft
     assert await found(pattern="no access") == [two]
     assert await found(pattern="no access", hidden=True) == [two, one]
     assert await found(resolution="delete", hidden=True) == [one]
-    done = await shaft.resolve_all("cancel", reviewer="ann", pattern="something else")
+    done = await shaft.resolve_all(Resolution.CANCEL, reviewer="ann", pattern="something else")
     assert done.resolved == []
-    done = await shaft.resolve_all("cancel", reviewer="ann", pattern="no access")
+    done = await shaft.resolve_all(Resolution.CANCEL, reviewer="ann", pattern="no access")
     assert done.resolved == [two]
 
 
@@ -137,7 +137,7 @@ async def test_a_dead_letter_is_changed_and_retried(shaft: Lineshaft) -> None:
     task_id = await dead(shaft, n=1)
 
     task = await shaft.resolve(
-        task_id, "modify_and_retry", reviewer="ann", note="one more", spec={"n": 2, "m": 1.5}
+        task_id, Resolution.MODIFY_AND_RETRY, reviewer="ann", note="one more", spec={"n": 2, "m": 1.5}
     )
 
     assert (task.status, task.spec, task.attempts) == (Status.READY, {"n": 2, "m": 1.5}, 0)
@@ -156,7 +156,7 @@ async def test_a_retry_may_wait(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
 
     later = datetime.now(UTC) + timedelta(hours=1)
-    task = await shaft.resolve(task_id, "retry", reviewer="ann", not_before=later)
+    task = await shaft.resolve(task_id, Resolution.RETRY, reviewer="ann", not_before=later)
 
     assert task.status is Status.PENDING
     assert await finish_all(engine_of(shaft)) == 0
@@ -164,19 +164,20 @@ async def test_a_retry_may_wait(shaft: Lineshaft) -> None:
 
 async def test_the_second_to_decide_is_told(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
-    await shaft.resolve(task_id, "cancel", reviewer="ann")
+    await shaft.resolve(task_id, Resolution.CANCEL, reviewer="ann")
 
     with pytest.raises(AlreadyReviewedError, match="ann decided cancel") as refused:
-        await shaft.resolve(task_id, "retry", reviewer="bob")
+        await shaft.resolve(task_id, Resolution.RETRY, reviewer="bob")
 
     assert (refused.value.resolution, refused.value.reviewer) == ("cancel", "ann")
 
 
 async def test_a_decision_that_makes_no_sense_is_refused(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
+    untyped: Any = "forget"
 
     with pytest.raises(InvalidInputError) as refused:
-        await shaft.resolve(task_id, "forget", reviewer=" ")
+        await shaft.resolve(task_id, untyped, reviewer=" ")
 
     assert [place for place, _ in refused.value.errors] == ["resolution", "reviewer"]
     assert (await shaft.get(task_id)).status is Status.DEAD_LETTERED
@@ -185,11 +186,13 @@ async def test_a_decision_that_makes_no_sense_is_refused(shaft: Lineshaft) -> No
 async def test_many_are_decided_about_at_once(shaft: Lineshaft) -> None:
     ids = [await dead(shaft, n=n) for n in range(3)]
 
-    done = await shaft.resolve_all("retry", reviewer="ann", error_contains="no ACCESS", tasks=ids[:2])
+    done = await shaft.resolve_all(
+        Resolution.RETRY, reviewer="ann", error_contains="no ACCESS", tasks=ids[:2]
+    )
 
     assert (set(done.resolved), done.refused, done.more) == (set(ids[:2]), [], False)
     assert [(await shaft.get(task_id)).status for task_id in ids] == ["READY", "READY", "DEAD_LETTERED"]
-    assert (await shaft.resolve_all("cancel", reviewer="ann", category="timeout")).resolved == []
+    assert (await shaft.resolve_all(Resolution.CANCEL, reviewer="ann", category="timeout")).resolved == []
 
 
 async def test_a_retry_by_hand_may_wait(shaft: Lineshaft) -> None:
@@ -207,6 +210,6 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
     assert [letter.task_id for letter in blocking.dead_letters().items] == [task_id]
     assert blocking.get_dead_letter(task_id).dag_id == dag.id
     assert len(blocking.dead_letter_groups()) == 1
-    assert blocking.resolve(task_id, "retry", reviewer="ann").status is Status.READY
-    assert blocking.resolve_all("cancel", reviewer="ann").resolved == []
+    assert blocking.resolve(task_id, Resolution.RETRY, reviewer="ann").status is Status.READY
+    assert blocking.resolve_all(Resolution.CANCEL, reviewer="ann").resolved == []
     assert blocking.cancel_dag(dag).status == "cancelled"

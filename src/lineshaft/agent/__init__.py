@@ -12,7 +12,7 @@ An `Agent` claims tasks and gives them to handlers; a `TaskContext` is what a ha
 from lineshaft.agent.agent import Agent
 from lineshaft.agent.context import SyncTaskContext, TaskContext
 from lineshaft.agent.outcome import AttemptCancelled, BudgetExceeded, Cancel, Fail, Result, Snooze
-from lineshaft.agent.task_type import TaskFunction, TaskType
+from lineshaft.agent.task_type import TaskDecorator, TaskFunction, TaskType
 
 __all__ = [
     "Agent",
@@ -24,6 +24,7 @@ __all__ = [
     "Snooze",
     "SyncTaskContext",
     "TaskContext",
+    "TaskDecorator",
     "TaskFunction",
     "TaskType",
 ]

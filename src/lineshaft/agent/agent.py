@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Unpack
 
@@ -11,7 +11,8 @@ from lineshaft.agent.handlers import Function, Handler, make_handler
 from lineshaft.agent.loop import Worker
 from lineshaft.agent.process_group import crew_of
 from lineshaft.agent.stopping import signals
-from lineshaft.agent.task_type import Decorator, TaskFunction, plain_function
+from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_function
+from lineshaft.client.backend import Backend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.ids import new_id
@@ -78,7 +79,7 @@ class Agent:
         concurrency: int | None = None,
         time_limit_sec: Duration | None = None,
         **defaults: Unpack[TaskDefaults],
-    ) -> Decorator:
+    ) -> TaskDecorator:
         """Make a function the handler of a task type.
 
         It may be `async def`, or `def`, which runs in a thread. If its first parameter is called `ctx`, it
@@ -99,8 +100,9 @@ class Agent:
         return register
 
     @property
-    def handlers(self) -> dict[str, Handler]:
-        return dict(self._handlers)
+    def task_types(self) -> tuple[str, ...]:
+        """The names of the types that it has handlers for."""
+        return tuple(self._handlers)
 
     async def run(
         self,
@@ -125,7 +127,13 @@ class Agent:
             raise LineshaftError(f"Agent {self.id!r} is already running.")
         if not self._handlers:
             raise LineshaftError("This agent has no handlers. Give it one with @agent.task('TYPE').")
-        run = self._run = _Run(self, shaft, seconds(retries_within_sec) if until_idle else None)
+        run = self._run = _Run(
+            shaft.backend,
+            self._registration(),
+            dict(self._handlers),
+            grace_sec=self._grace_sec,
+            drain_retries_within_sec=seconds(retries_within_sec) if until_idle else None,
+        )
         try:
             if optimize:
                 _freeze()
@@ -139,8 +147,7 @@ class Agent:
         if self._run is not None:
             self._run.stop_from_anywhere(now)
 
-    @property
-    def registration(self) -> NewAgent:
+    def _registration(self) -> NewAgent:
         return NewAgent(
             id=self.id or new_id("agent"),
             type=self._type,
@@ -154,21 +161,23 @@ class Agent:
             heartbeat_interval_sec=self._heartbeat_interval_sec,
         )
 
-    @property
-    def grace_sec(self) -> float:
-        return self._grace_sec
-
-    @property
-    def heartbeat_interval_sec(self) -> float:
-        return self._heartbeat_interval_sec
-
 
 class _Run:
     """One call of `Agent.run`: register, work, stop, leave."""
 
-    def __init__(self, agent: Agent, shaft: Lineshaft, drain_retries_within_sec: float | None) -> None:
-        self._agent = agent
-        self._backend = shaft.backend
+    def __init__(
+        self,
+        backend: Backend,
+        registration: NewAgent,
+        handlers: Mapping[str, Handler],
+        *,
+        grace_sec: float,
+        drain_retries_within_sec: float | None,
+    ) -> None:
+        self._backend = backend
+        self._registration = registration
+        self._handlers = handlers
+        self._grace_sec = grace_sec
         self._drain = drain_retries_within_sec
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -183,12 +192,12 @@ class _Run:
         self._loop.call_soon_threadsafe(self.stop, now)
 
     async def work(self) -> None:
-        agent = self._agent
-        self._backend.expect_answers_within(max(agent.heartbeat_interval_sec, _LEAST_PATIENCE_SEC))
+        interval = self._registration.heartbeat_interval_sec
+        self._backend.expect_answers_within(max(interval, _LEAST_PATIENCE_SEC))
         crew = crew_of(self._backend)
         async with crew.membership():
-            view = await self._backend.register(agent.registration)
-            worker = Worker(self._backend, view, agent.handlers, crew, drain_retries_within_sec=self._drain)
+            view = await self._backend.register(self._registration)
+            worker = Worker(self._backend, view, self._handlers, crew, drain_retries_within_sec=self._drain)
             if self._drain is not None:
                 crew.enter_drain(worker)
             working = asyncio.create_task(worker.work(), name=f"lineshaft agent {view.id}")
@@ -207,7 +216,7 @@ class _Run:
                 await asyncio.wait({working})
                 superseded = working.exception() is not None
                 worker.hand_back()
-                patience = max(handler.patience_sec for handler in agent.handlers.values())
+                patience = max(handler.patience_sec for handler in self._handlers.values())
                 last = self._loop.time() + patience + _LAST_WRITES_SEC
                 await worker.close(patience + _LAST_WRITES_SEC)
                 crew.leave_drain(worker)
@@ -231,7 +240,7 @@ class _Run:
         # At the same time: an unavailable database must not extend the grace.
         reporting = asyncio.create_task(self._report_draining(agent_id, incarnation))
         try:
-            await worker.finish(self._agent.grace_sec)
+            await worker.finish(self._grace_sec)
             await asyncio.wait({reporting}, timeout=_LAST_WORD_SEC)
         finally:
             reporting.cancel()

@@ -64,11 +64,11 @@ class TaskFunction(TaskType[P, R_co], Generic[P, R_co, F_co]):
 
     @property
     def __call__(self) -> F_co:
-        function: F_co = self._function  # type: ignore[assignment]  # `Decorator` says which one
+        function: F_co = self._function  # type: ignore[assignment]  # `TaskDecorator` says which one
         return function
 
 
-class Decorator(Protocol):
+class TaskDecorator(Protocol):
     """Makes a function the handler of a task type."""
 
     # A coroutine is also a value, so that the first two overlap with the last: the first match counts.

@@ -4,15 +4,28 @@
 """
 
 from lineshaft.client.blocking import SyncLineshaft
-from lineshaft.client.handles import DagHandle, SyncDagHandle, SyncTaskHandle, TaskHandle
+from lineshaft.client.handles import (
+    DagHandle,
+    DagRef,
+    DagReference,
+    SyncDagHandle,
+    SyncTaskHandle,
+    TaskHandle,
+    TaskRef,
+    TaskReference,
+)
 from lineshaft.client.lineshaft import NOW, Lineshaft
 
 __all__ = [
     "NOW",
     "DagHandle",
+    "DagRef",
+    "DagReference",
     "Lineshaft",
     "SyncDagHandle",
     "SyncLineshaft",
     "SyncTaskHandle",
     "TaskHandle",
+    "TaskRef",
+    "TaskReference",
 ]

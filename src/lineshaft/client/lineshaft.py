@@ -48,6 +48,7 @@ from lineshaft.types import (
     Page,
     Readiness,
     Report,
+    Resolution,
     Slowdown,
     Stats,
     Task,
@@ -464,7 +465,7 @@ class Lineshaft:
     async def resolve(
         self,
         task: TaskRef,
-        resolution: str,
+        resolution: Resolution,
         *,
         reviewer: str,
         note: str | None = None,
@@ -481,7 +482,7 @@ class Lineshaft:
 
     async def resolve_all(
         self,
-        resolution: str,
+        resolution: Resolution,
         *,
         reviewer: str,
         note: str | None = None,
@@ -625,7 +626,7 @@ def _choose(
 
 
 def _decision(
-    resolution: str,
+    resolution: Resolution,
     reviewer: str,
     note: str | None,
     not_before: datetime | None,

@@ -85,7 +85,7 @@ class Workbench:
         too.
         """
         backend = self._opened()
-        types = sorted({name for agent in agents for name in agent.handlers})
+        types = sorted({name for agent in agents for name in agent.task_types})
         while True:
             await asyncio.gather(
                 *(

@@ -3,8 +3,9 @@
 Nothing here imports the database driver or an HTTP library.
 """
 
+from lineshaft.model.durations import Duration
 from lineshaft.model.priority import Tier
-from lineshaft.model.retry import FailureCategory, RetryPolicy
+from lineshaft.model.retry import FailureCategory, RetryPolicy, Strategy
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
@@ -55,6 +56,7 @@ __all__ = [
     "DeadLetterFilter",
     "DeadLetterGroup",
     "Depth",
+    "Duration",
     "Event",
     "EventPage",
     "FailedAttempt",
@@ -84,6 +86,7 @@ __all__ = [
     "Slowdown",
     "Stats",
     "Status",
+    "Strategy",
     "Submitted",
     "SubmittedDag",
     "Task",
