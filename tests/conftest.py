@@ -10,7 +10,8 @@ transitions, and clients and agents also over HTTP. `--postgres` and `--transpor
 import fcntl
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -46,7 +47,7 @@ ON_EACH_VERSION = re.compile(
     r"tests\.(races|embedded)\.|tests\.engine\.(postgres|claim)\.|tests\.engine\.transition\.test_(matrix|stateful|completion)$"
 )
 
-_database_numbers = count(1)
+NewDatabase = Callable[[str], AbstractContextManager[str]]
 
 
 @cache
@@ -180,24 +181,35 @@ def _make_template(server: EmbeddedServer, lock: Path) -> None:
                     connection.execute(STRICT.read_bytes())
 
 
-def clone(server: EmbeddedServer, worker: str, template: str) -> Iterator[str]:
-    name = f"test_{worker}_{next(_database_numbers)}"
-    with psycopg.connect(server.dsn, autocommit=True) as admin:
+@pytest.fixture(scope="session")
+def new_database(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[NewDatabase]:
+    """Makes databases like a template; each is dropped at the end of its block."""
+    worker = getattr(request.config, "workerinput", {}).get("workerid", "gw")
+    numbers = count(1)
+
+    @contextmanager
+    def new(template: str) -> Iterator[str]:
+        name = f"test_{worker}_{next(numbers)}"
         databases.clone(admin, name, template)
-        yield make_conninfo(server.dsn, dbname=name)
+        yield make_conninfo(postgres.dsn, dbname=name)
         databases.drop(admin, name)
 
-
-@pytest.fixture
-def dsn(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A migrated database of the test's own."""
-    yield from clone(postgres, getattr(request.config, "workerinput", {}).get("workerid", "gw"), TEMPLATE)
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        yield new
 
 
 @pytest.fixture
-def empty_dsn(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty database of the test's own."""
-    yield from clone(postgres, getattr(request.config, "workerinput", {}).get("workerid", "gw"), "template0")
+def dsn(new_database: NewDatabase) -> Iterator[str]:
+    """A migrated database for one test."""
+    with new_database(TEMPLATE) as made:
+        yield made
+
+
+@pytest.fixture
+def empty_dsn(new_database: NewDatabase) -> Iterator[str]:
+    """An empty database for one test."""
+    with new_database("template0") as made:
+        yield made
 
 
 @pytest.fixture

@@ -192,11 +192,13 @@ RULES: dict[str, LiteralString] = {
 }
 
 
-def check_invariants(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        broken: dict[str, list[Any]] = {
-            rule: rows
-            for rule, statement in RULES.items()
-            if (rows := connection.execute(statement).fetchall())
-        }
+def check_invariants(database: "str | psycopg.Connection") -> None:
+    """Check all rules, on a connection or on a new one to this DSN."""
+    if isinstance(database, str):
+        with psycopg.connect(database, autocommit=True) as connection:
+            return check_invariants(connection)
+    broken: dict[str, list[Any]] = {
+        rule: rows for rule, statement in RULES.items() if (rows := database.execute(statement).fetchall())
+    }
     assert not broken, broken
+    return None

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lineshaft.embedded import EmbeddedServer
-from tests.conftest import TEMPLATE, clone
+from tests.conftest import TEMPLATE, NewDatabase
 from tests.server.client import Client
 
 ROOT = Path(__file__).parents[2]
@@ -79,15 +78,16 @@ def address(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.fixture(scope="module")
-def site(
-    postgres: EmbeddedServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
+def site(new_database: NewDatabase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with new_database(TEMPLATE) as dsn, running_site(dsn, tmp_path_factory.mktemp("site")) as running:
+        yield running
+
+
+@contextmanager
+def running_site(dsn: str, folder: Path) -> Iterator[Site]:
     (folder / "breakers.yaml").write_text(BREAKERS)
-    worker = getattr(request.config, "workerinput", {}).get("workerid", "gw")
-    database = clone(postgres, f"{worker}_site", TEMPLATE)
     settings = {
-        "LINESHAFT_DATABASE_URL": next(database),
+        "LINESHAFT_DATABASE_URL": dsn,
         "LINESHAFT_CIRCUIT_BREAKERS": str(folder / "breakers.yaml"),
         "LINESHAFT_REAPER_INTERVAL_SEC": "0.1",
         "LINESHAFT_PROMOTER_INTERVAL_SEC": "0.1",
@@ -106,4 +106,3 @@ def site(
             url = here.urls[number % 2]
             here.fleet[name] = running.enter_context(started("tests.e2e.fleet", url, *agents, cwd=folder))
         yield here
-    next(database, None)

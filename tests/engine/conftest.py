@@ -29,9 +29,7 @@ async def engine(dsn: str, clock: MovableClock, rules: Rules) -> AsyncIterator[E
 
 
 @pytest.fixture
-async def world(
-    dsn: str, engine: Engine, connection: psycopg.Connection, clock: MovableClock
-) -> AsyncIterator[World]:
-    """The engine, and afterwards the proof that whatever the test did left everything consistent."""
+async def world(engine: Engine, connection: psycopg.Connection, clock: MovableClock) -> AsyncIterator[World]:
+    """The engine; after the test, a check that everything is consistent."""
     yield World(engine, connection, clock)
-    check_invariants(dsn)
+    check_invariants(connection)

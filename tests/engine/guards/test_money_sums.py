@@ -5,9 +5,8 @@ And what there is money for is handed out: after a top-up, and on the next day.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -17,14 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.clock import MovableClock
-from lineshaft.embedded import EmbeddedServer
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure, Spent
-from tests.conftest import TEMPLATE, clone
+from tests.conftest import TEMPLATE, NewDatabase
 from tests.engine.stateful import Histories
 from tests.invariants import check_invariants
 from tests.world import heartbeat
@@ -52,13 +50,14 @@ async def judged(_: Any, __: CandidateOutput) -> bool:
 class Money(RuleBasedStateMachine):
     """The model is three columns of numbers: what each agent, each DAG and each day has spent."""
 
-    server: EmbeddedServer
+    #: Set by the test: Hypothesis makes the instances.
+    new_database: ClassVar[NewDatabase]
 
     @initialize()
     def start(self) -> None:
         self.clock = MovableClock()
-        self.databases: Iterator[str] = clone(self.server, "money", TEMPLATE)
-        self.dsn = next(self.databases)
+        self.database = type(self).new_database(TEMPLATE)
+        self.dsn = self.database.__enter__()
         self.runner = asyncio.Runner()
         # Breakers are not what this is about.
         rules = Rules(BreakerPolicy(BreakerConfig(failure_threshold=10_000)), daily_budget_usd=DAILY)
@@ -83,7 +82,7 @@ class Money(RuleBasedStateMachine):
             self.look.close()
             self.runner.run(self.engine.database.close())
             self.runner.close()
-            next(self.databases, None)
+            self.database.__exit__(None, None, None)
 
     @rule(
         costs=st.lists(st.none() | SUMS, min_size=1, max_size=4), ceiling=st.booleans(), judged=st.booleans()
@@ -260,10 +259,10 @@ class Money(RuleBasedStateMachine):
         day = self.runner.run(self.engine.budgets.day())
         assert day.spent_usd == self.by_day[self.today]
         assert day.reserved_usd == sum((task.reserved_usd for _, task, _ in self.held.values()), Decimal(0))
-        check_invariants(self.dsn)
+        check_invariants(self.look)
 
 
 @pytest.mark.timeout(0)
-def test_money_adds_up_over_any_history(postgres: EmbeddedServer, histories: Histories) -> None:
-    Money.server = postgres
+def test_money_adds_up_over_any_history(new_database: NewDatabase, histories: Histories) -> None:
+    Money.new_database = new_database
     histories.run(Money, few=6, steps=30)

@@ -7,10 +7,10 @@ outputs are in `gated_machine.py`.
 """
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import ClassVar
 
 import psycopg
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
-from lineshaft.embedded import EmbeddedServer
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.model import breaker
@@ -33,7 +32,7 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion, Failure
-from tests.conftest import TEMPLATE, clone
+from tests.conftest import TEMPLATE, NewDatabase
 from tests.invariants import check_invariants
 
 MAX_ATTEMPTS = 2
@@ -79,7 +78,8 @@ class Task:
 
 
 class Lifecycle(RuleBasedStateMachine):
-    server: EmbeddedServer
+    #: Set by the test: Hypothesis makes the instances.
+    new_database: ClassVar[NewDatabase]
     #: Those of a new task.
     gates: st.SearchStrategy[tuple[str, ...]] = st.just(())
 
@@ -92,8 +92,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.clock = MovableClock()
         self.breaker = Breaker()
         self.slowed_until = self.clock.now()
-        self.databases: Iterator[str] = clone(self.server, "stateful", TEMPLATE)
-        self.dsn = next(self.databases)
+        self.database = type(self).new_database(TEMPLATE)
+        self.dsn = self.database.__enter__()
         self.runner = asyncio.Runner()
         self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=RULES, checks=self.checks())
         self.runner.run(self.engine.database.open())
@@ -106,7 +106,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.look.close()
             self.runner.run(self.engine.database.close())
             self.runner.close()
-            next(self.databases, None)
+            self.database.__exit__(None, None, None)
 
     def some(self, data: st.DataObject, *statuses: str) -> str:
         return data.draw(st.sampled_from([name for name, t in self.tasks.items() if t.status in statuses]))
@@ -377,7 +377,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}
         held = {row[0]: row[3] for row in rows if row[1] in LIVE}
         assert held == {name: task.agent for name, task in self.tasks.items() if task.status in LIVE}
-        check_invariants(self.dsn)
+        check_invariants(self.look)
 
     @invariant()
     def the_breaker_is_where_its_model_is(self) -> None:

@@ -6,12 +6,12 @@ A run of all tests goes through a few histories, the same each time. For more, a
 
 import pytest
 
-from lineshaft.embedded import EmbeddedServer
+from tests.conftest import NewDatabase
 from tests.engine.stateful import Histories
 from tests.engine.transition.gated_machine import Gated
 
 
 @pytest.mark.timeout(0)
-def test_any_history_of_the_lifecycle(postgres: EmbeddedServer, histories: Histories) -> None:
-    Gated.server = postgres
+def test_any_history_of_the_lifecycle(new_database: NewDatabase, histories: Histories) -> None:
+    Gated.new_database = new_database
     histories.run(Gated, few=8, steps=25)
