@@ -342,7 +342,7 @@ async def test_the_end_of_the_days_money_is_told_once(
         assert alert["message"].startswith("5 USD of the 10 USD for 2026-02-08 (UTC) are spent")
         why = await world.engine.read.why(second)
         assert [reason.code for reason in why.reasons] == ["daily_budget"]
-        with pytest.raises(BudgetExceededError, match="5 USD are left of the daily budget"):
+        with pytest.raises(BudgetExceededError, match="5 USD of the daily budget is neither"):
             await world.engine.claims.claim_task(agent.id, agent.incarnation, second)
         clock.advance(86_400)
         assert (await world.engine.read.why(second)).runnable

@@ -78,7 +78,7 @@ async def test_a_schedule_names_the_time(engine: Engine, clock: MovableClock) ->
 
     assert "2026-02-08T10:00:00Z" in (await reasons(engine, task_id))["scheduled"]
     clock.advance(3600)
-    assert "has come: the promoter" in (await reasons(engine, task_id))["scheduled"]
+    assert "which is past: the promoter" in (await reasons(engine, task_id))["scheduled"]
 
 
 async def test_a_retry_names_the_time_and_the_failure(engine: Engine) -> None:
@@ -136,7 +136,7 @@ async def test_an_able_agent_that_is_not_active_is_named(engine: Engine) -> None
 
     detail = (await reasons(engine, await submit(engine)))["no_capable_agent"]
 
-    assert "Able, but not active: ann (draining)" in detail
+    assert "Capable, but not active: ann (draining)" in detail
 
 
 async def test_money_and_slots_of_those_who_could(engine: Engine) -> None:
@@ -195,7 +195,7 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
     assert "Everything is paused" in details
     assert "Type 'code' is paused" in details
     assert "open since 2026-02-08T09:00:00Z, after 5 failures" in details
-    assert "until 2026-02-08T09:00:01Z, after a rate limit (429)" in details
+    assert "until 2026-02-08T09:00:01Z after a rate limit (429)" in details
     clock.advance(1)
     assert "slowdown" not in await reasons(engine, task_id)
 
@@ -203,7 +203,7 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
 @pytest.mark.parametrize(
     ("breaker", "detail"),
     [
-        ({"state": "open", "forced": True}, "by hand. Reset it."),
+        ({"state": "open", "forced": True}, "opened manually. Reset it."),
         ({"state": "half_open", "probe_task_id": "task_p"}, "task task_p is its probe"),
     ],
 )

@@ -38,7 +38,7 @@ async def test_an_output_that_a_validator_has_to_check(world: World) -> None:
 
     assert code == "waiting_gate"
     assert "gate 1 of 2, 'slow', since" in detail
-    assert "No validator has begun with it" in detail
+    assert "No validator has started" in detail
 
 
 async def test_a_gate_that_comes_to_no_verdict(world: World) -> None:
@@ -46,7 +46,7 @@ async def test_a_gate_that_comes_to_no_verdict(world: World) -> None:
     world.engine.checks.register("slow", slow)
     task_id = await at_gates(world, "slow")
     (output,) = await world.engine.gates.take(limit=1, lease_sec=60)
-    assert "have begun with it 1 times; without" in (await reason(world, task_id))[1]
+    assert "have started 1 times; without" in (await reason(world, task_id))[1]
 
     await world.engine.gates.postpone(output, "the judge\nis away.", delay_sec=5)
 
@@ -54,7 +54,7 @@ async def test_a_gate_that_comes_to_no_verdict(world: World) -> None:
     assert code == "waiting_gate"
     assert "(last time: the judge is away)" in detail
     world.age(seconds=6)
-    assert "which has come: a validator takes it up" in (await reason(world, task_id))[1]
+    assert "which is past: a validator continues" in (await reason(world, task_id))[1]
 
 
 async def test_an_output_that_waits_for_a_person(world: World) -> None:
@@ -64,7 +64,7 @@ async def test_an_output_that_waits_for_a_person(world: World) -> None:
 
     assert code == "waiting_approval"
     assert "gate 1 of 1, 'human', since" in detail
-    assert "Approve or refuse it" in detail
+    assert "Approve or reject it" in detail
 
 
 async def test_a_process_that_died_while_it_looked(world: World) -> None:
@@ -78,7 +78,7 @@ async def test_a_process_that_died_while_it_looked(world: World) -> None:
 
     assert await reason(world, task_id) == (
         "waiting_gate",
-        "Its output was handed in just now, and is being checked.",
+        "Its output was just submitted and is being checked.",
     )
 
 

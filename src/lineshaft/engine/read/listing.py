@@ -1,10 +1,9 @@
 """Which tasks and DAGs a list shows, page by page, without counting and without skipping.
 
-The history has millions of tasks and no index for every filter. A filter that leaves few tasks (a DAG, a
-parent, a tag, a live state, a bad end) collects them all and sorts; which one does is found by trying, since
-each gives up at `FEW`. Otherwise the list walks through all tasks from the newest on, a bounded part at a
-time, and hands out a cursor where it stopped: what fits often is found at once, what fits rarely comes in
-short pages.
+The history has millions of tasks, and not every filter has an index. If one filter leaves few tasks (a DAG, a
+parent, a tag, a live status, a bad end), they are all collected and sorted; each filter is tried, up to `FEW`
+tasks. Otherwise the list walks through all tasks from the newest on, a bounded part at a time, and returns a
+cursor where it stopped: frequent matches fill a page at once, rare ones come in short pages.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,9 +20,9 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import ENDED, LIVE, Status
 from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names
 
-#: A filter with no more tasks than this is sorted; one with more is walked.
+#: Up to this many tasks are collected and sorted; more are walked.
 FEW = 10_000
-#: Rows of the history that a walk looks at in one statement, and how many such parts one page may take.
+#: Rows that a walk reads in one statement, and the number of statements for one page.
 SCAN, PARTS = 20_000, 10
 
 _SQL = catalog.load(__name__)
@@ -76,7 +75,7 @@ def _any_of(values: Names) -> list[str] | None:
 
 
 def patterns(parts: Iterable[str]) -> list[str] | None:
-    """For ILIKE, with its special characters taken literally."""
+    """Patterns for ILIKE, with special characters escaped."""
     escaped = [part.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for part in parts]
     return [f"%{part}%" for part in escaped] or None
 
@@ -92,7 +91,7 @@ class _DagKey(Struct, frozen=True, array_like=True, tag="dag"):
 
 
 class _PriorityKey(Struct, frozen=True, array_like=True, tag="priority"):
-    #: Priorities move with time: all pages are sorted as of the first.
+    #: Priorities change with time: all pages are sorted as of the first.
     as_of: datetime
     effective: float
     no: Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -100,7 +99,7 @@ class _PriorityKey(Struct, frozen=True, array_like=True, tag="priority"):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The ids of one page, in order, and where the next one begins."""
+    """The ids of one page, in order, and the cursor of the next."""
 
     ids: list[str]
     next_cursor: str | None
@@ -120,7 +119,7 @@ async def task_keys(
         await reader.send(_SQL["plan_to_walk"])
 
     async def fetch(after: _Place | None, need: int) -> list[Row]:
-        place = {**_behind(after), "limit": need}
+        place = {**_after(after), "limit": need}
         if ids is not None:
             return await reader.rows(_SQL["keys_among"], **filters, **place, ids=ids)
         return await reader.rows(_SQL["keys_by_age"], **filters, **place, scan=SCAN)
@@ -135,7 +134,7 @@ async def dag_keys(reader: Reader, wanted: DagFilter, limit: int, cursor: str | 
     await reader.send(_SQL["plan_to_walk"])
 
     async def fetch(after: _Place | None, need: int) -> list[Row]:
-        place = {**_behind(after), "limit": need, "scan": SCAN}
+        place = {**_after(after), "limit": need, "scan": SCAN}
         return await reader.rows(_SQL["dag_keys_by_age"], **filters, **place)
 
     rows, last = await _walk(fetch, _place_of(start), limit)
@@ -151,12 +150,12 @@ def _place_of(key: _AgeKey | _DagKey | None) -> _Place | None:
 
 
 async def _walk(fetch: _Fetch, after: _Place | None, limit: int) -> tuple[list[Row], _Place | None]:
-    """The rows of a page that fit, and the place to go on behind; None: there is nothing more."""
+    """The matching rows of a page, and the place to continue after; None: there are no more."""
     found: list[Row] = []
     for _ in range(PARTS):
-        # One more than wanted tells whether there is a next page.
+        # One more than wanted shows whether there is a next page.
         rows = await fetch(after, limit + 1 - len(found))
-        found += [row for row in rows if row["fits"]]
+        found += [row for row in rows if row["matches"]]
         if len(found) > limit:
             return found[:limit], _place(found[limit - 1])
         if not rows or not rows[-1]["is_last"]:
@@ -169,7 +168,7 @@ def _place(row: Row) -> _Place:
     return row["created_at"], row["id"]
 
 
-def _behind(place: _Place | None) -> dict[str, Any]:
+def _after(place: _Place | None) -> dict[str, Any]:
     at, name = place or (None, None)
     return {"after_at": at, "after_id": name}
 
@@ -180,7 +179,7 @@ async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: s
         filters |= {"any_status": False, "live": sorted(LIVE)}
     if filters["ended"]:
         ended = ", ".join(filters["ended"])
-        fault = f"priority orders tasks that have not ended, but status asks for {ended}; use created_at"
+        fault = f"priority is only for tasks that have not ended, but status has {ended}; use created_at"
         raise InvalidInputError(errors=[("order", fault)])
     after = decode_cursor(cursor, _PriorityKey)
     as_of = after.as_of if after else (await reader.rows(_SQL["read_now"]))[0]["now"]
@@ -205,7 +204,7 @@ async def _by_priority(reader: Reader, wanted: TaskFilter, limit: int, cursor: s
     return Keys([row["id"] for row in page], more)
 
 
-#: Where the tasks of a state are found, if not by walking.
+#: The statement that collects the tasks of a status.
 _SOURCES = {
     Status.CLAIMED: "ids_held",
     Status.RUNNING: "ids_held",
@@ -220,7 +219,7 @@ _SOURCES = {
 
 
 async def _collect(reader: Reader, filters: dict[str, Any], few: int) -> list[str] | None:
-    """All tasks that might pass, by whichever filter leaves few; None: all of them leave many."""
+    """All candidates, by the first filter that leaves few; None: every filter leaves many."""
     attempts: list[list[str]] = []
     if filters["parent_ids"]:
         attempts.append(["ids_of_parents"])

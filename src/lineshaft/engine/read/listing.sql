@@ -1,14 +1,30 @@
--- Which tasks and DAGs a list has. Used by store/listing.py.
---
--- Where a filter leaves few, statements named ids_… collect them all, at most `most`, and keys_among or keys_by_priority sort them.
--- Otherwise keys_by_age walks through all tasks, newest first, no further than `scan` rows at a time.
+-- If a filter leaves few tasks, statements named ids_… collect them all, at most `most`, and keys_among or keys_by_priority sort them.
+-- Otherwise keys_by_age walks through all tasks, newest first, at most `scan` rows at a time.
+
+-- fragment: task_filters
+(%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
+AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
+AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[]))
+AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
+AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
+AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
+AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
+AND (%(batches)s::boolean IS NULL OR task.is_batch)
+
+-- fragment: status_filters
+(%(priority_from)s::integer IS NULL OR coalesce(live.priority, task.priority) >= %(priority_from)s::integer)
+AND (%(priority_to)s::integer IS NULL OR coalesce(live.priority, task.priority) <= %(priority_to)s::integer)
+AND (%(any_status)s::boolean
+     OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
+     OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
+AND (%(agent_ids)s::text[] IS NULL OR coalesce(live.agent_id, ended.agent_id) = ANY (%(agent_ids)s::text[]))
 
 -- name: plan_to_walk
--- For lists that walk from the newest task on and stop when the page is full: not to collect and sort all that they might look at.
+-- For lists that walk from the newest task on and stop when the page is full: never collect and sort all candidates.
 SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true)
 
 -- name: plan_to_scan
--- For the one list that reads a whole table. Where a scan is priced as forbidden, all joins look alike beside it, and the worst may be taken.
+-- For the one list that reads a whole table: with a forbidden scan in the plan, the costs of joins no longer matter to the planner.
 SELECT set_config('enable_seqscan', 'on', true)
 
 -- name: ids_of_parents
@@ -32,7 +48,7 @@ SELECT array_agg(id) AS ids FROM (
 ) AS found
 
 -- name: ids_held
--- In an agent's hands: through the index of leases.
+-- By the index of leases.
 SELECT array_agg(id) AS ids FROM (
     SELECT id FROM lineshaft.task_live
     WHERE lease_until IS NOT NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY (%(agent_ids)s::text[]))
@@ -66,26 +82,16 @@ SELECT array_agg(id) AS ids FROM (
 ) AS found
 
 -- name: keys_by_age
--- Newest first, through task_by_age. The last row of the part that was looked at comes too, fitting or not: the list goes on behind it.
-SELECT created_at, id, coalesce(fits, false) AS fits, n = %(scan)s::integer AS is_last
+-- Newest first, by task_by_age. The last row that was read is returned too, matching or not: the list continues after it.
+SELECT created_at, id, coalesce(matches, false) AS matches, n = %(scan)s::integer AS is_last
 FROM (
-    SELECT looked_at.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
+    SELECT candidate.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
     FROM (
         SELECT task.created_at, task.id,
-            (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
-            AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
-            AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[]))
-            AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
-            AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
-            AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
-            AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
-            AND (%(batches)s::boolean IS NULL OR task.is_batch)
-            AND (%(priority_from)s::integer IS NULL OR coalesce(live.priority, task.priority) >= %(priority_from)s::integer)
-            AND (%(priority_to)s::integer IS NULL OR coalesce(live.priority, task.priority) <= %(priority_to)s::integer)
-            AND (%(any_status)s::boolean
-                 OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
-                 OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
-            AND (%(agent_ids)s::text[] IS NULL OR coalesce(live.agent_id, ended.agent_id) = ANY (%(agent_ids)s::text[])) AS fits
+            -- include: task_filters
+            AND
+            -- include: status_filters
+            AS matches
         FROM lineshaft.task
         LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
         LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
@@ -93,43 +99,33 @@ FROM (
             < (coalesce(%(after_at)s::timestamptz, 'infinity'), coalesce(%(after_id)s::text, '') COLLATE "C")
         ORDER BY task.created_at DESC, task.id DESC
         LIMIT %(scan)s::integer
-    ) AS looked_at
+    ) AS candidate
 ) AS numbered
-WHERE fits OR n = %(scan)s::integer
+WHERE matches OR n = %(scan)s::integer
 ORDER BY created_at DESC, id DESC
 LIMIT %(limit)s::integer
 
 -- name: keys_among
--- The same for a few tasks, collected first and then sorted: the planner would rather walk.
+-- The same for a few tasks, collected first and then sorted: otherwise the planner would walk.
 WITH few AS MATERIALIZED (
     SELECT created_at, id, dag_id, parent_id, type, title, tags, created_by, lock_key, is_batch, priority
     FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
 )
-SELECT task.created_at, task.id, true AS fits, false AS is_last
+SELECT task.created_at, task.id, true AS matches, false AS is_last
 FROM few AS task
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
 WHERE (task.created_at, task.id) < (coalesce(%(after_at)s::timestamptz, 'infinity'), coalesce(%(after_id)s::text, '') COLLATE "C")
-  AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
-  AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
-  AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[]))
-  AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
-  AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
-  AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
-  AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
-  AND (%(batches)s::boolean IS NULL OR task.is_batch)
-  AND (%(priority_from)s::integer IS NULL OR coalesce(live.priority, task.priority) >= %(priority_from)s::integer)
-  AND (%(priority_to)s::integer IS NULL OR coalesce(live.priority, task.priority) <= %(priority_to)s::integer)
-  AND (%(any_status)s::boolean
-       OR (%(live)s::text[] IS NOT NULL AND live.status = ANY (%(live)s::text[]::lineshaft.task_status[]))
-       OR (%(ended)s::text[] IS NOT NULL AND ended.status = ANY (%(ended)s::text[]::lineshaft.task_status[])))
-  AND (%(agent_ids)s::text[] IS NULL OR coalesce(live.agent_id, ended.agent_id) = ANY (%(agent_ids)s::text[]))
+  AND
+  -- include: task_filters
+  AND
+  -- include: status_filters
 ORDER BY task.created_at DESC, task.id DESC
 LIMIT %(limit)s::integer
 
 -- name: keys_by_priority
--- What has not ended, by rank as claims see it, at the instant at which the first page was read; ids NULL: all. What was never READY has
--- no age. To a millionth, as in claims: what is equal is in the order of submission.
+-- Live tasks by rank, as of the first page; ids NULL: all. A task that was never READY has no age. Ranks are compared to a millionth, as in
+-- claims; equal ones are in the order of submission.
 WITH lane AS MATERIALIZED (
     SELECT id, type, boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged FROM lineshaft.lane ORDER BY id
 ),
@@ -151,21 +147,15 @@ LEFT JOIN lineshaft.task ON task.id = live.id
 WHERE (live.effective, live.submission_no) > (
         coalesce(%(after_effective)s::double precision, '-infinity'), coalesce(%(after_no)s::bigint, 0)
     )
-  AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
-  AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[]))
-  AND (%(tags)s::text[] IS NULL OR task.tags && %(tags)s::text[])
-  AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
-  AND (%(parent_ids)s::text[] IS NULL OR task.parent_id = ANY (%(parent_ids)s::text[]))
-  AND (%(lock_keys)s::text[] IS NULL OR task.lock_key = ANY (%(lock_keys)s::text[]))
-  AND (%(batches)s::boolean IS NULL OR task.is_batch)
+  AND
+  -- include: task_filters
   AND (%(priority_from)s::integer IS NULL OR live.priority >= %(priority_from)s::integer)
   AND (%(priority_to)s::integer IS NULL OR live.priority <= %(priority_to)s::integer)
 ORDER BY live.effective, live.submission_no
 LIMIT %(limit)s::integer
 
 -- name: keys_of_ready
--- READY tasks of some types or all, by rank as a claim sees them, however many there are: the heads of each lane through
--- task_live_claimable, and the parked ones through their indexes.
+-- READY tasks of some types or all, by rank: the heads of each lane by task_live_claimable, and parked tasks by their indexes.
 WITH wanted AS MATERIALIZED (
     SELECT lane.id, lane.boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged
     FROM lineshaft.lane
@@ -184,11 +174,11 @@ FROM (
         SELECT id, rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = wanted.id
-          -- For the index, a little low because of the rounding; then exactly.
+          -- For the index, with room for rounding; then exactly.
           AND rank >= (after.effective - 1) / 1e6 + wanted.aged
           AND (round((rank - wanted.aged) * 1e6), submission_no) > (after.effective, after.no)
         ORDER BY rank, submission_no
-        -- Room for those that are in another order here, because they differ by less than a millionth.
+        -- Room for ranks that differ by less than a millionth, which have another order here.
         LIMIT 2 * %(limit)s::integer
         OFFSET 0
     ) AS next
@@ -210,19 +200,17 @@ LIMIT %(limit)s::integer
 -- name: read_now
 SELECT coalesce(%(now)s::timestamptz, now()) AS now
 
--- DAGs. One that is virtual, a standalone task's, has no row: its task tells everything.
-
 -- name: dag_keys_by_age
--- Newest first, as keys_by_age. A virtual DAG is listed at its task's place.
-SELECT created_at, id, dag_id, coalesce(fits, false) AS fits, n = %(scan)s::integer AS is_last
+-- Newest first, as keys_by_age. A virtual DAG has no row: it is derived from its task.
+SELECT created_at, id, dag_id, coalesce(matches, false) AS matches, n = %(scan)s::integer AS is_last
 FROM (
-    SELECT looked_at.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
+    SELECT candidate.*, row_number() OVER (ORDER BY created_at DESC, id DESC) AS n
     FROM (
         (
             SELECT dag.created_at, dag.id, dag.id AS dag_id,
                 (%(statuses)s::text[] IS NULL OR dag.status::text = ANY (%(statuses)s::text[]))
                 AND (%(created_by)s::text[] IS NULL OR dag.created_by = ANY (%(created_by)s::text[]))
-                AND (%(patterns)s::text[] IS NULL OR dag.title ILIKE ANY (%(patterns)s::text[])) AS fits
+                AND (%(patterns)s::text[] IS NULL OR dag.title ILIKE ANY (%(patterns)s::text[])) AS matches
             FROM lineshaft.dag
             WHERE (dag.created_at, dag.id)
                 < (coalesce(%(after_at)s::timestamptz, 'infinity'), coalesce(%(after_id)s::text, '') COLLATE "C")
@@ -241,7 +229,7 @@ FROM (
                     ELSE 'pending'
                 END = ANY (%(statuses)s::text[]))
                 AND (%(created_by)s::text[] IS NULL OR task.created_by = ANY (%(created_by)s::text[]))
-                AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[])) AS fits
+                AND (%(patterns)s::text[] IS NULL OR task.title ILIKE ANY (%(patterns)s::text[])) AS matches
             FROM lineshaft.task
             LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
             LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
@@ -253,8 +241,8 @@ FROM (
         )
         ORDER BY created_at DESC, id DESC
         LIMIT %(scan)s::integer
-    ) AS looked_at
+    ) AS candidate
 ) AS numbered
-WHERE fits OR n = %(scan)s::integer
+WHERE matches OR n = %(scan)s::integer
 ORDER BY created_at DESC, id DESC
 LIMIT %(limit)s::integer

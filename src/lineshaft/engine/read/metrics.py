@@ -1,25 +1,30 @@
-"""What Prometheus is told: totals that only grow, and how things are just now."""
+"""Figures for Prometheus: totals that only grow, and current values."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from typing import NamedTuple
 
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.read.queries import Queries
 from lineshaft.model.retry import FailureCategory
 from lineshaft.types import AgentInfo, Stats
 
-#: Ended tasks whose wait is looked at.
+#: Ended tasks whose waits are read.
 _WAITS = 1_000
-#: Of the tally, while somebody waits for the answer: a scrape is given up after some seconds. Many more than
-#: ever happen between two scrapes; after a long time without any the totals catch up with the next ones.
+#: Slices of the tally that one scrape counts, because a scrape times out after some seconds. Far more than
+#: there are between two scrapes; after a long time without a scrape the totals catch up with the next ones.
 _SLICES = 10
-#: Agents that have been offline for longer are not told of: whoever has no id of its own is a new one at each
-#: start, and those of years would be more than anybody can read.
+#: Agents that have been offline for longer are left out: an agent without an id of its own is a new one at
+#: each start, so there may be thousands.
 _SEEN_WITHIN_SEC = 86_400.0
 _QUANTILES = ("p50", "p95", "p99")
+
+_SQL = catalog.load(__name__)
 _REASONS = {category.value: category.value for category in FailureCategory} | {
     FailureCategory.BUDGET_EXCEEDED: "budget"
 }
@@ -27,7 +32,7 @@ _REASONS = {category.value: category.value for category in FailureCategory} | {
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since this database began, as far as its events were kept until they were counted."""
+    """Since the database was created, except for events that were deleted before they were counted."""
 
     completed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -39,7 +44,7 @@ class Totals:
     failed_by: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def success_rate(self, agent_id: str) -> float | None:
-        """How many of an agent's claims that came to an end ended well; None: none has."""
+        """The share of an agent's ended claims that succeeded; None: none has ended."""
         ended = self.completed_by[agent_id] + self.failed_by[agent_id]
         return self.completed_by[agent_id] / ended if ended else None
 
@@ -48,7 +53,7 @@ class Totals:
 class Metrics:
     totals: Totals
     stats: Stats
-    #: Without those that have been offline for more than a day.
+    #: Without agents that have been offline for more than a day.
     agents: list[AgentInfo]
     #: Seconds from READY to the first start, by quantile.
     waits: dict[str, float]
@@ -56,13 +61,12 @@ class Metrics:
 
 class Tally:
     def __init__(self, database: Database, *, most: int = 20_000) -> None:
-        """`most`: events that are counted in one transaction, which must not take long."""
+        """`most`: events that one transaction counts; it must be short."""
         self._database = database
         self._most = most
-        self._sql = catalog.load(__name__)
 
     async def count(self, slices: int | None = None) -> None:
-        """Count what happened since the last time, in at most so many transactions; None: all of it."""
+        """Count events since the last call, in at most `slices` transactions; None: all of them."""
         done = 0
         while slices is None or done < slices:
             if not await self._database.run(self._count_slice, pipeline=False):
@@ -70,17 +74,14 @@ class Tally:
             done += 1
 
     async def _count_slice(self, connection: Connection) -> bool:
-        """Whether there may be more to do. Not while another does it."""
-        cursor = await connection.execute(self._sql["try_tally"], {})
-        if not (await cursor.fetchall())[0][0]:
+        """Whether there may be more to count. False while another process counts."""
+        if not await fetch_value(connection, _SQL["try_tally"], {}):
             return False
-        cursor = await connection.execute(self._sql["tally"], {"most": self._most})
-        return bool((await cursor.fetchall())[0][0])
+        return bool(await fetch_value(connection, _SQL["tally"], {"most": self._most}))
 
     async def totals(self) -> Totals:
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["read_tally"], {})
-            return _totals(await cursor.fetchall())
+            return _totals(await fetch_rows(connection, _Count, _SQL["read_tally"], {}))
 
 
 class MetricsReader:
@@ -89,13 +90,11 @@ class MetricsReader:
         self._queries = queries
         self._fleet = fleet
         self._tally = Tally(database)
-        self._sql = catalog.load(__name__)
 
     async def read(self) -> Metrics:
         await self._tally.count(_SLICES)
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["waits"], {"most": _WAITS})
-            ((quantiles,),) = await cursor.fetchall()
+            quantiles = await fetch_value(connection, _SQL["waits"], {"most": _WAITS})
         return Metrics(
             await self._tally.totals(),
             await self._queries.stats(),
@@ -104,7 +103,13 @@ class MetricsReader:
         )
 
 
-def _totals(rows: list[tuple[str, list[str], Decimal]]) -> Totals:
+class _Count(NamedTuple):
+    name: str
+    labels: list[str]
+    value: Decimal
+
+
+def _totals(rows: Iterable[_Count]) -> Totals:
     totals = Totals()
     dead_lettered = 0
     for name, labels, value in rows:
@@ -112,7 +117,7 @@ def _totals(rows: list[tuple[str, list[str], Decimal]]) -> Totals:
             totals.completed[labels[0]] += int(value)
             totals.completed_by[labels[1]] += int(value)
         elif name == "failed":
-            # Categories are free text: whoever makes up a thousand of them must not make a thousand series.
+            # Categories are free text: a thousand of them must not become a thousand series.
             totals.failed[_REASONS.get(labels[0], "other")] += int(value)
             totals.failed_by[labels[1]] += int(value)
         elif name == "heartbeat_missed":
@@ -121,12 +126,4 @@ def _totals(rows: list[tuple[str, list[str], Decimal]]) -> Totals:
             totals.cost_usd[labels[0], labels[1], labels[2]] += value
         else:
             dead_lettered += int(value)
-    return Totals(
-        totals.completed,
-        totals.failed,
-        dead_lettered,
-        totals.cost_usd,
-        totals.heartbeats_missed,
-        totals.completed_by,
-        totals.failed_by,
-    )
+    return replace(totals, dead_lettered=dead_lettered)

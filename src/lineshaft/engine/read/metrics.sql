@@ -1,37 +1,35 @@
--- What Prometheus is told. Used by store/metrics.py.
-
 -- name: try_tally
--- One at a time. Whoever is second reads what the first has written.
+-- One process at a time.
 SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.tally', 0))
 
 -- name: tally
--- Adds what happened since the last time to the totals. The place is a snapshot, as in store/events.py: each event is counted once,
--- however late its transaction commits. Sent after try_tally, so that its own snapshot is younger than the place it reads.
+-- Adds events since the last call to the totals. The place is a snapshot, as in feed/events.py: each event is counted once, however late
+-- its transaction commits. Sent after try_tally, so that its own snapshot is newer than the place.
 -- At most `most` events by event_feed, and the rest of the last one's transaction: then the new place is a snapshot that ends with that
--- transaction, and calls in progress what still is. Says whether there may be more.
-WITH standing AS MATERIALIZED (
+-- transaction, with those in progress. Returns whether there may be more.
+WITH last AS MATERIALIZED (
     SELECT since, pg_current_snapshot() AS now FROM lineshaft.tally_place
 ),
 slice AS MATERIALIZED (
     SELECT (event.xid::text::bigint + 1)::text::xid8 AS ends
     FROM lineshaft.event
-    WHERE event.xid >= (SELECT pg_snapshot_xmax(since) FROM standing)
+    WHERE event.xid >= (SELECT pg_snapshot_xmax(since) FROM last)
     ORDER BY event.xid
     OFFSET %(most)s::bigint - 1
     LIMIT 1
 ),
 place AS MATERIALIZED (
     SELECT
-        standing.since,
+        last.since,
         slice.ends IS NOT NULL AS more,
         CASE
-            WHEN slice.ends IS NULL THEN standing.now
+            WHEN slice.ends IS NULL THEN last.now
             ELSE concat(
-                least(pg_snapshot_xmin(standing.now), slice.ends), ':', slice.ends, ':',
-                (SELECT string_agg(xid::text, ',' ORDER BY xid) FROM pg_snapshot_xip(standing.now) AS open (xid) WHERE xid < slice.ends)
+                least(pg_snapshot_xmin(last.now), slice.ends), ':', slice.ends, ':',
+                (SELECT string_agg(xid::text, ',' ORDER BY xid) FROM pg_snapshot_xip(last.now) AS open (xid) WHERE xid < slice.ends)
             )::pg_snapshot
         END AS until
-    FROM standing LEFT JOIN slice ON true
+    FROM last LEFT JOIN slice ON true
 ),
 news AS MATERIALIZED (
     SELECT event.kinds, event.task_id, event.agent_id, event.epoch, event.data
@@ -45,7 +43,7 @@ news AS MATERIALIZED (
     JOIN lineshaft.event ON event.xid = open.xid
     WHERE pg_visible_in_snapshot(event.xid, place.until) AND event.task_id IS NOT NULL
 ),
--- What a finished task's last attempt cost is what the task cost without the attempts before.
+-- The cost of a task's last attempt is the cost of the task minus that of earlier attempts.
 completed AS MATERIALIZED (
     SELECT
         task.type, coalesce(ended.agent_id, '') AS agent, coalesce(ended.model, '') AS model,
@@ -92,7 +90,7 @@ UPDATE lineshaft.tally_place SET since = place.until FROM place RETURNING place.
 SELECT name, labels, value FROM lineshaft.tally ORDER BY name, labels
 
 -- name: waits
--- How long the tasks that ended last had waited, from READY to their first start.
+-- Waits of the tasks that ended last, from READY to their first start.
 SELECT percentile_cont(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY recent.waited) AS quantiles
 FROM (
     SELECT extract(epoch FROM first_started_at - ready_at)::double precision AS waited

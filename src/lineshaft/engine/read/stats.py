@@ -1,15 +1,14 @@
-"""Figures about the whole queue, in milliseconds however large it is.
+"""Figures about the whole queue, in milliseconds whatever its size.
 
-Nothing here counts a large table. Each figure is exact up to a bound, and estimated, and says so, beyond it:
+Nothing here counts a large table. Each figure is exact up to a bound; beyond it, it is an estimate and marked
+as such:
 
-- Live tasks: exact if there are no more than `MOST`. Otherwise what is in an agent's hands, RETRYING or READY
-  is counted through its own index, each exact up to `MOST`; the rest is scaled up from a random sample of
-  pages.
-- Ended tasks: from a sample of pages, which is all of them, and so exact, while the table has no more than
-  `PAGES`. Those that ended badly are counted through their index, exact up to `MOST`.
-- Throughput and money: a window is cut in parts and up to `PART_ROWS` rows are read of each. A part that has
-  more goes in at the rate of those that were read. Attempts that failed are sampled like ended tasks.
-- The oldest READY task: exact with the counts of READY; otherwise the oldest of all rows that were looked at.
+- Live tasks: exact up to `MOST`. Beyond, held, RETRYING and READY tasks are counted by their own indexes,
+each exact up to `MOST`; the rest is extrapolated from a random sample of pages. - Ended tasks: from a sample
+of pages; exact while the table has no more than `PAGES`. Tasks that ended badly are counted by their index,
+exact up to `MOST`. - Throughput and money: a window is divided into parts, and up to `PART_ROWS` rows are
+read of each. A part with more rows is extrapolated. Failed attempts are sampled like ended tasks. - The
+oldest READY task: exact if the count of READY tasks is; otherwise the oldest of all rows that were read.
 """
 
 from collections import Counter
@@ -30,7 +29,7 @@ from lineshaft.types import Depth, Stats, Throughput
 MOST = 10_000
 #: Pages of a larger table that are sampled.
 PAGES = 250
-#: In so many parts windows are cut; at most so many rows are read of each.
+#: Parts of a window, and the most rows that are read of each.
 PARTS, PART_ROWS = 20, 500
 
 _SQL = catalog.load(__name__)
@@ -38,7 +37,7 @@ _BOUNDS = [end for end, _ in TIER_ENDS]
 _TIERS = [*(name for _, name in TIER_ENDS), Tier.BACKGROUND]
 _NOTHING = Decimal(0)
 _SIX_PLACES = Decimal("0.000001")
-#: Statuses that depth_indexed counts completely, by where it finds them.
+#: Statuses that depth_indexed counts completely, with its sources for them.
 _INDEXED = {
     Status.CLAIMED: {"held"},
     Status.RUNNING: {"held"},
@@ -49,14 +48,14 @@ _INDEXED = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is looked at. Tests make it small."""
+    """How much is read. Tests use small values."""
 
     most: int = MOST
     pages: int = PAGES
     part_rows: int = PART_ROWS
 
     def percent(self, table_pages: int) -> float:
-        """How much of a table to sample."""
+        """The share of a table to sample."""
         return 100.0 if table_pages <= self.pages else 100.0 * self.pages / table_pages
 
 
@@ -64,7 +63,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
     (sizes,) = await reader.rows(_SQL["table_sizes"], most=bounds.most + 1)
     live, oldest, oldest_exact = await _live_depth(reader, bounds, sizes)
     as_of: datetime = sizes["now"]
-    # Microseconds are the smallest there is: windows are open below, and midnight belongs to the new day.
+    # Windows are open below, and midnight belongs to the new day; PostgreSQL's resolution is a microsecond.
     midnight = as_of.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     today = midnight - timedelta(microseconds=1)
     share = bounds.percent(sizes["attempt_pages"])
@@ -96,7 +95,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
             "last_hour": _throughput(3600.0, await hour.fetchall(), bounds),
         },
         spend_today_usd=spent.quantize(_SIX_PLACES),
-        spend_today_exact=day_exact and share == 100,  # noqa: PLR2004 - per cent: all of it
+        spend_today_exact=day_exact and share == 100,  # noqa: PLR2004 - percent
         paused=[pause.type for pause in await read_pauses(reader)],
     )
 
@@ -127,11 +126,11 @@ async def _live_depth(
     )
     seen = _sums(indexed)
     estimated = {place: round(n * 100 / percent) for place, n in _sums(sampled).items()}
-    # There are at least as many as were seen.
+    # At least as many as were counted.
     figures = {place: max(estimated.get(place, 0), seen.get(place, 0)) for place in {*estimated, *seen}}
     figures = {place: n for place, n in figures.items() if place[0] not in exact}
     figures |= {place: n for place, n in seen.items() if place[0] in exact}
-    everything = percent == 100  # noqa: PLR2004 - per cent: all of it
+    everything = percent == 100  # noqa: PLR2004 - percent
     depths = _depths(figures, exact=frozenset(Status) if everything else exact)
     oldest = _oldest([*indexed, *sampled, *await first.fetchall()])
     return depths, oldest, everything or Status.READY in exact
@@ -141,7 +140,7 @@ async def _ended_depth(reader: Reader, bounds: Bounds, table_pages: int) -> list
     percent = bounds.percent(table_pages)
     sample = await reader.send(_SQL["ended_sampled"], percent=percent)
     badly = await reader.send(_SQL["ended_badly_counted"], most=bounds.most + 1)
-    everything = percent == 100  # noqa: PLR2004 - per cent: all of it
+    everything = percent == 100  # noqa: PLR2004 - percent
     found = {row["status"]: round(row["n"] * 100 / percent) for row in await sample.fetchall()}
     exact = set(ENDED) if everything else set()
     for row in await badly.fetchall():
@@ -176,7 +175,7 @@ def _oldest(rows: Iterable[Row]) -> datetime | None:
 
 
 def _scale(part: Row, bounds: Bounds) -> float:
-    """By how much to multiply what was read of a part of a window."""
+    """The factor for extrapolating what was read of a part of a window."""
     if part["n"] <= bounds.part_rows or not part["covered"]:
         return 1.0
     return float(part["seconds"] / part["covered"])

@@ -1,10 +1,23 @@
--- Figures, without ever counting a large table: see store/stats.py.
---
--- A tier is its number, from 0 for critical; it is worked out from the rank, as claims do, because 004's formula costs several times as
--- much a row. What was never READY has no age, and so no rank yet. Lanes are read in order, that is by index: see plan_to_scan.
+-- Never counts a large table: see stats.py.
+
+-- fragment: aged_lanes
+-- In order of id, that is by index: see plan_to_scan.
+WITH lane AS MATERIALIZED (
+    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
+    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    ORDER BY id
+)
+
+-- fragment: tier
+-- The number of the tier, from 0 for critical, from the rank, as in claims: the formula of the effective priority is several times as
+-- expensive. A task that was never READY has no age, and so no rank yet.
+width_bucket(CASE
+        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
+        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
+    END, %(tiers)s::double precision[]) AS tier
 
 -- name: table_sizes
--- How large the tables are, in pages, and whether the live one has more than `most` rows.
+-- In pages; live_rows up to `most`.
 SELECT coalesce(%(now)s::timestamptz, now()) AS now,
     pg_relation_size('lineshaft.task_live') / current_setting('block_size')::integer AS live_pages,
     pg_relation_size('lineshaft.task_end') / current_setting('block_size')::integer AS ended_pages,
@@ -12,37 +25,25 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now,
     (SELECT count(*) FROM (SELECT id FROM lineshaft.task_live ORDER BY id LIMIT %(most)s::integer) AS some_tasks)::integer AS live_rows
 
 -- name: depth_counted
--- All live tasks; for few.
-WITH lane AS MATERIALIZED (
-    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
-    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-    ORDER BY id
-)
+-- All live tasks, if they are few.
+-- include: aged_lanes
 SELECT live.status::text AS status, live.tier, count(*)::integer AS n, min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.status, live.ready_at, width_bucket(CASE
-        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
-        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
-    END, %(tiers)s::double precision[]) AS tier
+    SELECT live.status, live.ready_at,
+    -- include: tier
     FROM lineshaft.task_live AS live
     JOIN lane ON lane.id = live.lane_id
 ) AS live
 GROUP BY live.status, live.tier
 
 -- name: depth_indexed
--- States that have an index of their own, each up to `most` rows: in an agent's hands, waiting for a retry, READY.
-WITH lane AS MATERIALIZED (
-    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
-    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-    ORDER BY id
-)
+-- Statuses that have their own index, each up to `most` rows.
+-- include: aged_lanes
 SELECT live.source, live.status::text AS status, live.tier, count(*)::integer AS n,
     min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.source, live.status, live.ready_at, width_bucket(CASE
-        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
-        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
-    END, %(tiers)s::double precision[]) AS tier
+    SELECT live.source, live.status, live.ready_at,
+    -- include: tier
     FROM (
         (SELECT 'held' AS source, status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE lease_until IS NOT NULL LIMIT %(most)s::integer)
@@ -64,24 +65,18 @@ FROM (
 GROUP BY live.source, live.status, live.tier
 
 -- name: depth_sampled
-WITH lane AS MATERIALIZED (
-    SELECT id, boost_per_minute * lineshaft.minutes(clock.now) AS aged, clock.now
-    FROM lineshaft.lane CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-    ORDER BY id
-)
+-- include: aged_lanes
 SELECT live.status::text AS status, live.tier, count(*)::integer AS n, min(live.ready_at) FILTER (WHERE live.status = 'READY') AS oldest
 FROM (
-    SELECT live.status, live.ready_at, width_bucket(CASE
-        WHEN live.ready_at IS NOT NULL THEN live.rank - lane.aged
-        ELSE lineshaft.rank(live.priority, live.downstream, 0, lane.now, live.deadline, lane.now)
-    END, %(tiers)s::double precision[]) AS tier
+    SELECT live.status, live.ready_at,
+    -- include: tier
     FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
     JOIN lane ON lane.id = live.lane_id
 ) AS live
 GROUP BY live.status, live.tier
 
 -- name: oldest_of_first
--- Ids begin with the time of submission: the longest-waiting task is most likely among the first by id.
+-- Ids begin with the time of submission: the oldest task is most likely among the first by id.
 SELECT min(ready_at) AS oldest
 FROM (SELECT status, ready_at FROM lineshaft.task_live ORDER BY id LIMIT 1000) AS live
 WHERE status = 'READY'
@@ -92,7 +87,7 @@ FROM lineshaft.task_end TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
 GROUP BY status
 
 -- name: ended_badly_counted
--- Through task_end_not_completed, each up to `most`.
+-- By task_end_not_completed, each up to `most`.
 SELECT 'CANCELLED' AS status,
     (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'CANCELLED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS few)::integer AS n
 UNION ALL
@@ -100,14 +95,14 @@ SELECT 'DEAD_LETTERED',
     (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS few)::integer
 
 -- name: ends_by_time
--- What ended in each part of a window and, if asked for, what the attempts that completed cost, through task_end_by_age: at most `most` rows a part.
--- A part that has more is cut at its last row's time, from which its rate can be told.
+-- Ends in each part of a window and, with_cost, the cost of completed attempts. By task_end_by_age, at most `most` rows of a part. `covered` is the
+-- time that these rows span, for extrapolation.
 SELECT
     extract(epoch FROM part.upto - part.since)::double precision AS seconds,
-    extract(epoch FROM looked_at.last - part.since)::double precision AS covered,
-    looked_at.n, looked_at.completed, looked_at.cancelled, looked_at.dead_lettered, looked_at.cost_usd
+    extract(epoch FROM counted.last - part.since)::double precision AS covered,
+    counted.n, counted.completed, counted.cancelled, counted.dead_lettered, counted.cost_usd
 FROM (
-    -- Steps are rounded to microseconds; the last one ends where the window does.
+    -- Steps are rounded to microseconds; the last part ends with the window.
     SELECT span.since + (n - 1) * span.step AS since,
         CASE WHEN n = %(parts)s::integer THEN %(upto)s::timestamptz ELSE span.since + n * span.step END AS upto
     FROM (
@@ -129,11 +124,11 @@ CROSS JOIN LATERAL (
         ORDER BY ended_at
         LIMIT %(most)s::integer
     ) AS ended
-) AS looked_at
+) AS counted
 ORDER BY part.since
 
 -- name: attempts_sampled
--- What attempts cost that ended without success since then, and those whose output waits for a gate that runs elsewhere.
+-- The cost of attempts without success since then, and of those whose output waits for a gate that runs elsewhere.
 SELECT coalesce(sum(attempt.cost_usd), 0) AS cost_usd
 FROM lineshaft.attempt TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
 WHERE attempt.cost_usd > 0
@@ -146,6 +141,6 @@ WHERE attempt.cost_usd > 0
   )
 
 -- name: held_cost
--- What the attempts under way have cost so far.
+-- The cost of current attempts so far.
 SELECT coalesce(sum(attempt_cost_usd), 0) AS cost_usd
 FROM (SELECT attempt_cost_usd FROM lineshaft.task_live WHERE lease_until IS NOT NULL LIMIT %(most)s::integer) AS held

@@ -96,13 +96,13 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
 
 
 def _unusable(models: Iterable[str], barred: Sequence[Row]) -> dict[str, datetime | None]:
-    """Models that no claim uses: until when they are slowed down; None: their breaker is open."""
+    """Models that no claim uses, with the end of their slowdown; None: their breaker is open."""
     unusable: dict[str, datetime | None] = {}
     for model in models:
         keys = {f"model:{model}", f"provider:{model.partition('/')[0]}"}
         ends = [row["until"] for row in barred if row["key"] in keys]
         if ends:
-            # An open breaker outlasts a slow-down.
+            # An open breaker outlasts a slowdown.
             unusable[model] = None if None in ends else max(ends)
     return unusable
 
@@ -113,11 +113,11 @@ def _refusal(why: Why, agent: Row) -> LineshaftError:
     details = " ".join(reason.detail for reason in why.reasons)
     codes = {reason.code for reason in why.reasons}
     if why.status in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
-        return AlreadyClaimedError(f"{asked}: it is {why.status}, in another claim's hands.")
+        return AlreadyClaimedError(f"{asked}: it is {why.status}, held by another claim.")
     if why.status is not Status.READY:
         return InvalidTransitionError(f"{asked}: it is {why.status}, not READY. {details}".rstrip())
     if not codes:
-        return AlreadyClaimedError(f"{asked}: another claim was quicker. Look at the task, or try again.")
+        return AlreadyClaimedError(f"{asked}: another claim was faster. Look at the task, or try again.")
     incapable = codes & {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.WAITING_APPROVAL}
     if incapable and agent["status"] == "active":
         return CapabilityMismatchError(f"{asked}. {details}")
@@ -140,14 +140,14 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
     if dead := dead_letters_above(upstream).get(task["id"]):
         yield Reason(
             ReasonCode.UPSTREAM_DEAD_LETTERED,
-            f"Dead letters upstream: {_listed(dead)}. They wait for a person: retry or change them, then "
-            "this goes on; or cancel them, and it is cancelled too.",
+            f"Dead letters upstream: {_listed(dead)}. They wait for a decision: retry or modify them to "
+            "continue; cancel them to cancel this task too.",
         )
 
 
 def _schedule(task: Row) -> Iterable[Reason]:
     if task["due_at"] is not None:
-        yield Reason(ReasonCode.SCHEDULED, f"Is not to run before {_when(task['due_at'], task['now'])}.")
+        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
 
 
 def _retry(task: Row) -> Reason:
@@ -155,27 +155,27 @@ def _retry(task: Row) -> Reason:
     return Reason(
         ReasonCode.WAITING_RETRY,
         f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
-        f"{task['max_attempts']} attempts are used. Retry it by hand to try at once.",
+        f"{task['max_attempts']} attempts are used. Retry it to start at once.",
     )
 
 
 def _gate(task: Row) -> Reason:
     method = task["gate"]
     if method is None:
-        return Reason(ReasonCode.WAITING_GATE, "Its output was handed in just now, and is being checked.")
+        return Reason(ReasonCode.WAITING_GATE, "Its output was just submitted and is being checked.")
     place = f"gate {task['gate_no'] + 1} of {task['gates']}, {method!r}, since {_iso(task['gate_since'])}"
     if method == HUMAN:
         return Reason(
             ReasonCode.WAITING_APPROVAL,
-            f"Its output waits for a person at {place}. Approve or refuse it: it is in the list of "
+            f"Its output waits for a person at {place}. Approve or reject it: it is in the list of "
             "approvals.",
         )
     if not task["gate_runs"]:
-        how = "No validator has begun with it: it needs a server that runs this gate."
+        how = "No validator has started: the gate needs a server that can run it."
     else:
         error = f" (last time: {_short(task['gate_error'])})" if task["gate_error"] else ""
         how = (
-            f"Validators have begun with it {task['gate_runs']} times{error}; without a verdict it is run "
+            f"Validators have started {task['gate_runs']} times{error}; without a verdict the gate runs "
             f"again at {_when(task['gate_due_at'], task['now'], 'a validator')}."
         )
     return Reason(ReasonCode.WAITING_GATE, f"Its output is at {place}. {how}")
@@ -191,26 +191,26 @@ def _guards(task: Row) -> Iterable[Reason]:
         because = f" ({task['slowed_because']})" if task["slowed_because"] else ""
         yield Reason(
             ReasonCode.SLOWDOWN,
-            f"All claims are held back until {_iso(task['slowed_until'])}, after a rate limit{because}."
-            " Delete the slow-down * to go on at once.",
+            f"All claims are suspended until {_iso(task['slowed_until'])} after a rate limit{because}."
+            " Delete the slowdown * to continue at once.",
         )
     if task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
             ReasonCode.LOCK_HELD,
-            f"Lock {task['lock_key']!r} is held by task {task['lock_holder']}{by} until that ends, or until "
-            f"{_iso(task['lock_expires_at'])} if it isn't renewed. Delete the lock if the holder is gone.",
+            f"Lock {task['lock_key']!r} is held by task {task['lock_holder']}{by} until that task ends, "
+            f"or until {_iso(task['lock_expires_at'])} unless renewed. Delete it if the holder is gone.",
         )
     elif task["parked"] == "lock":
         yield Reason(
             ReasonCode.LOCK_HELD,
-            f"Lock {task['lock_key']!r} was held and is free now: the promoter brings this back at its next "
-            "tick.",
+            f"Lock {task['lock_key']!r} was held and is free now: the promoter makes this task claimable at "
+            "its next tick.",
         )
 
 
 def _paused_by(reason: str | None) -> str:
-    return " by hand" if reason is None else f": {reason}"
+    return " manually" if reason is None else f": {reason}"
 
 
 def _breaker(task: Row) -> str:
@@ -218,7 +218,7 @@ def _breaker(task: Row) -> str:
         f"The breaker of type {task['type']!r} is {task['breaker_state']} since {_iso(task['opened_at'])}"
     )
     if task["forced"]:
-        return f"{opened}, by hand. Reset it."
+        return f"{opened}, opened manually. Reset it."
     if task["probe_task_id"]:
         return f"{opened}; task {task['probe_task_id']} is its probe and decides whether it closes."
     failures = f"{opened}, after {task['failures']} failures."
@@ -232,7 +232,7 @@ def _daily_budget(task: Row) -> Iterable[Reason]:
     if left is not None and cost > left:
         yield Reason(
             ReasonCode.DAILY_BUDGET,
-            f"{_usd(left)} are left of the daily budget, apart from what is reserved, and the task may cost "
+            f"{_usd(left)} of the daily budget is neither spent nor reserved, and the task may cost "
             f"{_usd(cost)}. Wait until midnight UTC, or raise LINESHAFT_DAILY_BUDGET_USD.",
         )
 
@@ -252,13 +252,13 @@ def _dag_budget(task: Row) -> Iterable[Reason]:
     elif task["parked"] == "dag_budget":
         yield Reason(
             ReasonCode.DAG_BUDGET,
-            f"DAG {task['dag_id']} had too little money and has {_usd(left)} now: the promoter brings this "
-            "back at its next tick.",
+            f"DAG {task['dag_id']} was over its budget and has {_usd(left)} now: the promoter makes this "
+            "task claimable at its next tick.",
         )
 
 
 class _Agent:
-    """One agent's view of the task: each test as claim_tasks makes it."""
+    """One agent and the task, with the tests of claim_tasks."""
 
     def __init__(self, row: Row, task: Row, unusable: dict[str, datetime | None]) -> None:
         self.row = row
@@ -270,8 +270,8 @@ class _Agent:
         # Without preferences the agent uses its own first model.
         candidates = own[:1] if not wanted else [m for m in wanted if not own or m in own]
         self.no_model = bool(wanted) and not candidates
-        self.held_back = [m for m in candidates if m in unusable]
-        self.models_ok = (not wanted and not own) or len(self.held_back) < len(candidates)
+        self.suspended = [m for m in candidates if m in unusable]
+        self.models_ok = (not wanted and not own) or len(self.suspended) < len(candidates)
         self.money: Decimal | None = row["money"]
         self.affords = self.money is None or self.money >= task["cost_usd"]
         self.free = row["held"] < row["max_concurrent_tasks"]
@@ -287,23 +287,23 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if not capable and HUMAN in task["required_capabilities"]:
         yield Reason(
             ReasonCode.WAITING_APPROVAL,
-            f"Waits for a person: it needs the capability {HUMAN!r}. Answer or refuse it: it is in the list "
+            f"Waits for a person: it needs the capability {HUMAN!r}. Approve or reject it: it is in the list "
             "of approvals.",
         )
         return
     if not capable:
-        yield Reason(ReasonCode.NO_CAPABLE_AGENT, _nobody(task, agents))
+        yield Reason(ReasonCode.NO_CAPABLE_AGENT, _no_capable_agent(task, agents))
         return
     if any(agent.models_ok and agent.affords and agent.free for agent in capable):
         return
-    held_back = {m for agent in capable if not agent.models_ok for m in agent.held_back}
-    if slowed := sorted((until, m) for m in held_back if (until := unusable[m]) is not None):
+    suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
+    if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
         models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
         yield Reason(
             ReasonCode.SLOWDOWN,
-            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slow-down.",
+            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slowdown.",
         )
-    if broken := sorted(m for m in held_back if unusable[m] is None):
+    if broken := sorted(m for m in suspended if unusable[m] is None):
         keys = _listed(f"model:{model}" for model in broken)
         yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
     if poor := [agent for agent in capable if not agent.affords]:
@@ -317,7 +317,7 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
         yield Reason(ReasonCode.AGENTS_FULL, f"Slots are taken: {slots}. Wait, raise a limit, or add agents.")
 
 
-def _nobody(task: Row, agents: Sequence[_Agent]) -> str:
+def _no_capable_agent(task: Row, agents: Sequence[_Agent]) -> str:
     wants = [f"type {task['type']!r}"]
     if task["required_capabilities"]:
         wants.append(
@@ -328,11 +328,11 @@ def _nobody(task: Row, agents: Sequence[_Agent]) -> str:
     needs = f"It needs an active agent for {', '.join(wants)}."
     if idle := [agent for agent in agents if agent.capable]:
         names = _listed(f"{agent.id} ({agent.row['status']})" for agent in idle)
-        return f"{needs} Able, but not active: {names}."
+        return f"{needs} Capable, but not active: {names}."
     active = [agent for agent in agents if agent.active]
     if not active:
         return f"{needs} No agent is active: register one."
-    # Those that come closest say most.
+    # The closest matches are the most informative.
     closest = sorted(active, key=lambda a: (a.wrong_type, len(a.missing) + a.no_model, a.id))
     return f"{needs} Active: {'; '.join(f'{agent.id} {_lacks(agent)}' for agent in closest[:_NAMED])}."
 
@@ -364,5 +364,5 @@ def _iso(at: datetime) -> str:
 
 def _when(at: datetime, now: datetime, who: str = "the promoter") -> str:
     if at <= now:
-        return f"{_iso(at)}, which has come: {who} takes it up at its next tick"
+        return f"{_iso(at)}, which is past: {who} continues at its next tick"
     return _iso(at)
