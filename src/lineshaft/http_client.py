@@ -42,12 +42,12 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise InvalidInputError(errors=[("url", "must be http://HOST:PORT or https://HOST")])
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
             fault = "must have nothing but host, port and path; a token is given as token= or LINESHAFT_TOKEN"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
 
 from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import SettingsError
@@ -48,6 +47,8 @@ class Command:
 
 def read_commands(path: Path) -> dict[str, Command]:
     """Read the operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}."""
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to import; it has no types
+
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

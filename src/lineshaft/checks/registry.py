@@ -4,13 +4,13 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Self
 
-from lineshaft.checks import decision_report, json_schema, regex
+from lineshaft.checks import decision_report
 from lineshaft.checks.command import Command, CommandCheck, read_commands
 from lineshaft.checks.judge import Judge, JudgeCheck
-from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.model.budget import shown
@@ -34,12 +34,26 @@ class _Method:
     is_instant: bool
 
 
+def _from_module(name: str) -> _Method:
+    """Import the module when it is used: its library is slow to import, and most processes never check."""
+
+    def check(schema: Any, candidate: CandidateOutput) -> Verdict:
+        verdict: Verdict = import_module(f"lineshaft.checks.{name}").check(schema, candidate)
+        return verdict
+
+    def fault(schema: Any) -> str | None:
+        found: str | None = import_module(f"lineshaft.checks.{name}").fault(schema)
+        return found
+
+    return _Method(check, fault, is_instant=True)
+
+
 class Checks:
     def __init__(self, *, commands: Mapping[str, Command] | None = None, judge: Judge | None = None) -> None:
         command, judging = CommandCheck(commands or {}), JudgeCheck(judge)
         self._methods: dict[str, _Method] = {
-            "json-schema": _Method(json_schema.check, json_schema.fault, is_instant=True),
-            "regex": _Method(regex.check, regex.fault, is_instant=True),
+            "json-schema": _from_module("json_schema"),
+            "regex": _from_module("regex"),
             decision_report.METHOD: _Method(decision_report.check, _anything, is_instant=True),
             "test-pass": _Method(command.check, command.fault, is_instant=False),
             "llm-judge": _Method(judging.check, judging.fault, is_instant=False),
@@ -57,6 +71,8 @@ class Checks:
             return cls(commands=commands)
         if find_spec("genai_prices") is None:
             raise SettingsError("LINESHAFT_JUDGE_URL needs an extra: pip install 'lineshaft[judge]'.")
+        from lineshaft.checks.openai_judge import OpenAIJudge  # noqa: PLC0415 - most installations have no judge
+
         return cls(
             commands=commands,
             judge=OpenAIJudge(settings.judge_url, settings.judge_model, settings.judge_api_key),

@@ -1,4 +1,4 @@
-"""`lineshaft agent`: any command works on tasks."""
+"""`lineshaft agent`: any command as an agent."""
 
 import argparse
 import logging
@@ -14,43 +14,43 @@ if TYPE_CHECKING:
     from lineshaft.agent.agent import Agent
 
 _ABOUT = """\
-Makes any program an agent: it claims tasks of some types and runs a command for each.
+Run any command as an agent: it claims tasks of the given types and runs the command for each.
 
   lineshaft agent --exec ./review.sh --type review --capabilities python
 
-The command gets
-  - the task as JSON on its standard input: id, type, title, spec, inputs, attempt, last_error, steps, …
-  - the essentials as variables: LINESHAFT_TASK_ID, _TYPE, _TITLE, _ATTEMPT, _MODEL, _TIME_LIMIT_SEC, …,
-    and what the spec has in texts and numbers: {"prompt": "…"} is LINESHAFT_TASK_SPEC_PROMPT
+The command receives
+  - the task as JSON on standard input: id, type, title, spec, inputs, attempt, last_error, steps, …
+  - environment variables: LINESHAFT_TASK_ID, _TYPE, _TITLE, _ATTEMPT, _MODEL, _TIME_LIMIT_SEC, … and
+    the texts and numbers of the spec: {"prompt": "…"} is LINESHAFT_TASK_SPEC_PROMPT
 
-and tells how it went
-  - what it prints is the output: JSON if it is JSON, else text
-  - exit code 0 done, 75 not now (it comes back later, without using an attempt), 77 not allowed,
-    64 or 65 the task is wrong; any other one is a crash, and the task is tried again
-  - the end of its standard error is kept with an attempt that failed
+and reports the result
+  - standard output is the output: JSON if it is valid JSON, else text
+  - exit code 0: done; 75: try again later, without using an attempt; 77: not permitted; 64 or 65: the
+    task is invalid; any other code is a crash, and the task is retried
+  - the end of standard error is stored with a failed attempt
 
-While it runs it may write JSON objects, one a line, to the file descriptor $LINESHAFT_FD:
+While it runs, it may write JSON objects, one per line, to the file descriptor $LINESHAFT_FD:
   echo '{"progress": "half way"}' >&$LINESHAFT_FD
   echo '{"spend": 0.02, "tokens_input": 900}' >&$LINESHAFT_FD
   echo '{"step": "search", "result": ["a", "b"], "spend": 0.01}' >&$LINESHAFT_FD
-A step that was recorded is in "steps" of the next attempt, also after a crash. docs/agents.md has the rest:
-steps, checkpoints, artifacts, spawning tasks and waiting for them.
+Recorded steps are in "steps" of the next attempt, even after a crash. docs/agents.md describes steps,
+checkpoints, artifacts and spawning tasks.
 
-After the time limit, when the task is cancelled, or when the agent stops, the command and all it has started
-get SIGTERM, and SIGKILL a little later. SIGTERM or Ctrl-C lets the agent finish its tasks first; a second one
-hands them back.
+After the time limit, when the task is cancelled, or when the agent stops, the command and every process it
+started get SIGTERM, then SIGKILL. On SIGTERM or Ctrl-C the agent finishes its tasks first; a second signal
+releases them.
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "agent",
-        help="work on tasks with any command",
+        help="run any command as an agent",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
-        "--exec", required=True, metavar="COMMAND", dest="command", help="the command, with its arguments"
+        "--exec", required=True, metavar="COMMAND", dest="command", help="the command with its arguments"
     )
     command.add_argument(
         "--type",
@@ -58,48 +58,51 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         action="append",
         dest="types",
         metavar="TYPE",
-        help="a type of tasks to take; repeatable",
+        help="a task type to claim; repeatable",
     )
     command.add_argument(
-        "--shell", action="store_true", help="let sh run COMMAND; else it is run as it is, without a shell"
+        "--shell", action="store_true", help="run COMMAND with sh (default: without a shell)"
     )
-    who = command.add_argument_group("who it is")
-    who.add_argument("--id", help="its name for good; without one it gets a new one with every start")
-    who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="what it can do")
-    who.add_argument("--models", type=_names, default=[], metavar="A,B", help="the models it has")
-    who.add_argument("--slots", type=int, default=3, metavar="N", help="tasks at once (default: 3)")
-    who.add_argument("--budget", type=_dollars, metavar="USD", help="what it may spend in all")
-    how = command.add_argument_group("how it works")
-    how.add_argument("--until-idle", action="store_true", help="end when there is nothing left to do")
+    who = command.add_argument_group("identity")
+    who.add_argument("--id", help="a permanent id (default: a new one with every start)")
+    who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
+    who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
+    who.add_argument("--slots", type=int, default=3, metavar="N", help="tasks at the same time (default: 3)")
+    who.add_argument("--budget", type=_dollars, metavar="USD", help="total budget")
+    how = command.add_argument_group("behaviour")
+    how.add_argument("--until-idle", action="store_true", help="exit when no tasks are left")
     how.add_argument(
-        "--time-limit", type=_seconds, metavar="SEC", help="for one task; its own limit counts anyway"
+        "--time-limit",
+        type=_seconds,
+        metavar="SEC",
+        help="time limit per task, in addition to the task's own",
     )
     how.add_argument(
         "--kill-after",
         type=_seconds,
         default=5.0,
         metavar="SEC",
-        help="between SIGTERM and SIGKILL (default: 5)",
+        help="time between SIGTERM and SIGKILL (default: 5)",
     )
     how.add_argument(
         "--retry-later",
         type=_seconds,
         default=60.0,
         metavar="SEC",
-        help="how long exit code 75 waits (default: 60)",
+        help="delay after exit code 75 (default: 60)",
     )
     how.add_argument(
         "--output",
         choices=["auto", "json", "text"],
         default="auto",
-        help="what it prints; auto: JSON if it is (default)",
+        help="format of standard output (default: auto, JSON if it is valid JSON)",
     )
     how.add_argument(
         "--pass-env",
         action="append",
         default=[],
         metavar="NAME",
-        help="give the command this variable too, though it is a secret of the agent, such as "
+        help="also pass this secret variable of the agent to the command, such as "
         "LINESHAFT_DATABASE_URL; repeatable",
     )
     how.add_argument(
@@ -107,16 +110,16 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=_seconds,
         default=30.0,
         metavar="SEC",
-        help="how often it says that it lives (default: 30)",
+        help="heartbeat interval (default: 30)",
     )
     how.add_argument(
         "--grace",
         type=_seconds,
         default=30.0,
         metavar="SEC",
-        help="how long tasks may go on after it was asked to stop (default: 30)",
+        help="time for running tasks to finish when the agent stops (default: 30)",
     )
-    how.add_argument("--quiet", action="store_true", help="don't show what commands write to standard error")
+    how.add_argument("--quiet", action="store_true", help="don't show the standard error of commands")
     command.set_defaults(run=run)
 
 
@@ -147,14 +150,14 @@ def _arguments(text: str, *, shell: bool) -> list[str]:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise LineshaftError(f"--exec {text!r} can't be read: {error}. Check its quotes.") from None
+        raise LineshaftError(f"--exec {text!r} can't be parsed: {error}. Check its quotes.") from None
     if not arguments:
-        raise LineshaftError("--exec is empty. Give it the command that works on a task.")
+        raise LineshaftError("--exec is empty. Give the command to run for each task.")
     if shutil.which(arguments[0]) is None:
-        hint = "" if "/" in arguments[0] else f", or ./{arguments[0]} for one in this directory"
+        hint = "" if "/" in arguments[0] else f", or ./{arguments[0]} for a file in this directory"
         raise LineshaftError(
-            f"There is no command {arguments[0]!r} that can be run. Give its path{hint}; a script has to "
-            "be executable (chmod +x). For variables, pipes and && add --shell."
+            f"Command {arguments[0]!r} was not found or is not executable. Give its path{hint}; make a "
+            "script executable with chmod +x. For variables, pipes and && add --shell."
         )
     return arguments
 

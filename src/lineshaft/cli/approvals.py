@@ -1,84 +1,76 @@
-"""`lineshaft approvals`: what waits for a person's word, or work."""
+"""`lineshaft approvals`: outputs and tasks that wait for a person."""
 
 import argparse
 import getpass
-import json
-from typing import Any
 
-from lineshaft.cli.api import add_flags, connect, segment
-from lineshaft.cli.output import moment, print_facts, print_json, print_table
-from lineshaft.errors import InvalidInputError
+from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.output import moment, print_json, print_table
+from lineshaft.cli.task import print_status
+from lineshaft.cli.usage import json_value
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "approvals",
-        help="list what waits for a person, approve or refuse it",
-        description="Outputs that wait to be approved, and tasks that are a person's to do.",
+        help="list, approve and reject what waits for a person",
+        description="List, approve and reject outputs that wait for approval and tasks that need a person.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="list what waits", description="Lists what waits for a person.")
+    listing = actions.add_parser(
+        "list", help="list what waits for a person", description="List what waits for a person, oldest first."
+    )
     listing.set_defaults(run=list_)
     approve = actions.add_parser(
-        "approve", help="approve an output, or hand in an answer", description="Approves."
+        "approve",
+        help="approve an output, or complete a task that needs a person",
+        description="Approve an output, or complete a task that needs a person with --data as its output.",
     )
-    approve.add_argument("--data", metavar="JSON", help="the answer, where the task itself is a person's")
+    approve.add_argument("--data", metavar="JSON", help="the output of a task that needs a person")
     approve.set_defaults(run=approve_)
-    refuse = actions.add_parser(
-        "refuse", help="refuse it; the note goes to the next attempt", description="Refuses."
+    reject = actions.add_parser(
+        "reject",
+        help="reject an output, or decline a task that needs a person",
+        description="Reject an output: the attempt fails, and the next attempt sees the note. A task that "
+        "needs a person becomes a dead letter.",
     )
-    refuse.set_defaults(run=refuse_)
-    for action in (approve, refuse):
-        action.add_argument("id", metavar="TASK")
-        action.add_argument("--note", default="", help="why")
-        action.add_argument("--reviewer", help="who decides (the account's name)")
-    for action in (listing, approve, refuse):
+    reject.set_defaults(run=reject_)
+    for action in (approve, reject):
+        action.add_argument("id", metavar="TASK", help="the id of the task")
+        action.add_argument("--note", default="", help="the reason")
+        action.add_argument("--reviewer", help="who decides (default: your user name)")
+    for action in (listing, approve, reject):
         add_flags(action)
 
 
 def list_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        items = list(api.pages("/v1/approvals", {}, most=None))
+    with connect(args) as shaft:
+        items, _ = collect(lambda limit, cursor: shaft.approvals(limit=limit, cursor=cursor))
     if args.json:
         print_json(items)
         return 0
     print_table(
         ("TASK", "KIND", "TYPE", "TITLE", "SINCE"),
         [
-            (
-                item["task"]["id"],
-                item["kind"],
-                item["task"]["type"],
-                item["task"]["title"][:50],
-                moment(item["since"]),
-            )
+            (item.task.id, item.kind, item.task.type, item.task.title[:50], moment(item.since))
             for item in items
         ],
-        empty="Nothing waits for you.",
+        empty="No approvals.",
     )
     return 0
 
 
 def approve_(args: argparse.Namespace) -> int:
-    body: dict[str, Any] = {"approve": True}
-    if args.data is not None:
-        try:
-            body["data"] = json.loads(args.data)
-        except ValueError as error:
-            raise InvalidInputError(f"--data must be JSON: {error}.") from None
-    return _decide(args, body)
+    data = None if args.data is None else json_value("--data", args.data)
+    with connect(args) as shaft:
+        task = shaft.approve(args.id, reviewer=_reviewer(args), note=args.note, data=data)
+    return print_status(args, task)
 
 
-def refuse_(args: argparse.Namespace) -> int:
-    return _decide(args, {"approve": False})
+def reject_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        task = shaft.reject(args.id, reviewer=_reviewer(args), note=args.note)
+    return print_status(args, task)
 
 
-def _decide(args: argparse.Namespace, body: dict[str, Any]) -> int:
-    body |= {"note": args.note, "reviewer": args.reviewer or getpass.getuser()}
-    with connect(args) as api:
-        task = api.post(f"/v1/approvals/{segment(args.id)}", body)
-    if args.json:
-        print_json(task)
-    else:
-        print_facts([("Task", task["id"]), ("Status", task["status"])])
-    return 0
+def _reviewer(args: argparse.Namespace) -> str:
+    return args.reviewer or getpass.getuser()

@@ -1,4 +1,4 @@
-"""`lineshaft completion`: commands and actions, completed by the shell."""
+"""`lineshaft completion`: a completion script for the shell."""
 
 import argparse
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ complete -F _lineshaft lineshaft
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "completion",
-        help="print a script that completes commands in bash or zsh",
-        description='Prints a completion script. bash: eval "$(lineshaft completion bash)" in .bashrc. zsh: '
-        "autoload -U bashcompinit && bashcompinit before it, in .zshrc.",
+        help="print a completion script for bash or zsh",
+        description="Print a completion script. For bash, add to .bashrc: "
+        'eval "$(lineshaft completion bash)". For zsh, add to .zshrc: '
+        'autoload -U bashcompinit && bashcompinit; eval "$(lineshaft completion zsh)".',
     )
     command.add_argument("shell", choices=("bash", "zsh"))
     command.set_defaults(run=lambda args: run(args, commands.choices))
@@ -39,7 +40,7 @@ def run(_args: argparse.Namespace, commands: Mapping[str, argparse.ArgumentParse
 def _words(command: argparse.ArgumentParser) -> set[str]:
     """Flags and actions of a command, and the flags of its actions."""
     words: set[str] = set()
-    for action in command._actions:  # noqa: SLF001 - argparse has no other way to look inside
+    for action in command._actions:  # noqa: SLF001 - no public name
         words |= {option for option in action.option_strings if option.startswith("--")}
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for name, below in action.choices.items():

@@ -1,4 +1,4 @@
-"""`lineshaft demo`: see it work, in under a minute, and leave nothing behind."""
+"""`lineshaft demo`: a small fleet at work, in under a minute; nothing is left behind."""
 
 import argparse
 import contextlib
@@ -8,61 +8,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.api import Api, connect, segment
+from lineshaft.cli.connection import connect
 from lineshaft.cli.output import print_table, usd
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import CONFIG_VARIABLE, PREFIX
 
+if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.types import Event, NewTask
+
 _LONGEST_SEC = 55.0
-_LOOK_SEC = 0.2
-_RETRY = {"strategy": "fixed", "initial_delay_sec": 0.5, "jitter": False}
-DAG: dict[str, Any] = {
-    "title": "Landing page for client X",
-    "budget_ceiling_usd": 2,
-    "created_by": "agent:orchestrator",
-    "tasks": [
-        {
-            "key": "research",
-            "type": "research",
-            "title": "Research competitors",
-            "spec": {"prompt": "client X"},
-        },
-        {"key": "design", "type": "design", "title": "Design a wireframe"},
-        {
-            "key": "implement",
-            "type": "implement",
-            "title": "Implement the page",
-            "output": {
-                "type": "json",
-                "validation": "json-schema",
-                "validation_schema": {"type": "object", "required": ["html"]},
-            },
-        },
-        {
-            "key": "synthesize",
-            "type": "synthesize",
-            "title": "Synthesize requirements",
-            "depends_on": ["research", "design"],
-        },
-        {
-            "key": "deploy",
-            "type": "deploy",
-            "title": "Test & deploy",
-            "depends_on": ["synthesize", "implement"],
-        },
-    ],
-}
-#: What is worth a line while it happens.
-_TOLD = {
+_PAUSE_SEC = 0.2
+TITLE = "Landing page for client X"
+TASKS: list[dict[str, Any]] = [
+    {"type": "research", "title": "Research competitors", "spec": {"prompt": "client X"}},
+    {"type": "design", "title": "Design a wireframe"},
+    {"type": "implement", "title": "Implement the page"},
+    {"type": "synthesize", "title": "Synthesize requirements", "depends_on": ["research", "design"]},
+    {"type": "deploy", "title": "Test & deploy", "depends_on": ["synthesize", "implement"]},
+]
+#: Events that are shown.
+_MESSAGES = {
     "task.started": "starts",
     "task.completed": "is done",
-    "task.retry_scheduled": "failed, and is tried again",
-    "task.rate_limited": "was rate limited; waits, without using an attempt",
-    "task.dead_lettered": "needs a person",
+    "task.retry_scheduled": "failed and will be retried",
+    "task.rate_limited": "was rate limited; it waits without using an attempt",
+    "task.dead_lettered": "failed permanently and needs a person",
     "task.resolved": "was resolved",
     "dag.completed": "is complete",
 }
@@ -71,14 +46,12 @@ _TOLD = {
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "demo",
-        help="watch a small fleet build a landing page, and survive what goes wrong",
-        description="Starts a database of its own, submits a DAG of five tasks and lets five simulated "
-        "agents, each a process, work on it. One is killed in the middle, one is rate limited, one hands in "
-        "the wrong thing, one needs a person. Ends by itself in under a minute.",
+        help="watch a small fleet of agents build a landing page and survive failures",
+        description="Start a separate database, submit a DAG of five tasks and let five simulated agents, "
+        "each a process, work on it. One agent is killed, one is rate limited, one returns an invalid "
+        "output, one needs a person. Ends automatically in under a minute.",
     )
-    command.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the data there, to look at afterwards"
-    )
+    command.add_argument("--keep", type=Path, metavar="DIR", help="keep the data in DIR")
     command.set_defaults(run=run, url=None)
 
 
@@ -86,12 +59,13 @@ def run(args: argparse.Namespace) -> int:
     with _home(args.keep) as home:
         settings = _own_settings(home)
         print("Starting an embedded PostgreSQL …", flush=True)
-        with connect(args) as api, _fleet():
+        with connect(args) as shaft, _fleet():
             started = time.monotonic()
-            made = api.post("/v1/dags", _dag())
-            print(f"Submitted '{DAG['title']}': {len(DAG['tasks'])} tasks, as one transaction.\n", flush=True)
-            _watch(api, made, started)
-            _summary(api, made, time.monotonic() - started)
+            made = shaft.submit_dag(TITLE, _tasks(), budget_ceiling_usd=2, created_by="agent:orchestrator")
+            ids = {task.id: str(TASKS[number]["title"]) for number, task in enumerate(made.tasks.values())}
+            print(f"Submitted '{TITLE}': {len(ids)} tasks in one transaction.\n", flush=True)
+            _watch(shaft, made.id, ids, started)
+            _summary(shaft, made.id, ids, time.monotonic() - started)
         if args.keep is not None:
             print(f"\nThe data is in {home}. Look around: {settings} lineshaft task list")
     return 0
@@ -108,9 +82,9 @@ def _home(keep: Path | None) -> Iterator[Path]:
 
 
 def _own_settings(home: Path) -> str:
-    """Forget every setting of this machine: none may lead the demo, or its agents, to a database in use.
+    """Remove all settings, so that neither the demo nor its agents use a real database.
 
-    Gives the variables that lead a command here, as a shell takes them.
+    Returns the variables with which a command uses the demo's database, for a shell.
     """
     config = home / "demo.toml"
     config.touch()  # instead of a lineshaft.toml in the working directory
@@ -123,9 +97,23 @@ def _own_settings(home: Path) -> str:
     return " ".join(f"{name}={shlex.quote(value) if value else ''}" for name, value in shown.items())
 
 
-def _dag() -> dict[str, Any]:
-    limits = {"retry": _RETRY, "max_cost_usd": 0.5, "max_duration_sec": 30}
-    return {**DAG, "tasks": [{**task, **limits} for task in DAG["tasks"]]}
+def _tasks() -> "list[NewTask]":
+    from lineshaft.types import NewTask, OutputContract, RetrySpec  # noqa: PLC0415 - slow to import
+
+    limits: dict[str, Any] = {
+        "retry": RetrySpec(strategy="fixed", initial_delay_sec=0.5, jitter=False),
+        "max_cost_usd": 0.5,
+        "max_duration_sec": 30,
+    }
+    page = OutputContract(
+        type="json",
+        validation="json-schema",
+        validation_schema={"type": "object", "required": ["html"]},
+    )
+    return [
+        NewTask(**task, key=task["type"], **limits, output=page if task["type"] == "implement" else None)
+        for task in TASKS
+    ]
 
 
 @contextlib.contextmanager
@@ -152,71 +140,63 @@ def _fleet() -> Iterator[None]:
                 process.wait()
 
 
-def _watch(api: Api, made: dict[str, Any], started: float) -> None:
-    dag_id = made["dag"]["id"]
-    titles = {made["tasks"][task["key"]]: task["title"] for task in DAG["tasks"]}
+def _watch(shaft: "SyncLineshaft", dag_id: str, titles: Mapping[str, str], started: float) -> None:
     cursor = None
     while True:
-        page = api.get("/v1/events", {"dag_id": dag_id, "after": cursor, "limit": 500})
-        cursor = page["next_cursor"]
-        for event in page["items"]:
-            _tell(event, titles, time.monotonic() - started)
-            if event["kind"] == "task.dead_lettered":
-                _decide(api, event["task_id"], titles)
-            if event["kind"] == "dag.completed":
-                return
+        page = shaft.read_events(cursor, dag_id=dag_id)
+        cursor = page.next_cursor
+        for event in page.items:
+            _show(event, titles, time.monotonic() - started)
+            if event.kind == "task.dead_lettered" and event.task_id is not None:
+                _resolve(shaft, event.task_id, titles)
+        if any(event.kind == "dag.completed" for event in page.items):
+            return
         if time.monotonic() - started > _LONGEST_SEC:
             raise LineshaftError(
                 f"The demo has not ended after {_LONGEST_SEC:g} s: this machine is very busy. Run it again "
-                "with --keep DIR, and look with 'lineshaft task list' and 'lineshaft why TASK'."
+                "with --keep DIR, then use 'lineshaft task list' and 'lineshaft why TASK'."
             )
-        if not page["items"]:
-            time.sleep(_LOOK_SEC)
+        if not page.items:
+            time.sleep(_PAUSE_SEC)
 
 
-def _tell(event: dict[str, Any], titles: dict[str, str], after: float) -> None:
-    said = _TOLD.get(event["kind"])
-    if said is None:
+def _show(event: "Event", titles: Mapping[str, str], after_sec: float) -> None:
+    message = _MESSAGES.get(event.kind)
+    if message is None:
         return
-    about = titles.get(event["task_id"] or "", "The DAG")
-    by = f" ({event['agent_id']})" if event["agent_id"] else ""
-    data = event["data"] or {}
-    why = "" if event["kind"] == "task.resolved" else data.get("error") or data.get("reason") or ""
-    print(f"{after:5.1f} s  {about} {said}{by}{': ' + str(why)[:90] if why else ''}", flush=True)
+    about = titles.get(event.task_id or "", "The DAG")
+    agent = f" ({event.agent_id})" if event.agent_id else ""
+    data = event.data or {}
+    cause = "" if event.kind == "task.resolved" else data.get("error") or data.get("reason") or ""
+    print(
+        f"{after_sec:5.1f} s  {about} {message}{agent}{': ' + str(cause)[:90] if cause else ''}", flush=True
+    )
 
 
-def _decide(api: Api, task_id: str, titles: dict[str, str]) -> None:
-    """What a person would do at the desk."""
+def _resolve(shaft: "SyncLineshaft", task_id: str, titles: Mapping[str, str]) -> None:
+    """The decision of a person."""
     note = "renewed the deploy key"
-    decision = {"resolution": "retry", "reviewer": "demo", "note": note}
-    api.post(f"/v1/dead-letters/{segment(task_id)}/resolve", decision)
-    print(f"         You look at it, see the whole history, and decide: retry {titles[task_id]!r} ({note})")
+    shaft.resolve(task_id, "retry", reviewer="demo", note=note)
+    print(f"         You review its history and decide: retry {titles[task_id]!r} ({note})")
 
 
-def _summary(api: Api, made: dict[str, Any], seconds: float) -> None:
-    tasks = [api.get(f"/v1/tasks/{segment(made['tasks'][task['key']])}") for task in DAG["tasks"]]
+def _summary(shaft: "SyncLineshaft", dag_id: str, ids: Mapping[str, str], seconds: float) -> None:
     rows = []
-    for task in tasks:
-        attempts = api.get(f"/v1/tasks/{segment(task['id'])}/attempts")["items"]
-        mishaps = [f"{a['outcome']}{': ' + a['category'] if a['category'] else ''}" for a in attempts[:-1]]
-        steps = api.get(f"/v1/tasks/{segment(task['id'])}/steps")
+    for task_id, title in ids.items():
+        task, attempts, steps = shaft.get(task_id), shaft.attempts(task_id), shaft.steps(task_id)
+        failures = [": ".join(filter(None, (a.outcome, a.category))) for a in attempts[:-1]]
+        agents = dict.fromkeys(a.agent_id or "" for a in attempts)
         rows.append(
             (
-                task["title"],
-                task["status"],
-                len(attempts),
-                ", ".join(dict.fromkeys(a["agent_id"] or "" for a in attempts)),
-                ", ".join(mishaps),
-                len(steps),
-                usd(task["cost_usd"]),
+                *(title, task.status, len(attempts), ", ".join(agents), ", ".join(failures)),
+                *(len(steps), usd(task.cost_usd)),
             )
         )
     print()
-    print_table(("TASK", "STATUS", "CLAIMS", "AGENTS", "WHAT WENT WRONG", "STEPS", "USD"), rows, empty="")
-    dag = api.get(f"/v1/dags/{segment(made['dag']['id'])}")
-    total = sum(task["cost_usd"] for task in tasks)
+    print_table(("TASK", "STATUS", "CLAIMS", "AGENTS", "FAILURES", "STEPS", "USD"), rows, empty="")
+    dag = shaft.get_dag(dag_id)
     print(
-        f"\n{dag['status'].capitalize()} in {seconds:.1f} s for {usd(total)} USD. One agent was killed in "
-        "the middle of its work:\nwhat it had finished and paid for was not done again. Every step is a row "
-        "that you can query."
+        f"\n{dag.status.capitalize()} in {seconds:.1f} s for {usd(dag.spent_usd)} USD. One agent was killed "
+        "in the middle of its work:\nthe steps it had finished and paid for were not repeated. Every step is "
+        "a row that you can query."
     )

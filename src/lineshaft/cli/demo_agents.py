@@ -1,8 +1,8 @@
-"""One agent of the demo, run as a process of its own: `python -m lineshaft.cli.demo_agents NAME`.
+"""One agent of the demo as a process: `python -m lineshaft.cli.demo_agents NAME`.
 
-They think and pay as LLM agents would, in fractions of a second and a dollar, and each has its mishap: the
-first to research is killed in the middle, the designer is rate limited, the coder hands in the wrong thing
-once, and the one who deploys has an expired key until somebody renews it.
+The agents simulate LLM calls that take a fraction of a second and cost a few cents. Each has a failure: the
+first researcher is killed in the middle of its work, the designer is rate limited, the coder returns an
+invalid output once, and the deploy key of the operator has expired.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _THINKING_SEC = 0.4
 
 
 async def think(ctx: TaskContext, result: Any, usd: float) -> Any:
-    """What an LLM call looks like from here: it takes a while, and costs."""
+    """Simulate an LLM call: it takes time and costs money."""
     await asyncio.sleep(_THINKING_SEC)
     ctx.spend(usd, tokens_input=900, tokens_output=250)
     return result
@@ -28,7 +28,7 @@ async def think(ctx: TaskContext, result: Any, usd: float) -> Any:
 async def research(ctx: TaskContext, prompt: str) -> dict[str, Any]:
     found = await ctx.step("search the web", think, ctx, ["one.example", "two.example"], 0.02)
     if ctx.epoch == 1:
-        # The machine goes down: no goodbye, no clean-up. Whoever comes next finds the search done and paid.
+        # The machine goes down without cleaning up. The next attempt finds the search done and paid for.
         os.kill(os.getpid(), signal.SIGKILL)
     return {"about": prompt, "competitors": await ctx.step("read them", think, ctx, found, 0.03)}
 
@@ -42,7 +42,7 @@ async def design(ctx: TaskContext) -> dict[str, Any]:
 async def implement(ctx: TaskContext) -> dict[str, Any]:
     if ctx.last_error is None:
         return {"page": await ctx.step("write", think, ctx, "<html>…</html>", 0.05)}
-    # What was wrong the first time is part of the prompt the second time.
+    # The error of the first attempt is part of the prompt of the second one.
     return {"html": await ctx.step("write again", think, ctx, "<html>…</html>", 0.05)}
 
 
@@ -65,7 +65,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "synthesize": synthesize,
     "deploy": deploy,
 }
-#: Two for research: one of them won't survive it.
+#: Two researchers: one of them is killed.
 FLEET = {
     "researcher-1": ["research", "synthesize"],
     "researcher-2": ["research", "synthesize"],

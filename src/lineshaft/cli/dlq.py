@@ -1,72 +1,83 @@
-"""`lineshaft dlq`: what failed for good, and what a person decides about it."""
+"""`lineshaft dlq`: dead letters."""
 
 import argparse
 import getpass
-import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.api import Api, ApiError, add_flags, connect, segment
-from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.output import moment, pretty, print_facts, print_json, print_more, print_table, usd
 from lineshaft.cli.task import print_failures
-from lineshaft.errors import InvalidInputError
+from lineshaft.cli.usage import UsageError, json_value, positive, time_value
+from lineshaft.errors import LineshaftError
+
+if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.types import DeadLetter
 
 RESOLUTIONS = ("retry", "modify_and_retry", "cancel", "delete", "escalate")
-_CHOICES = {"r": "retry", "m": "modify_and_retry", "c": "cancel", "d": "delete", "e": "escalate"}
+_CHOICES = {name[0]: name for name in RESOLUTIONS}
+_NONE = "No dead letters."
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
-        "dlq", help="list, show, resolve and review dead letters", description="Dead letters."
+        "dlq",
+        help="list, show, resolve and review dead letters",
+        description="List, show, resolve and review dead letters: tasks that failed permanently.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser(
-        "list", help="list what waits for a person", description="Lists dead letters."
-    )
+    listing = actions.add_parser("list", help="list dead letters", description="List open dead letters.")
     listing.add_argument("--type")
     listing.add_argument("--category")
-    listing.add_argument("--contains", dest="error_contains", metavar="TEXT", help="text in the error")
+    listing.add_argument("--contains", dest="error_contains", metavar="TEXT", help="part of the error")
     listing.add_argument("--poison", action="store_true", help="only poison pills")
-    listing.add_argument("--reviewed", action="store_true", help="those that were decided about instead")
-    listing.add_argument("--limit", type=int, default=50, metavar="N")
+    listing.add_argument("--reviewed", action="store_true", help="resolved dead letters instead of open ones")
+    listing.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N (default: 50)")
     listing.set_defaults(run=list_)
     show = actions.add_parser(
-        "show", help="show one with its whole history", description="Shows a dead letter."
+        "show", help="show a dead letter", description="Show a dead letter with its whole history."
     )
-    show.add_argument("id", metavar="TASK")
+    show.add_argument("id", metavar="TASK", help="the id of the task")
     show.set_defaults(run=show_)
     resolve = actions.add_parser(
         "resolve",
-        help="decide about one or several",
-        description="Decides about dead letters: retry, modify_and_retry (with --spec), cancel, delete "
-        "(hidden, never lost) or escalate.",
+        help="resolve one or more dead letters",
+        description="Resolve dead letters: retry, modify_and_retry (with --spec), cancel, delete (hides the "
+        "entry) or escalate.",
     )
-    resolve.add_argument("ids", nargs="+", metavar="TASK")
+    resolve.add_argument("ids", nargs="+", metavar="TASK", help="the ids of the tasks")
     resolve.add_argument("--resolution", required=True, choices=RESOLUTIONS)
-    resolve.add_argument("--spec", metavar="JSON", help="the new spec, with modify_and_retry")
-    resolve.add_argument("--not-before", metavar="TIME", help="ISO-8601: retry it then")
+    resolve.add_argument("--spec", metavar="JSON", help="the new spec, for modify_and_retry")
+    resolve.add_argument("--not-before", metavar="TIME", help="retry at this time (ISO 8601)")
     resolve.set_defaults(run=resolve_)
     review = actions.add_parser(
-        "review", help="go through them one by one", description="Shows one after the other and asks."
+        "review",
+        help="review dead letters one by one",
+        description="Show the open dead letters one by one and ask for a resolution.",
     )
     review.set_defaults(run=review_)
     for action in (resolve, review):
-        action.add_argument("--reviewer", default=None, help="who decides (the account's name)")
-        action.add_argument("--note", default="", help="why; kept with the decision")
+        action.add_argument("--reviewer", help="who decides (default: your user name)")
+        action.add_argument("--note", default="", help="the reason, stored with the resolution")
     for action in (listing, show, resolve, review):
         add_flags(action)
 
 
 def list_(args: argparse.Namespace) -> int:
-    query = {
-        "type": args.type,
-        "category": args.category,
-        "error_contains": args.error_contains,
-        "poison_pill": "true" if args.poison else None,
-        "reviewed": "true" if args.reviewed else "false",
-    }
-    with connect(args) as api:
-        letters = list(api.pages("/v1/dead-letters", query, most=args.limit))
+    with connect(args) as shaft:
+        letters, more = collect(
+            lambda limit, cursor: shaft.dead_letters(
+                type=args.type or (),
+                category=args.category or (),
+                error_contains=args.error_contains,
+                poison_pill=args.poison or None,
+                reviewed=args.reviewed,
+                limit=limit,
+                cursor=cursor,
+            ),
+            args.limit,
+        )
     if args.json:
         print_json(letters)
         return 0
@@ -74,24 +85,25 @@ def list_(args: argparse.Namespace) -> int:
         ("TASK", "TYPE", "SINCE", "CATEGORY", "USD", "POISON", "ERROR"),
         [
             (
-                letter["task_id"],
-                letter["type"],
-                moment(letter["dead_lettered_at"]),
-                letter["category"],
-                usd(letter["total_cost_usd"]),
-                letter["poison_pill"],
-                letter["error"][:70],
+                letter.task_id,
+                letter.type,
+                moment(letter.dead_lettered_at),
+                letter.category,
+                usd(letter.total_cost_usd),
+                letter.poison_pill,
+                letter.error[:70],
             )
             for letter in letters
         ],
-        empty="There are no dead letters: nothing waits for you.",
+        empty=_NONE,
     )
+    print_more(len(letters), "--limit N shows more.", more=more)
     return 0
 
 
 def show_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        letter = api.get(f"/v1/dead-letters/{segment(args.id)}")
+    with connect(args) as shaft:
+        letter = shaft.get_dead_letter(args.id)
     if args.json:
         print_json(letter)
     else:
@@ -99,79 +111,70 @@ def show_(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(letter: dict[str, Any]) -> None:
-    decided = letter["resolution"]
+def _print(letter: "DeadLetter") -> None:
     print_facts(
         [
-            ("Task", f"{letter['task_id']} ({letter['status']})"),
-            ("Title", letter["title"]),
-            ("Type", letter["type"]),
-            ("Since", moment(letter["dead_lettered_at"])),
-            ("Error", f"{letter['category']}: {letter['error']}"),
-            ("Poison", "yes: several agents failed at it" if letter["poison_pill"] else "no"),
-            ("Cost", f"{usd(letter['total_cost_usd'])} USD in all"),
-            ("Decided", f"{decided} by {letter['reviewer']}" if decided else "not yet"),
-            ("Spec", json.dumps(letter["spec"], indent=2, ensure_ascii=False)),
+            ("Task", f"{letter.task_id} ({letter.status})"),
+            ("Title", letter.title),
+            ("Type", letter.type),
+            ("Since", moment(letter.dead_lettered_at)),
+            ("Error", f"{letter.category}: {letter.error}"),
+            ("Poison pill", "yes: it failed on several agents" if letter.poison_pill else "no"),
+            ("Cost", f"{usd(letter.total_cost_usd)} USD in total"),
+            ("Resolution", f"{letter.resolution} by {letter.reviewer}" if letter.resolution else "open"),
+            ("Spec", pretty(letter.spec)),
         ]
     )
     print()
-    print_failures(letter["failure_history"])
+    print_failures(letter.failure_history)
 
 
 def resolve_(args: argparse.Namespace) -> int:
     if (args.spec is not None) != (args.resolution == "modify_and_retry"):
-        raise InvalidInputError("--spec goes with --resolution modify_and_retry, and is needed there.")
-    decision = _decision(args, args.resolution, args.note)
+        raise UsageError("--resolution modify_and_retry needs --spec, and only it takes one.")
+    decision: dict[str, Any] = {"reviewer": _reviewer(args), "note": args.note}
     if args.spec is not None:
-        decision["spec"] = _spec(args.spec)
+        decision["spec"] = json_value("--spec", args.spec)
     if args.not_before is not None:
-        decision["not_before"] = args.not_before
-    failed = 0
-    answers = []
-    with connect(args) as api:
+        decision["not_before"] = time_value("--not-before", args.not_before)
+    resolved, failed = [], 0
+    with connect(args) as shaft:
         for name in args.ids:
             try:
-                answers.append(api.post(f"/v1/dead-letters/{segment(name)}/resolve", decision))
-            except ApiError as error:
+                resolved.append(shaft.resolve(name, args.resolution, **decision))
+            except LineshaftError as error:
                 failed += 1
                 print(f"{name}: {error}", file=sys.stderr)
     if args.json:
-        print_json(answers)
-    else:
-        print_table(("TASK", "STATUS"), [(task["id"], task["status"]) for task in answers], empty="")
+        print_json(resolved)
+    elif resolved:
+        print_table(("TASK", "STATUS"), [(task.id, task.status) for task in resolved], empty="")
     return 1 if failed else 0
 
 
-def _decision(args: argparse.Namespace, resolution: str, note: str) -> dict[str, Any]:
-    return {"resolution": resolution, "reviewer": args.reviewer or getpass.getuser(), "note": note}
-
-
-def _spec(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"The spec must be JSON: {error}.") from None
+def _reviewer(args: argparse.Namespace) -> str:
+    return args.reviewer or getpass.getuser()
 
 
 def review_(args: argparse.Namespace) -> int:
     if args.json or not sys.stdin.isatty():
-        raise InvalidInputError(
-            "A review asks questions: run it in a terminal, or use 'lineshaft dlq resolve'."
+        raise UsageError("A review asks questions: run it in a terminal, or use 'lineshaft dlq resolve'.")
+    with connect(args) as shaft:
+        letters, _ = collect(
+            lambda limit, cursor: shaft.dead_letters(reviewed=False, limit=limit, cursor=cursor)
         )
-    with connect(args) as api:
-        letters = list(api.pages("/v1/dead-letters", {"reviewed": "false"}, most=None))
         if not letters:
-            print("There are no dead letters: nothing waits for you.")
+            print(_NONE)
         for number, letter in enumerate(letters, 1):
             print(f"\n{number} of {len(letters)}")
             _print(letter)
-            if not _ask(api, args, letter):
+            if not _ask(shaft, args, letter):
                 break
     return 0
 
 
-def _ask(api: Api, args: argparse.Namespace, letter: dict[str, Any]) -> bool:
-    """False: no more for today."""
+def _ask(shaft: "SyncLineshaft", args: argparse.Namespace, letter: "DeadLetter") -> bool:
+    """False: quit."""
     while True:
         answer = input(
             "\n[r]etry, [m]odify and retry, [c]ancel, [d]elete, [e]scalate, [s]kip, [q]uit: "
@@ -180,13 +183,14 @@ def _ask(api: Api, args: argparse.Namespace, letter: dict[str, Any]) -> bool:
             return answer == "s"
         if answer not in _CHOICES:
             continue
+        note = input("Reason (stored with the resolution): ") or args.note
         try:
-            decision = _decision(args, _CHOICES[answer], input("Why (kept with the decision): ") or args.note)
-            if answer == "m":
-                decision["spec"] = _spec(input("The new spec, as JSON: "))
-            task = api.post(f"/v1/dead-letters/{segment(letter['task_id'])}/resolve", decision)
-        except (ApiError, InvalidInputError) as error:
-            print(f"That was refused: {error}")
+            spec = json_value("The spec", input("New spec (JSON): ")) if answer == "m" else None
+            task = shaft.resolve(
+                letter.task_id, _CHOICES[answer], reviewer=_reviewer(args), note=note, spec=spec
+            )
+        except LineshaftError as error:
+            print(error)
             continue
-        print(f"{task['id']} is {task['status']}.")
+        print(f"{task.id} is {task.status}.")
         return True

@@ -1,4 +1,4 @@
-"""`lineshaft doctor`: what was found on this machine, what was chosen, and what is wrong."""
+"""`lineshaft doctor`: the settings and the database in use, and their problems."""
 
 import argparse
 import os
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "doctor",
-        help="explain what was found and chosen, and what is wrong",
-        description="Explains which database is used and why, and what is wrong with it. Changes nothing. "
-        "Exit code 1 if there is a problem.",
+        help="check the settings and the database",
+        description="Show which database or server is used and why, and what is wrong with it. Changes "
+        "nothing. Exit code 1 if there is a problem.",
     )
-    command.add_argument("--start", action="store_true", help="also start the embedded server and ask it")
+    command.add_argument("--start", action="store_true", help="start the embedded PostgreSQL to check it")
     add_json_flag(command)
     command.set_defaults(run=run)
 
 
 @dataclass(slots=True)
 class Findings:
-    #: For people, in the order they are printed.
+    #: For people, in the order of the output.
     facts: list[tuple[str, str]] = field(default_factory=list)
     #: The same for programs.
     report: dict[str, Any] = field(default_factory=dict)
@@ -50,11 +50,13 @@ def run(args: argparse.Namespace) -> int:
         found.problems.append(str(error))
     else:
         found.facts.append(("Settings", _settings_source()))
+        if settings.url is not None:
+            _check_server(found, settings)
         if settings.database_url is not None:
-            found.facts.append(("Database", "the one that LINESHAFT_DATABASE_URL or lineshaft.toml names"))
+            found.facts.append(("Database", "from LINESHAFT_DATABASE_URL or lineshaft.toml"))
             found.report["database"] = {"kind": "configured"}
-            _ask_database(found, settings.database_url)
-        else:
+            _check_database(found, settings.database_url)
+        elif settings.url is None:
             _describe_embedded(found, settings.home, start=args.start)
     if args.json:
         print_json(found.report | {"problems": found.problems})
@@ -78,15 +80,18 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
     about = describe(home)
     binaries = about.running or about.binaries
     found.facts += [
-        ("Database", f"embedded: {binaries}" if binaries else "embedded, but no PostgreSQL fits"),
-        ("  chosen", about.why or "-"),
+        (
+            "Database",
+            f"embedded: {binaries}" if binaries else "embedded, but no suitable PostgreSQL was found",
+        ),
+        ("  reason", about.why or "-"),
         ("  data", _data_line(about)),
-        ("  runs as", _account_line(about)),
+        ("  account", _account_line(about)),
         ("  server", _server_line(about)),
-        ("  log", f"{about.log}" if about.log.exists() else "none yet"),
+        ("  log", f"{about.log}" if about.log.exists() else "none"),
     ]
     others = [str(b) for b in find_binaries() if binaries is None or b.directory != binaries.directory]
-    found.facts.append(("  also found", "\n".join(others) or "nothing else"))
+    found.facts.append(("  also found", "\n".join(others) or "none"))
     found.report["database"] = {
         "kind": "embedded",
         "home": str(about.home),
@@ -104,37 +109,31 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
     if not about.problems and (start or about.pid is not None):
         try:
             with EmbeddedServer.start(home) as server:
-                found.facts.append(("  look inside", f'psql "{server.dsn}"'))
+                found.facts.append(("  connect", f'psql "{server.dsn}"'))
                 found.report["database"]["dsn"] = server.dsn
-                _ask_database(found, server.dsn)
+                _check_database(found, server.dsn)
         except LineshaftError as error:
             found.problems.append(str(error))
 
 
 def _data_line(about: "Description") -> str:
-    made = (
-        f"made by PostgreSQL {about.data_major}" if about.data_major else "none yet: made at the first start"
-    )
+    made = f"created by PostgreSQL {about.data_major}" if about.data_major else "created at the first start"
     return f"{about.data} ({made})"
 
 
 def _account_line(about: "Description") -> str:
     if not about.account:
         return "-"
-    return (
-        f"{about.account} (you are root, as which PostgreSQL refuses to run)"
-        if os.geteuid() == 0
-        else about.account
-    )
+    return f"{about.account} (PostgreSQL refuses to run as root)" if os.geteuid() == 0 else about.account
 
 
 def _server_line(about: "Description") -> str:
     if about.pid is None:
-        return "not running: starts by itself when it is needed, stops after its last user"
+        return "not running; starts automatically when needed, and stops after its last user"
     return f"process {about.pid}, {about.status}"
 
 
-def _ask_database(found: Findings, dsn: str) -> None:
+def _check_database(found: Findings, dsn: str) -> None:
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415 - brings the database driver
 
     try:
@@ -147,8 +146,23 @@ def _ask_database(found: Findings, dsn: str) -> None:
     schema = (
         "up to date" if not pending else "; ".join(f"{s.version:04d} {s.name} is {s.state}" for s in pending)
     )
-    found.facts += [("  answers as", server), ("Schema", schema)]
+    found.facts += [("  database", server), ("Schema", schema)]
     found.report["database"] |= {"server": server}
     found.report["schema"] = {s.version: s.state for s in statuses}
     if pending:
         found.problems.append("The schema is not up to date: run 'lineshaft migrate up'.")
+
+
+def _check_server(found: Findings, settings: Settings) -> None:
+    from lineshaft.client.blocking import SyncLineshaft  # noqa: PLC0415 - slow to import
+
+    found.facts.append(("Server", f"{settings.url} (LINESHAFT_URL); clients use it instead of a database"))
+    found.report["server"] = {"url": settings.url, "status": "unavailable"}
+    try:
+        with SyncLineshaft(settings.url, max_connections=1) as shaft:
+            status = shaft.health().status
+    except LineshaftError as error:
+        found.problems.append(str(error))
+        return
+    found.facts.append(("  status", status))
+    found.report["server"]["status"] = status

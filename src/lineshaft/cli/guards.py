@@ -1,134 +1,145 @@
-"""What holds work back, and how to let it go: breakers, locks, slow-downs, pauses."""
+"""Guards: `lineshaft breakers`, `locks`, `slowdowns`, `pause` and `resume`."""
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.api import add_flags, connect, segment
+from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.output import moment, print_json, print_table
 
+if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.types import Page
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    breakers = commands.add_parser(
-        "breakers", help="list, open and reset circuit breakers", description="Circuit breakers, one a type."
-    )
-    actions = _with_list(breakers, list_breakers, "Lists the breakers that have counted a failure.")
-    _with_key(actions, "open", "block a type until it is reset", open_breaker)
-    _with_key(actions, "reset", "close a breaker and forget its failures", reset_breaker)
-    locks = commands.add_parser(
-        "locks", help="list and release document locks", description="Document locks."
-    )
-    actions = _with_list(locks, list_locks, "Lists the locks that are held.")
+    T = TypeVar("T")
+    Actions = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no public name
+    Run = Callable[[argparse.Namespace], int]
+
+
+def add_to(commands: "Actions") -> None:
+    about = "list, open and reset circuit breakers"
+    actions = _add(commands, "breakers", about, list_breakers)
+    _with_key(actions, "open", "open a breaker: block a type, or model:NAME, until it is reset", open_breaker)
+    _with_key(actions, "reset", "close a breaker and clear its failures", reset_breaker)
+    actions = _add(commands, "locks", "list and release document locks", list_locks)
     _with_key(actions, "release", "take a lock from its holder", release_lock)
-    slowdowns = commands.add_parser(
-        "slowdowns", help="list and end slow-downs after rate limits", description="Slow-downs."
-    )
-    actions = _with_list(slowdowns, list_slowdowns, "Lists models that are left alone for a while.")
+    actions = _add(commands, "slowdowns", "list and end slowdowns after rate limits", list_slowdowns)
     _with_key(actions, "end", "let agents use a model again at once", end_slowdown)
     for name, help_, run in (
-        ("pause", "claim nothing of a type, or nothing at all; what runs goes on", pause),
+        ("pause", "stop claims of a type, or of all types; running tasks continue", pause),
         ("resume", "end a pause", resume),
     ):
-        command = commands.add_parser(name, help=help_, description=help_.capitalize() + ".")
-        command.add_argument("type", nargs="?", metavar="TYPE", help="only this type; else everything")
+        command = commands.add_parser(name, help=help_, description=_sentence(help_))
+        command.add_argument("type", nargs="?", metavar="TYPE", help="only this type (default: all)")
         command.set_defaults(run=run)
         add_flags(command)
 
 
-def _with_list(command: argparse.ArgumentParser, run: Any, description: str) -> Any:
+def _sentence(help_: str) -> str:
+    return f"{help_[0].upper()}{help_[1:]}."
+
+
+def _add(commands: "Actions", name: str, help_: str, run: "Run") -> "Actions":
+    command = commands.add_parser(name, help=help_, description=_sentence(help_))
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="list them", description=description)
+    listing = actions.add_parser("list", help=f"list {name}", description=f"List {name}.")
     listing.set_defaults(run=run)
     add_flags(listing)
     return actions
 
 
-def _with_key(actions: Any, name: str, help_: str, run: Any) -> None:
-    action = actions.add_parser(name, help=help_, description=help_.capitalize() + ".")
+def _with_key(actions: "Actions", name: str, help_: str, run: "Run") -> None:
+    action = actions.add_parser(name, help=help_, description=_sentence(help_))
     action.add_argument("key", metavar="KEY")
     action.set_defaults(run=run)
     add_flags(action)
 
 
-def _list(args: argparse.Namespace, path: str) -> list[dict[str, Any]] | None:
-    """The items; None when they were printed as JSON."""
-    with connect(args) as api:
-        items = list(api.pages(path, {}, most=None))
+def _list(
+    args: argparse.Namespace,
+    read: "Callable[[SyncLineshaft, int, str | None], Page[T]]",
+    columns: tuple[str, ...],
+    row: "Callable[[T], tuple[object, ...]]",
+    empty: str,
+) -> int:
+    with connect(args) as shaft:
+        items, _ = collect(lambda limit, cursor: read(shaft, limit, cursor))
     if args.json:
         print_json(items)
-        return None
-    return items
+    else:
+        print_table(columns, [row(item) for item in items], empty=empty)
+    return 0
 
 
 def list_breakers(args: argparse.Namespace) -> int:
-    found = _list(args, "/v1/breakers")
-    if found is not None:
-        rows = [
-            (b["key"], b["state"], b["failures"], moment(b["opened_at"]), b["probe_task_id"], b["forced"])
-            for b in found
-        ]
-        print_table(
-            ("KEY", "STATE", "FAILURES", "OPENED", "PROBE", "BY HAND"),
-            rows,
-            empty="All breakers are closed, with no failures counted.",
-        )
-    return 0
+    return _list(
+        args,
+        lambda shaft, limit, cursor: shaft.breakers(limit=limit, cursor=cursor),
+        ("KEY", "STATE", "FAILURES", "OPENED", "PROBE", "FORCED"),
+        lambda b: (b.key, b.state, b.failures, moment(b.opened_at), b.probe_task_id, b.forced),
+        "No breaker has counted a failure: all are closed.",
+    )
 
 
 def list_locks(args: argparse.Namespace) -> int:
-    found = _list(args, "/v1/locks")
-    if found is not None:
-        rows = [
-            (k["key"], k["holder_task_id"], k["agent_id"], k["waiting"], moment(k["expires_at"]))
-            for k in found
-        ]
-        print_table(("KEY", "TASK", "AGENT", "WAITING", "EXPIRES"), rows, empty="No lock is held.")
-    return 0
+    return _list(
+        args,
+        lambda shaft, limit, cursor: shaft.locks(limit=limit, cursor=cursor),
+        ("KEY", "TASK", "AGENT", "WAITING", "EXPIRES"),
+        lambda lock: (
+            *(lock.key, lock.holder_task_id, lock.agent_id, lock.waiting),
+            moment(lock.expires_at),
+        ),
+        "No locks.",
+    )
 
 
 def list_slowdowns(args: argparse.Namespace) -> int:
-    found = _list(args, "/v1/slowdowns")
-    if found is not None:
-        rows = [(s["key"], moment(s["until"]), s["reason"]) for s in found]
-        print_table(("KEY", "UNTIL", "REASON"), rows, empty="Nothing is slowed down.")
-    return 0
+    return _list(
+        args,
+        lambda shaft, limit, cursor: shaft.slowdowns(limit=limit, cursor=cursor),
+        ("KEY", "UNTIL", "REASON"),
+        lambda slowdown: (slowdown.key, moment(slowdown.until), slowdown.reason),
+        "No slowdowns.",
+    )
 
 
 def open_breaker(args: argparse.Namespace) -> int:
     return _act(
-        args, "POST", f"/v1/breakers/{segment(args.key)}/open", f"{args.key} is open until it is reset."
+        args, lambda shaft: shaft.open_breaker(args.key), f"Breaker {args.key} is open until it is reset."
     )
 
 
 def reset_breaker(args: argparse.Namespace) -> int:
-    return _act(args, "POST", f"/v1/breakers/{segment(args.key)}/reset", f"{args.key} is closed.")
+    return _act(args, lambda shaft: shaft.reset_breaker(args.key), f"Breaker {args.key} is closed.")
 
 
 def release_lock(args: argparse.Namespace) -> int:
-    return _act(args, "DELETE", f"/v1/locks/{segment(args.key)}", f"{args.key} is free.")
+    return _act(args, lambda shaft: shaft.release_lock(args.key), f"Released lock {args.key}.")
 
 
 def end_slowdown(args: argparse.Namespace) -> int:
-    return _act(args, "DELETE", f"/v1/slowdowns/{segment(args.key)}", f"{args.key} may be used again.")
+    return _act(args, lambda shaft: shaft.end_slowdown(args.key), f"Ended slowdown {args.key}.")
 
 
 def pause(args: argparse.Namespace) -> int:
-    what = args.type or "Everything"
-    return _act(args, "POST", "/v1/pause", f"{what} is paused. What runs goes on.", _type(args))
+    message = f"Paused {args.type or 'all types'}. Running tasks continue."
+    return _act(args, lambda shaft: shaft.pause(args.type), message, {"type": args.type, "paused": True})
 
 
 def resume(args: argparse.Namespace) -> int:
-    return _act(args, "POST", "/v1/resume", f"{args.type or 'Everything'} goes on.", _type(args))
+    message = f"Resumed {args.type or 'all types'}."
+    return _act(args, lambda shaft: shaft.resume(args.type), message, {"type": args.type, "paused": False})
 
 
-def _type(args: argparse.Namespace) -> dict[str, Any]:
-    return {} if args.type is None else {"type": args.type}
-
-
-def _act(args: argparse.Namespace, method: str, path: str, said: str, body: Any = None) -> int:
-    with connect(args) as api:
-        answer = api.call(method, path, body=({} if body is None else body) if method == "POST" else None)
+def _act(
+    args: argparse.Namespace, act: "Callable[[SyncLineshaft], Any]", message: str, json: Any = None
+) -> int:
+    """`json`: printed instead of the result with --json."""
+    with connect(args) as shaft:
+        result = act(shaft)
     if args.json:
-        print_json(answer)
+        print_json(result if json is None else json)
     else:
-        print(said)
+        print(message)
     return 0

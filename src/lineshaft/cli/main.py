@@ -1,18 +1,19 @@
 """The command `lineshaft`.
 
 Each command is a module with `add_to(commands)`, which declares its arguments, and a function that runs it
-and gives the exit code: 0 done, 1 it failed or found a problem, 2 it was called wrongly. argparse, because
-the libraries made for this take longer to import than most commands take to run; whatever is heavy is
-imported by the command that needs it.
+and returns the exit code. It uses argparse, because command-line libraries take longer to import than most
+commands take to run. A command imports expensive modules only when it runs.
 """
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 
 from lineshaft import __version__
 from lineshaft.cli import (
     agent,
+    agents,
     approvals,
     completion,
     dag,
@@ -20,7 +21,6 @@ from lineshaft.cli import (
     dlq,
     doctor,
     events,
-    fleet,
     guards,
     migrate,
     stats,
@@ -29,7 +29,8 @@ from lineshaft.cli import (
     token,
     up,
 )
-from lineshaft.cli.output import give_up_output, prepare_streams
+from lineshaft.cli.output import discard_output, prepare_streams
+from lineshaft.cli.usage import UsageError
 from lineshaft.errors import LineshaftError
 
 #: In the order of the help.
@@ -42,7 +43,7 @@ COMMANDS = (
     dlq,
     approvals,
     agent,
-    fleet,
+    agents,
     guards,
     events,
     stats,
@@ -57,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="lineshaft",
         description="A durable task queue for fleets of AI agents, on PostgreSQL.",
-        epilog="'lineshaft COMMAND --help' tells more about each. Exit codes: 0 done, 1 failed or found a "
-        "problem, 2 called wrongly.",
+        epilog="Run 'lineshaft COMMAND --help' for the options of a command. Exit codes: 0 success, "
+        "1 failure or a problem was found, 2 wrong usage.",
     )
     top.add_argument("--version", action="version", version=f"lineshaft {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
@@ -77,21 +78,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = int(args.run(args))
         sys.stdout.flush()
-    except LineshaftError as error:
-        print(f"lineshaft: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has gone (`lineshaft … | head`): no fault that anybody has to hear of.
-        give_up_output()
+        # The reader of the output is gone (`lineshaft … | head`), which is not an error.
+        discard_output()
         return 1
-    except OSError as error:
-        give_up_output()
-        hint = "Is the disk full, or can standard output not be written?"
-        print(f"lineshaft: The operating system refused something: {error}. {hint}", file=sys.stderr)
-        return 1
+    except Exception as error:  # noqa: BLE001 - one line instead of a traceback
+        return _report(error)
     return code
+
+
+def _report(error: Exception) -> int:
+    """Print one line, and return the exit code."""
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        discard_output()
+        message = f"Operating system error: {error}. Is the disk full, or is standard output closed?"
+    else:
+        message = str(error) if isinstance(error, LineshaftError) else _unexpected(error)
+    print(f"lineshaft: {' '.join(message.split())}", file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _unexpected(error: Exception) -> str:
+    """The kind and place of an error. Further lines of its text may contain values of the database."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    first_line = (str(error).splitlines() or [""])[0]
+    return (
+        f"Unexpected error {type(error).__name__} ({place.filename}:{place.lineno}): {first_line}. "
+        "The command may or may not have taken effect. Run 'lineshaft doctor'."
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""`lineshaft migrate`: bring the database to this version's schema, or tell how far it is."""
+"""`lineshaft migrate`: the schema of the database."""
 
 import argparse
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.cli.output import add_json_flag, moment, print_facts, print_json
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "migrate",
-        help="bring the database to this version's schema",
-        description="Brings the database to this version's schema. Safe to run any number of times, from any "
-        "number of machines at once, and while agents are at work. The database is LINESHAFT_DATABASE_URL, "
-        "else the embedded one.",
+        help="migrate the database to the schema of this version",
+        description="Migrate the database of LINESHAFT_DATABASE_URL, or the embedded one, to the schema of "
+        "this version. Safe to run repeatedly, from several machines at the same time, and while agents are "
+        "working.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, run, about in (
-        ("up", up, "apply what is pending"),
-        ("status", status, "list all migrations; exit code 1 if any is pending"),
+        ("up", up, "apply pending migrations"),
+        ("status", status, "list migrations; exit code 1 if any is pending"),
         ("verify", verify, "compare the database with the expected schema; exit code 1 if they differ"),
     ):
         action = actions.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
@@ -42,9 +43,11 @@ def up(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"applied": [{"version": m.version, "name": m.name} for m in applied]})
     elif applied:
-        print(f"Applied {len(applied)}. The database is up to date.")
+        print(
+            f"Applied {len(applied)} migration{'s' if len(applied) > 1 else ''}. The database is up to date."
+        )
     else:
-        print("Nothing to apply: the database is up to date.")
+        print("No pending migrations. The database is up to date.")
     return 0
 
 
@@ -57,7 +60,7 @@ def status(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             [
-                {"version": s.version, "name": s.name, "state": s.state, "applied_at": s.applied_at}
+                {"version": s.version, "name": s.name, "state": s.state, "applied_at": _utc(s.applied_at)}
                 for s in statuses
             ]
         )
@@ -66,7 +69,7 @@ def status(args: argparse.Namespace) -> int:
             [
                 (
                     f"{s.version:04d} {s.name}",
-                    f"{s.state} {s.applied_at.isoformat(timespec='seconds') if s.applied_at else ''}",
+                    f"{s.state} {moment(s.applied_at)}",
                 )
                 for s in statuses
             ]
@@ -80,7 +83,7 @@ def verify(args: argparse.Namespace) -> int:
 
     with database(Settings.load()) as dsn:
         unsettled = [s for s in migrate.status(dsn) if s.state is not migrate.State.APPLIED]
-        # Before all migrations ran, a difference means nothing.
+        # A difference means nothing before all migrations are applied.
         drift = "" if unsettled else describe.drift(dsn)
     if args.json:
         print_json(
@@ -95,8 +98,12 @@ def verify(args: argparse.Namespace) -> int:
             print(f"Migration {s.version:04d} {s.name} is {s.state}.")
         print("Run 'lineshaft migrate up'.")
     elif drift:
-        print(f"The database differs from the schema that its migrations made:\n\n{drift}")
-        print("Somebody changed it by hand. Undo that; lines with - are missing, lines with + are too many.")
+        print(f"The database differs from the schema of its migrations:\n\n{drift}")
+        print("It was changed by hand. Undo that: lines with - are missing, lines with + are unexpected.")
     else:
-        print("The database has exactly the expected schema.")
+        print("The database has the expected schema.")
     return 1 if unsettled or drift else 0
+
+
+def _utc(time: datetime | None) -> datetime | None:
+    return None if time is None else time.astimezone(UTC)

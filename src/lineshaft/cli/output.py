@@ -1,13 +1,15 @@
-"""How commands print: plain aligned lines and tables for people, JSON for programs."""
+"""Output: aligned lines and tables for people, JSON for programs."""
 
 import argparse
 import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def add_json_flag(command: argparse.ArgumentParser) -> None:
 
 
 def prepare_streams() -> None:
-    """So that a closed stream, or one that can't write all characters, ends no command."""
+    """Keep a closed stream, or one that can't write all characters, from ending the command."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -36,8 +38,8 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def give_up_output() -> None:
-    """Nothing can be written any more: what waits to be written must not fail once more when Python ends."""
+def discard_output() -> None:
+    """Discard buffered output, so that writing it does not fail again when Python exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     with contextlib.suppress(OSError, ValueError):
         os.dup2(nowhere, sys.stdout.fileno())
@@ -48,20 +50,24 @@ def print_json(value: Any) -> None:
     print(as_json(value, indent=2))
 
 
-def as_json(value: Any, *, indent: int | None = None) -> str:
-    """In characters that standard output can write: JSON has a way to spell all others."""
-    spelt = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    return json.dumps(value, indent=indent, ensure_ascii=spelt, default=_as_text)
+def as_json(value: Any, *, indent: int = -1) -> str:
+    """The JSON of the HTTP API; escaped where standard output can't write all characters."""
+    import msgspec  # noqa: PLC0415 - slow to import
+
+    from lineshaft.types.json import encode  # noqa: PLC0415
+
+    text = msgspec.json.format(encode(value), indent=indent).decode()
+    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        return re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    return text
 
 
-def _as_text(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    return str(value)
+def pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Names on the left, what is known about them on the right; a value may have several lines."""
+    """Names on the left, values on the right; a value may have several lines."""
     width = max((len(name) for name, _ in facts), default=0) + 2
     for name, value in facts:
         first, *others = value.splitlines() or [""]
@@ -71,7 +77,7 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table; `empty` says what to do when there is nothing. In a pipe: aligned text, nothing cut off."""
+    """A table, or the text `empty` if there are no rows. In a pipe: aligned text that is never cut off."""
     texts = [[shown(cell) for cell in row] for row in rows]
     if not texts:
         print(empty)
@@ -93,7 +99,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def shown(value: object) -> str:
-    """One cell: nothing for None, times to the second, texts on one line."""
+    """One cell: empty for None, texts on one line."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -105,12 +111,16 @@ def shown(value: object) -> str:
     return " ".join(str(value).splitlines())
 
 
-def moment(text: str | None) -> str:
-    """A time of the API, to the second, as this machine's clock shows it."""
-    if text is None:
-        return ""
-    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def moment(time: datetime | None) -> str:
+    """A time in this machine's time zone, to the second."""
+    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def usd(amount: float | None) -> str:
+def usd(amount: Decimal | None) -> str:
     return "" if amount is None else f"{amount:.4f}".rstrip("0").rstrip(".")
+
+
+def print_more(count: int, hint: str, *, more: bool) -> None:
+    """Say that a list was cut off; on standard error, so that a pipe gets only the table."""
+    if more:
+        print(f"Showing the first {count}. {hint}", file=sys.stderr)

@@ -1,185 +1,224 @@
-"""`lineshaft submit`: one task by flags, or tasks and DAGs from a file."""
+"""`lineshaft submit`."""
 
 import argparse
 import json
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.api import Api, add_flags, connect, segment
+from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.output import print_facts, print_json, print_table
-from lineshaft.errors import InvalidInputError
+from lineshaft.cli.usage import UsageError, json_value
+from lineshaft.errors import InvalidInputError, LineshaftError
 
-#: Flags that become fields of the task as they are.
-_TEXTS = ("title", "deadline", "run_at", "lock_key", "preset", "idempotency_key", "created_by", "parent_id")
-_LISTS = ("depends_on", "required_capabilities", "model_preferences", "tags")
+if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.types import Task
+
+T = TypeVar("T")
+#: Flags that are fields of the task.
+_FIELDS = (
+    *("title", "deadline", "run_at", "lock_key", "preset", "idempotency_key", "created_by", "parent_id"),
+    *("depends_on", "required_capabilities", "model_preferences", "tags"),
+    *("priority", "max_cost_usd", "max_attempts", "max_duration_sec"),
+)
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "submit",
-        help="submit a task by flags, or tasks and DAGs from a file",
-        description="Submits one task of a TYPE; or, with --file, what a JSON or YAML file holds: a task (an "
-        "object with 'type'), a list of tasks, or a DAG (an object with 'title' and 'tasks', which may "
+        help="submit a task, or tasks and DAGs from a file",
+        description="Submit one task of TYPE; or, with --file, the contents of a JSON or YAML file: a task "
+        "(an object with 'type'), a list of tasks, or a DAG (an object with 'title' and 'tasks', which "
         "depend on each other by 'key').",
         epilog="Examples: lineshaft submit research --prompt 'competitors' --max-cost 0.5 · "
         "lineshaft submit --file dag.yaml · cat tasks.json | lineshaft submit --file -",
     )
-    command.add_argument("type", nargs="?", metavar="TYPE", help="what kind of task it is")
+    command.add_argument("type", nargs="?", metavar="TYPE", help="the type of the task")
     command.add_argument("--file", metavar="FILE", help="a JSON or YAML file; - is standard input")
+    _add_fields(command)
     command.add_argument(
-        "--spec", metavar="JSON", help="the task's spec, an object; @FILE reads it from a file"
-    )
-    command.add_argument("--prompt", help="the same as a spec with this prompt")
-    command.add_argument("--title", help="what people see in lists")
-    command.add_argument("--priority", type=int, help="0 (first) to 100, 50 if not given")
-    command.add_argument("--depends-on", nargs="+", metavar="ID", help="tasks that must be completed before")
-    command.add_argument(
-        "--capability",
-        nargs="+",
-        dest="required_capabilities",
-        metavar="NAME",
-        help="what an agent must be able to do",
-    )
-    command.add_argument(
-        "--model", nargs="+", dest="model_preferences", metavar="NAME", help="models, best first"
-    )
-    command.add_argument(
-        "--max-cost", type=float, dest="max_cost_usd", metavar="USD", help="what an attempt may cost"
-    )
-    command.add_argument("--max-attempts", type=int, metavar="N")
-    command.add_argument(
-        "--max-duration",
+        "--wait",
         type=float,
-        dest="max_duration_sec",
+        nargs="?",
+        const=3600.0,
         metavar="SEC",
-        help="how long an attempt may take",
-    )
-    command.add_argument("--deadline", metavar="TIME", help="ISO-8601; it is boosted as this comes nearer")
-    command.add_argument("--run-at", metavar="TIME", help="ISO-8601; not before then")
-    command.add_argument("--lock-key", metavar="KEY", help="one task at a time has this, e.g. doc:42")
-    command.add_argument("--tag", nargs="+", dest="tags", metavar="TAG")
-    command.add_argument("--preset", choices=("factory", "loki", "officeplane"))
-    command.add_argument("--idempotency-key", metavar="KEY", help="the same key again gives the same task")
-    command.add_argument("--created-by", metavar="WHO")
-    command.add_argument("--parent-id", metavar="ID", help=argparse.SUPPRESS)
-    command.add_argument(
-        "--wait", type=float, nargs="?", const=3600.0, metavar="SEC", help="wait until it has ended"
+        help="wait until all tasks have ended, at most SEC seconds (default: 3600)",
     )
     add_flags(command)
     command.set_defaults(run=run)
 
 
+def _add_fields(command: argparse.ArgumentParser) -> None:
+    field = command.add_argument
+    field("--spec", metavar="JSON", help="the spec, a JSON object; @FILE reads it from a file")
+    field("--prompt", help="sets 'prompt' in the spec")
+    field("--title", help="the title in lists")
+    field("--priority", type=int, help="0 (first) to 100 (last); default: 50")
+    field("--depends-on", nargs="+", metavar="ID", help="tasks that must complete first")
+    field(
+        "--capability", nargs="+", dest="required_capabilities", metavar="NAME", help="required of the agent"
+    )
+    field(
+        "--model", nargs="+", dest="model_preferences", metavar="NAME", help="models, the preferred one first"
+    )
+    field("--max-cost", type=float, dest="max_cost_usd", metavar="USD", help="cost limit of an attempt")
+    field("--max-attempts", type=int, metavar="N", help="attempts before it becomes a dead letter")
+    field(
+        "--max-duration", type=float, dest="max_duration_sec", metavar="SEC", help="time limit of an attempt"
+    )
+    field("--deadline", metavar="TIME", help="ISO 8601; the priority rises as it approaches")
+    field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
+    field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
+    field("--tag", nargs="+", dest="tags", metavar="TAG", help="labels for filters")
+    field("--preset", choices=("factory", "loki", "officeplane"), help="defaults for retries and limits")
+    field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
+    field("--created-by", metavar="WHO", help="such as human:ann")
+    field("--parent-id", metavar="ID", help=argparse.SUPPRESS)
+
+
 def run(args: argparse.Namespace) -> int:
     if (args.type is None) == (args.file is None):
-        raise InvalidInputError("Give a TYPE, or --file with what to submit; not both.")
-    asked = _from_file(args.file) if args.file is not None else _from_flags(args)
-    with connect(args) as api:
-        if isinstance(asked, list):
-            return _submit_many(api, asked, args)
-        if "tasks" in asked:
-            return _submit_dag(api, asked, args)
-        return _submit_one(api, asked, args)
+        raise UsageError("Give either a TYPE or --file FILE.")
+    given = _from_file(args.file) if args.file is not None else _from_flags(args)
+    if isinstance(given, list):
+        return _submit_many(given, args)
+    if "tasks" in given:
+        return _submit_dag(given, args)
+    return _submit_one(given, args)
 
 
 def _from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    task = {"type": args.type}
-    for name in (*_TEXTS, *_LISTS, "priority", "max_cost_usd", "max_attempts", "max_duration_sec"):
-        value = getattr(args, name)
-        if value is not None:
-            task[name] = value
+    task = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
+    task["type"] = args.type
     if args.spec is not None:
-        text = Path(args.spec[1:]).read_text(encoding="utf-8") if args.spec.startswith("@") else args.spec
-        try:
-            task["spec"] = json.loads(text)
-        except ValueError as error:
-            raise InvalidInputError(f"--spec must be JSON: {error}.") from None
+        text = _read(args.spec[1:]) if args.spec.startswith("@") else args.spec
+        task["spec"] = json_value("--spec", text)
     if args.prompt is not None:
-        task["spec"] = {**task.get("spec", {}), "prompt": args.prompt}
+        spec = task.get("spec", {})
+        if not isinstance(spec, dict):
+            raise UsageError("--spec must be a JSON object.")
+        task["spec"] = {**spec, "prompt": args.prompt}
     return task
 
 
-def _from_file(name: str) -> Any:
-    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - only for files
-
+def _read(name: str) -> str:
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-        # Every JSON file is a YAML file, but its own reader gives better errors and is quicker.
-        asked = json.loads(text) if text.lstrip()[:1] in {"{", "["} else yaml.safe_load(text)
-    except OSError as error:
-        raise InvalidInputError(f"Can't read {name}: {error.strerror or error}.") from None
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"Can't read {name}: {cause}.") from None
+
+
+def _from_file(name: str) -> Any:
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to import; it has no types
+
+    text = _read(name)
+    try:
+        # JSON is YAML too, but its own parser is faster and has better errors.
+        given = json.loads(text) if text.lstrip()[:1] in {"{", "["} else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise InvalidInputError(f"{name} is neither JSON nor YAML: {error}") from None
-    if not isinstance(asked, dict | list):
+    if not isinstance(given, dict | list):
         raise InvalidInputError(
-            f"{name} must hold a task, a list of tasks or a DAG, not {type(asked).__name__}."
+            f"{name} must contain a task, a list of tasks or a DAG, not {type(given).__name__}."
         )
-    return asked
+    return given
 
 
-def _submit_one(api: Api, task: dict[str, Any], args: argparse.Namespace) -> int:
-    found = api.post("/v1/tasks", task)
-    if args.wait is not None:
-        return _wait(api, [found["id"]], args)
+def _converted(given: Any, kind: type[T]) -> T:
+    """As the server reads it, with the same errors."""
+    import msgspec  # noqa: PLC0415 - slow to import
+
+    from lineshaft.types.problems import invalid_input  # noqa: PLC0415
+
+    try:
+        return msgspec.json.decode(msgspec.json.encode(given), type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid_input(error) from None
+
+
+def _submit_one(given: Any, args: argparse.Namespace) -> int:
+    from msgspec import UNSET  # noqa: PLC0415 - slow to import
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    from lineshaft.types import NewTask  # noqa: PLC0415
+
+    with connect(args) as shaft:
+        made = shaft.submit(_converted(given, NewTask))
+        if args.wait is not None:
+            return _wait(shaft, [made.id], args)
+        task = shaft.get(made.id)
     if args.json:
-        print_json(found)
+        print_json(replace(task, duplicate=True, mismatch=made.mismatch or UNSET) if made.duplicate else task)
     else:
-        known = " (its key was known: this is the existing task)" if found.get("duplicate") else ""
-        print_facts([("Task", found["id"] + known), ("Status", found["status"])])
+        note = " (existing task with this idempotency key)" if made.duplicate else ""
+        print_facts([("Task", made.id + note), ("Status", task.status)])
     return 0
 
 
-def _submit_many(api: Api, tasks: list[Any], args: argparse.Namespace) -> int:
-    found = api.post("/v1/tasks/batch", {"tasks": tasks})
-    ids = [item["id"] for item in found["items"]]
-    if args.wait is not None:
-        return _wait(api, ids, args)
+def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
+    from lineshaft.types import NewTask  # noqa: PLC0415 - slow to import
+
+    with connect(args) as shaft:
+        made = shaft.submit_many(_converted(given, list[NewTask]))
+        if args.wait is not None:
+            return _wait(shaft, [item.id for item in made], args)
     if args.json:
-        print_json(found)
+        items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
+        print_json({"items": items})
     else:
-        known = sum(item["duplicate"] for item in found["items"])
-        print(f"Submitted {len(ids)} tasks" + (f", {known} of them known by their key." if known else "."))
+        known = sum(item.duplicate for item in made)
+        print(f"Submitted {len(made)} tasks" + (f", {known} of which existed already." if known else "."))
     return 0
 
 
-def _submit_dag(api: Api, dag: dict[str, Any], args: argparse.Namespace) -> int:
-    found = api.post("/v1/dags", dag)
-    if args.wait is not None:
-        return _wait(api, list(found["tasks"].values()), args)
+def _submit_dag(given: Any, args: argparse.Namespace) -> int:
+    from lineshaft.types import NewDag  # noqa: PLC0415 - slow to import
+
+    new = _converted(given, NewDag)
+    with connect(args) as shaft:
+        made = shaft.submit_dag(
+            new.title,
+            new.tasks,
+            budget_ceiling_usd=new.budget_ceiling_usd,
+            created_by=new.created_by,
+            idempotency_key=new.idempotency_key,
+        )
+        ids = {key: task.id for key, task in made.tasks.items()}
+        if args.wait is not None:
+            return _wait(shaft, list(ids.values()), args)
+        dag = shaft.get_dag(made.id)
     if args.json:
-        print_json(found)
+        print_json({"dag": dag, "tasks": ids, **({"duplicate": True} if made.duplicate else {})})
     else:
-        print_facts([("DAG", found["dag"]["id"]), ("Status", found["dag"]["status"])])
-        print_table(("KEY", "TASK"), sorted(found["tasks"].items()), empty="")
+        note = " (existing DAG with this idempotency key)" if made.duplicate else ""
+        print_facts([("DAG", dag.id + note), ("Status", dag.status)])
+        print_table(("KEY", "TASK"), sorted(ids.items()), empty="")
     return 0
 
 
-def _wait(api: Api, ids: list[str], args: argparse.Namespace) -> int:
-    """Until all have ended; 0 if all were completed."""
-    import time  # noqa: PLC0415
-
+def _wait(shaft: "SyncLineshaft", ids: Sequence[str], args: argparse.Namespace) -> int:
+    """Wait until all tasks have ended; returns 0 if all are COMPLETED."""
     deadline = time.monotonic() + args.wait
-    open_ones, ended = list(ids), []
-    while open_ones:
-        tasks = [api.get(f"/v1/tasks/{segment(name)}") for name in open_ones]
-        ended += [task for task in tasks if task["status"] in ENDED]
-        open_ones = [task["id"] for task in tasks if task["status"] not in ENDED]
-        if open_ones and time.monotonic() > deadline:
-            raise InvalidInputError(
-                f"{len(open_ones)} of {len(ids)} tasks have not ended after {args.wait:g} s. They go on; "
-                f"'lineshaft why {open_ones[0]}' tells what the first waits for."
-            )
-        if open_ones:
-            time.sleep(min(0.25, max(deadline - time.monotonic(), 0)))
+    ended: list[Task] = []
+    for name in ids:
+        try:
+            shaft.wait(name, max(deadline - time.monotonic(), 0))
+        except TimeoutError:
+            raise LineshaftError(
+                f"{name} has not ended after {args.wait:g} s ({len(ended)} of {len(ids)} tasks have). Tasks "
+                f"continue; 'lineshaft why {name}' shows what it waits for."
+            ) from None
+        ended.append(shaft.get(name))
     if args.json:
         print_json(ended[0] if len(ids) == 1 else ended)
     elif len(ended) == 1:
         (task,) = ended
-        print_facts([("Task", task["id"]), ("Status", task["status"])])
-        print_json(task["output"]["data"])
+        print_facts([("Task", task.id), ("Status", task.status)])
+        print_json(task.output.data)
     else:
-        print_table(("TASK", "STATUS"), [(task["id"], task["status"]) for task in ended], empty="")
-    return 0 if all(task["status"] == "COMPLETED" for task in ended) else 1
-
-
-ENDED = frozenset({"COMPLETED", "CANCELLED", "DEAD_LETTERED"})
+        print_table(("TASK", "STATUS"), [(task.id, task.status) for task in ended], empty="")
+    return 0 if all(task.status == "COMPLETED" for task in ended) else 1

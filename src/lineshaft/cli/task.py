@@ -1,69 +1,92 @@
-"""`lineshaft task` and `lineshaft why`: look at tasks, and change what becomes of them."""
+"""`lineshaft task` and `lineshaft why`."""
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from lineshaft.cli.api import add_flags, connect, segment
-from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.output import moment, pretty, print_facts, print_json, print_more, print_table, usd
+from lineshaft.cli.usage import UsageError, positive, time_value
+
+if TYPE_CHECKING:
+    from lineshaft.types import FailedAttempt, Task
 
 _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q")
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
-        "task", help="list, show, cancel, retry and change tasks", description="Tasks."
+        "task",
+        help="list, show, cancel, retry and change tasks",
+        description="List, show, cancel, retry and change tasks.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser(
-        "list",
-        help="list tasks",
-        description="Lists tasks, newest first. A filter given twice means any of them.",
-    )
-    for name in _FILTERS:
-        flag = "--search" if name == "q" else f"--{name.replace('_', '-')}"
-        listing.add_argument(flag, dest=name, action="append", metavar=name.upper())
-    listing.add_argument("--order", choices=("created_at", "priority"), default="created_at")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many at the most (50)")
-    listing.add_argument("--all", action="store_true", help="all of them, however many")
-    listing.set_defaults(run=list_)
-    show = actions.add_parser("show", help="show everything about a task", description="Shows a task.")
+    _add_list(actions)
+    show = actions.add_parser("show", help="show a task", description="Show everything about a task.")
     show.set_defaults(run=show_)
     cancel = actions.add_parser(
-        "cancel", help="cancel a task and what depends on it", description="Cancels a task."
+        "cancel",
+        help="cancel a task and its dependents",
+        description="Cancel a task, its children and every task that depends on it.",
     )
     cancel.add_argument("--reason", default="cancelled on the command line")
-    cancel.add_argument("--no-cascade", action="store_true", help="leave what depends on it waiting")
+    cancel.add_argument("--no-cascade", action="store_true", help="don't cancel tasks that depend on it")
     cancel.set_defaults(run=cancel_)
     retry = actions.add_parser(
         "retry",
-        help="revive a dead letter or a cancelled task, or end a back-off",
-        description="From DEAD_LETTERED or CANCELLED it starts anew; from RETRYING it is due at once.",
+        help="retry a dead letter, a cancelled task or one that waits for its retry",
+        description="Retry a task. A DEAD_LETTERED or CANCELLED task starts again with fresh counters; a "
+        "RETRYING task is due at once.",
     )
     retry.set_defaults(run=retry_)
     change = actions.add_parser(
-        "change", help="change priority, deadline or tags", description="Changes a task that has not ended."
+        "change",
+        help="change priority, deadline or tags",
+        description="Change a task that has not ended.",
     )
     change.add_argument("--priority", type=int)
-    change.add_argument("--deadline", metavar="TIME", help="ISO-8601, or 'none'")
-    change.add_argument("--tag", nargs="*", dest="tags", metavar="TAG", help="all its tags from now on")
+    change.add_argument("--deadline", metavar="TIME", help="ISO 8601, or 'none' to remove it")
+    change.add_argument("--tag", nargs="*", dest="tags", metavar="TAG", help="replace all tags")
     change.set_defaults(run=change_)
-    why = actions.add_parser("why", help="tell why a task isn't running", description="As 'lineshaft why'.")
-    top = commands.add_parser(
-        "why", help="tell why a task isn't running", description="Every reason why a task isn't running."
-    )
-    for action in (show, cancel, retry, change, why, top):
-        action.add_argument("id", metavar="TASK", help="its id")
+    help_ = "explain why a task is not running"
+    why = actions.add_parser("why", help=help_, description="Explain why a task is not running.")
+    top = commands.add_parser("why", help=help_, description="Explain why a task is not running.")
     for action in (why, top):
         action.set_defaults(run=why_)
-    for action in (listing, show, cancel, retry, change, why, top):
+    for action in (show, cancel, retry, change, why, top):
+        action.add_argument("id", metavar="TASK", help="the id of the task")
         add_flags(action)
 
 
+def _add_list(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = actions.add_parser(
+        "list",
+        help="list tasks",
+        description="List tasks, newest first. Repeat a filter to match any of its values.",
+    )
+    for name in _FILTERS:
+        flag = "--search" if name == "q" else f"--{name.replace('_', '-')}"
+        metavar = "TEXT" if name == "q" else name.upper()
+        about = "part of the title" if name == "q" else None
+        command.add_argument(flag, dest=name, action="append", default=[], metavar=metavar, help=about)
+    command.add_argument("--order", choices=("created_at", "priority"), default="created_at")
+    command.add_argument(
+        "--limit", type=positive, default=50, metavar="N", help="at most N tasks (default: 50)"
+    )
+    command.add_argument("--all", action="store_true", help="list all tasks")
+    add_flags(command)
+    command.set_defaults(run=list_)
+
+
 def list_(args: argparse.Namespace) -> int:
-    query = {name: getattr(args, name) for name in _FILTERS} | {"order": args.order}
-    with connect(args) as api:
-        tasks = list(api.pages("/v1/tasks", query, most=None if args.all else args.limit))
+    filters = {name: getattr(args, name) for name in _FILTERS}
+    with connect(args) as shaft:
+        tasks, more = collect(
+            lambda limit, cursor: shaft.list(**filters, order=args.order, limit=limit, cursor=cursor),
+            None if args.all else args.limit,
+        )
     if args.json:
         print_json(tasks)
         return 0
@@ -71,31 +94,33 @@ def list_(args: argparse.Namespace) -> int:
         ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "CREATED"),
         [
             (
-                task["id"],
-                task["status"],
-                task["type"],
-                task["title"][:40],
+                task.id,
+                task.status,
+                task.type,
+                task.title[:40],
                 _priority(task),
-                f"{task['attempts']}/{task['max_attempts']}",
-                (task["claim"] or {}).get("agent_id"),
-                usd(task["cost_usd"]),
-                moment(task["created_at"]),
+                f"{task.attempts}/{task.max_attempts}",
+                task.claim and task.claim.agent_id,
+                usd(task.cost_usd),
+                moment(task.created_at),
             )
             for task in tasks
         ],
-        empty="There are no such tasks. 'lineshaft submit TYPE' makes one.",
+        empty="No tasks. Submit one with 'lineshaft submit TYPE'."
+        if not any(filters.values())
+        else "No tasks match these filters.",
     )
+    print_more(len(tasks), "--all lists all.", more=more)
     return 0
 
 
-def _priority(task: dict[str, Any]) -> str:
-    effective = task["effective_priority"]
-    return str(task["priority"]) if effective is None else f"{effective:.1f}"
+def _priority(task: "Task") -> str:
+    return str(task.priority) if task.effective_priority is None else f"{task.effective_priority:.1f}"
 
 
 def show_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        task = api.get(f"/v1/tasks/{segment(args.id)}")
+    with connect(args) as shaft:
+        task = shaft.get(args.id)
     if args.json:
         print_json(task)
     else:
@@ -103,107 +128,108 @@ def show_(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_task(task: dict[str, Any]) -> None:
-    claim = task["claim"] or {}
+def print_task(task: "Task") -> None:
+    output = task.output.data
     facts = [
-        ("Task", task["id"]),
-        ("Title", task["title"]),
-        ("Type", task["type"]),
-        ("Status", task["status"] + (f" (waits for its {task['parked']})" if task["parked"] else "")),
-        ("Priority", f"{task['priority']}, now {_priority(task)} ({task['tier'] or 'ended'})"),
-        ("DAG", task["dag_id"]),
-        ("Parent", task["parent_id"] or ""),
-        ("Waits for", ", ".join(task["blocked_by"])),
-        ("Blocked", task["blocked_reason"] or ""),
-        ("Agent", claim.get("agent_id") or ""),
-        ("Model", task["model"] or ""),
-        ("Attempts", f"{task['attempts']} of {task['max_attempts']} used"),
-        ("Retry at", moment(task["retry_at"])),
-        ("Run at", moment(task["run_at"])),
-        ("Deadline", moment(task["deadline"])),
-        ("Lock", task["lock_key"] or ""),
-        ("Cost", f"{usd(task['cost_usd'])} USD"),
-        ("Created", " by ".join(filter(None, (moment(task["created_at"]), task["created_by"])))),
-        ("Started", moment(task["started_at"])),
-        ("Completed", moment(task["completed_at"])),
-        ("Cancelled", " ".join(filter(None, (moment(task["cancelled_at"]), task["cancel_reason"])))),
-        ("Failure", " · ".join(filter(None, (task["failure_category"], task["failure_reason"])))),
-        ("Tags", ", ".join(task["tags"])),
-        ("Spec", json.dumps(task["spec"], indent=2, ensure_ascii=False)),
-        ("Progress", "" if task["progress"] is None else json.dumps(task["progress"], ensure_ascii=False)),
-        ("Output", "" if task["output"]["data"] is None else _pretty(task["output"]["data"])),
+        ("Task", task.id),
+        ("Title", task.title),
+        ("Type", task.type),
+        ("Status", task.status + (f" (waits for {task.parked})" if task.parked else "")),
+        ("Priority", f"{task.priority}, now {_priority(task)} ({task.tier or 'ended'})"),
+        ("DAG", task.dag_id),
+        ("Parent", task.parent_id or ""),
+        ("Waits for", ", ".join(task.blocked_by)),
+        ("Blocked", task.blocked_reason or ""),
+        ("Agent", task.claim.agent_id if task.claim else ""),
+        ("Model", task.model or ""),
+        ("Attempts", f"{task.attempts} of {task.max_attempts} used"),
+        ("Retry at", moment(task.retry_at)),
+        ("Run at", moment(task.run_at)),
+        ("Deadline", moment(task.deadline)),
+        ("Lock", task.lock_key or ""),
+        ("Cost", f"{usd(task.cost_usd)} USD"),
+        ("Created", " by ".join(filter(None, (moment(task.created_at), task.created_by)))),
+        ("Started", moment(task.started_at)),
+        ("Completed", moment(task.completed_at)),
+        ("Cancelled", " ".join(filter(None, (moment(task.cancelled_at), task.cancel_reason)))),
+        ("Failure", " · ".join(filter(None, (task.failure_category, task.failure_reason)))),
+        ("Tags", ", ".join(task.tags)),
+        ("Spec", pretty(task.spec)),
+        ("Progress", "" if task.progress is None else json.dumps(task.progress, ensure_ascii=False)),
+        ("Output", "" if output is None else pretty(output)),
     ]
     print_facts([(name, value) for name, value in facts if value])
-    if task["failure_history"]:
+    if task.failure_history:
         print()
-        print_failures(task["failure_history"])
+        print_failures(task.failure_history)
 
 
-def print_failures(history: list[dict[str, Any]]) -> None:
-    """What went wrong, attempt by attempt."""
+def print_failures(history: "Sequence[FailedAttempt]") -> None:
     print_table(
         ("ATTEMPT", "AGENT", "CATEGORY", "SEC", "USD", "ERROR"),
         [
             (
-                failure["attempt"],
-                failure["agent"],
-                failure["category"],
-                failure["duration_sec"],
-                usd(failure["cost_usd"]),
-                (failure["error"] or "")[:100],
+                failure.attempt,
+                failure.agent,
+                failure.category,
+                failure.duration_sec,
+                usd(failure.cost_usd),
+                failure.error[:100],
             )
             for failure in history
         ],
-        empty="It has no failed attempts.",
+        empty="No failed attempts.",
     )
 
 
-def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def _told(args: argparse.Namespace, task: dict[str, Any]) -> int:
+def print_status(args: argparse.Namespace, task: "Task") -> int:
     if args.json:
         print_json(task)
     else:
-        print_facts([("Task", task["id"]), ("Status", task["status"])])
+        print_facts([("Task", task.id), ("Status", task.status)])
     return 0
 
 
 def cancel_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        body = {"reason": args.reason, "cascade": not args.no_cascade}
-        return _told(args, api.post(f"/v1/tasks/{segment(args.id)}/cancel", body))
+    with connect(args) as shaft:
+        return print_status(args, shaft.cancel(args.id, args.reason, cascade=not args.no_cascade))
 
 
 def retry_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        return _told(args, api.post(f"/v1/tasks/{segment(args.id)}/retry"))
+    with connect(args) as shaft:
+        return print_status(args, shaft.retry(args.id))
 
 
 def change_(args: argparse.Namespace) -> int:
-    body: dict[str, Any] = {}
-    if args.priority is not None:
-        body["priority"] = args.priority
-    if args.deadline is not None:
-        body["deadline"] = None if args.deadline == "none" else args.deadline
-    if args.tags is not None:
-        body["tags"] = args.tags
-    with connect(args) as api:
-        return _told(args, api.call("PATCH", f"/v1/tasks/{segment(args.id)}", body=body))
+    from msgspec import UNSET  # noqa: PLC0415 - slow to import
+
+    if args.priority is None and args.deadline is None and args.tags is None:
+        raise UsageError("Nothing to change: use --priority, --deadline or --tag.")
+    deadline = UNSET if args.deadline is None else _deadline(args.deadline)
+    with connect(args) as shaft:
+        task = shaft.change(
+            args.id,
+            priority=UNSET if args.priority is None else args.priority,
+            deadline=deadline,
+            tags=UNSET if args.tags is None else args.tags,
+        )
+    return print_status(args, task)
+
+
+def _deadline(text: str) -> datetime | None:
+    return None if text == "none" else time_value("--deadline", text)
 
 
 def why_(args: argparse.Namespace) -> int:
-    with connect(args) as api:
-        why = api.get(f"/v1/tasks/{segment(args.id)}/why")
-        status = api.get(f"/v1/tasks/{segment(args.id)}")["status"]
+    with connect(args) as shaft:
+        why = shaft.why(args.id)
     if args.json:
         print_json(why)
-    elif why["reasons"]:
-        print(f"{args.id} is {status}.")
-        print_facts([(reason["code"], reason["detail"]) for reason in why["reasons"]])
-    elif why["runnable"]:
-        print(f"{args.id} is {status}: nothing is in its way, the next free agent takes it in its turn.")
+    elif why.reasons:
+        print(f"{args.id} is {why.status}.")
+        print_facts([(reason.code, reason.detail) for reason in why.reasons])
+    elif why.runnable:
+        print(f"{args.id} is {why.status} and runnable: the next free agent claims it in order of priority.")
     else:
-        print(f"{args.id} is {status}: there is nothing to wait for.")
+        print(f"{args.id} is {why.status}: it is not waiting for anything.")
     return 0

@@ -1,4 +1,4 @@
-"""`lineshaft up`: everything in one process, until it is stopped."""
+"""`lineshaft up`: database, API and background duties in one process."""
 
 import argparse
 import contextlib
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "up",
-        help="start everything: database, API and duties in one process",
-        description="Starts the database (LINESHAFT_DATABASE_URL, else an embedded one), brings it to this "
-        "version's schema, and serves the HTTP API, with the background duties beside it. Any number may "
-        "run on one database, each on a port of its own. SIGTERM or Ctrl-C stops it.",
+        help="start database, API and background duties in one process",
+        description="Start the database (LINESHAFT_DATABASE_URL, or an embedded one), migrate it to the "
+        "schema of this version, serve the HTTP API and run the background duties. Several processes can "
+        "share a database, each with its own port. SIGTERM or Ctrl-C stops it.",
     )
-    command.add_argument("--host", help="the address to listen on (LINESHAFT_HOST, else 127.0.0.1)")
+    command.add_argument("--host", help="the address to listen on (default: LINESHAFT_HOST, or 127.0.0.1)")
     command.add_argument(
-        "--port", type=_port, help="the port to listen on (LINESHAFT_PORT, else 8001); 0 is any free one"
+        "--port",
+        type=_port,
+        help="the port to listen on (default: LINESHAFT_PORT, or 8001); 0: any free port",
     )
     command.add_argument(
-        "--no-duties", action="store_true", help="serve the API only; another process must run the duties"
+        "--no-duties", action="store_true", help="only serve the API; another process must run the duties"
     )
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -37,7 +39,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _port(text: str) -> int:
     port = int(text)
-    if not 0 <= port <= 65535:  # noqa: PLR2004 - as many as there are
+    if not 0 <= port <= 65535:  # noqa: PLR2004 - the highest port
         raise ValueError
     return port
 
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(settings.log_format)
     required = settings.auth == "required" or not is_loopback(settings.host)
     with contextlib.ExitStack() as resources:
-        # First, because a port that is taken is the likeliest mistake.
+        # First: a port that is in use is the most likely mistake.
         bound = listen(settings.host, settings.port if args.port is None else args.port)
         resources.callback(bound.close)
         settings = replace(settings, port=bound.getsockname()[1])
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         applied = [str(migration) for migration in migrate.up(dsn)]
         service = Service(dsn, settings, auth_required=required)
         server = Server(service, bound, duties=not args.no_duties)
-        asyncio.run(_serve(server, lambda: _tell(args, server, dsn, applied, required=required)))
+        asyncio.run(_serve(server, lambda: _announce(args, server, dsn, applied, required=required)))
     return 0
 
 
@@ -81,20 +83,18 @@ async def _serve(server: "Server", on_ready: Callable[[], None]) -> None:
 
 
 def _allow_many_connections() -> None:
-    """As many open files as this account may have: each agent that waits is one, a usual limit is 1024."""
-    import contextlib  # noqa: PLC0415
+    """Raise the limit of open files: every waiting agent holds a connection, and the usual limit is 1024."""
     import resource  # noqa: PLC0415
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems name a limit that they don't take.
+    # Some systems report a limit that they don't accept.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _tell(
+def _announce(
     args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str], *, required: bool
 ) -> None:
-    """What was done, and where things are."""
     settings = server.service.settings
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
@@ -116,19 +116,19 @@ def _tell(
         )
     else:
         home = f'embedded PostgreSQL in {settings.home}\nlook inside: psql "{dsn}"'
-        tokens = "needed: lineshaft token create --name NAME --scope SCOPE"
+        tokens = "required: lineshaft token create --name NAME --scope SCOPE"
         print_facts(
             [
                 ("Lineshaft", f"{__version__}, process {os.getpid()}"),
                 (
                     "Database",
-                    home if embedded else "the one that LINESHAFT_DATABASE_URL or lineshaft.toml names",
+                    home if embedded else "from LINESHAFT_DATABASE_URL or lineshaft.toml",
                 ),
                 ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
-                ("Duties", ", ".join(duties) or "none here: --no-duties"),
-                ("Tokens", tokens if required else "not needed: only this machine can call"),
-                ("API", f"{url}/v1 (described at {url}/docs)"),
-                ("Stop", "Ctrl-C, or SIGTERM"),
+                ("Duties", ", ".join(duties) or "none (--no-duties)"),
+                ("Tokens", tokens if required else "not required: only this machine can connect"),
+                ("API", f"{url}/v1 (reference: {url}/docs)"),
+                ("Stop", "Ctrl-C or SIGTERM"),
             ]
         )
     sys.stdout.flush()

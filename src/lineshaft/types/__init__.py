@@ -10,7 +10,7 @@ from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, NewAgent
-from lineshaft.types.dags import Dag, SubmittedDag
+from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
 from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
 from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
@@ -65,6 +65,7 @@ __all__ = [
     "Gate",
     "Lock",
     "NewAgent",
+    "NewDag",
     "NewTask",
     "NewToken",
     "OutputContract",

@@ -1,8 +1,9 @@
 """Errors on the wire: application/problem+json (RFC 9457), with a code that never changes."""
 
+import re
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError
 
 from lineshaft import errors
 from lineshaft.errors import LineshaftError
@@ -89,3 +90,19 @@ def _kinds() -> Iterator[type[LineshaftError]]:
 
 
 _KINDS = {kind.code: kind for kind in _kinds()}
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
+
+
+def invalid_input(error: ValidationError) -> errors.InvalidInputError:
+    """The error of a decoder as a fault with its place, as in tasks[3].priority."""
+    match = _PLACE.match(str(error))
+    what, path = (match["what"], match["path"] or "$") if match else (str(error), "$")
+    place = path.removeprefix("$").removeprefix(".")
+    if named := _FIELD.search(what):
+        place = f"{place}.{named['name']}".removeprefix(".")
+        what = "unknown field" if "unknown" in what else "is required"
+    else:
+        what = what[:1].lower() + what[1:]
+    return errors.InvalidInputError(errors=[(place, what)])

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lineshaft.embedded import EmbeddedServer
-from lineshaft.embedded.keeper import kept_running
 from lineshaft.settings import Settings
 
 
@@ -14,5 +12,8 @@ def database(settings: Settings) -> Iterator[str]:
     if settings.database_url is not None:
         yield settings.database_url
     else:
+        from lineshaft.embedded import EmbeddedServer  # noqa: PLC0415 - slow to import
+        from lineshaft.embedded.keeper import kept_running  # noqa: PLC0415
+
         with EmbeddedServer.start(settings.home) as server, kept_running(server):
             yield server.dsn

@@ -1,6 +1,5 @@
 """Error responses: application/problem+json (RFC 9457) with a stable code, or the format of a guest API."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from lineshaft.errors import (
     UnavailableError,
 )
 from lineshaft.types import Problem
+from lineshaft.types.problems import invalid_input
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -100,10 +100,6 @@ class MethodNotAllowedError(LineshaftError):
     code = "method_not_allowed"
 
 
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
-
-
 def unreadable(error: msgspec.MsgspecError | UnicodeDecodeError | ValueError) -> InvalidInputError:
     """The error of a decoder as a fault with its place in the body or the query."""
     if not isinstance(error, msgspec.ValidationError):
@@ -111,12 +107,4 @@ def unreadable(error: msgspec.MsgspecError | UnicodeDecodeError | ValueError) ->
             f"The body is not valid JSON: {error}. Send a JSON object in UTF-8.",
             errors=[("", f"is not valid JSON: {error}")],
         )
-    match = _PLACE.match(str(error))
-    what, path = (match["what"], match["path"] or "$") if match else (str(error), "$")
-    place = path.removeprefix("$").removeprefix(".")
-    if named := _FIELD.search(what):
-        place = f"{place}.{named['name']}".removeprefix(".")
-        what = "unknown field" if "unknown" in what else "is required"
-    else:
-        what = what[:1].lower() + what[1:]
-    return InvalidInputError(errors=[(place, what)])
+    return invalid_input(error)

@@ -6,7 +6,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.service import Call
-from lineshaft.types import Dag, Page, Scope
+from lineshaft.types import Dag, NewDag, Page, Scope
 
 routes = Routes()
 
@@ -19,7 +19,7 @@ routes = Routes()
     example=examples.DAG,
     check_body=requests.check_task_count,
 )
-async def submit_dag(call: Call, body: requests.NewDag) -> Answer:
+async def submit_dag(call: Call, body: NewDag) -> Answer:
     """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.
 
     200 with `"duplicate": true` if the DAG's own idempotency key is in force already.

@@ -40,14 +40,6 @@ class Batch(Body, frozen=True, kw_only=True):
     tasks: Annotated[list[NewTask], Meta(min_length=1)]
 
 
-class NewDag(Body, frozen=True, kw_only=True):
-    title: Name
-    tasks: Annotated[list[NewTask], Meta(min_length=1)]
-    budget_ceiling_usd: Decimal | float | None = None
-    created_by: Name | None = None
-    idempotency_key: str | None = None
-
-
 class Cancel(Body, frozen=True, kw_only=True):
     reason: Reason = "cancelled by hand"
     cascade: bool = True

@@ -1,0 +1,105 @@
+"""`lineshaft agents`."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.cli.usage import UsageError, positive
+
+if TYPE_CHECKING:
+    from lineshaft.types import AgentInfo
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "agents", help="list, show and change agents", description="List, show and change agents."
+    )
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list agents", description="List agents.")
+    listing.set_defaults(run=list_)
+    show = actions.add_parser("show", help="show an agent", description="Show an agent.")
+    show.set_defaults(run=show_)
+    change = actions.add_parser(
+        "change",
+        help="change status, slots or budget",
+        description="Change the status, slots or budget of an agent.",
+    )
+    change.add_argument("--status", choices=("active", "draining"), help="draining: claim nothing new")
+    change.add_argument(
+        "--slots", type=positive, dest="max_concurrent_tasks", metavar="N", help="tasks at the same time"
+    )
+    change.add_argument(
+        "--add-budget", type=float, dest="add_budget_usd", metavar="USD", help="add to the budget"
+    )
+    change.set_defaults(run=change_)
+    for action in (show, change):
+        action.add_argument("id", metavar="AGENT", help="the id of the agent")
+    for action in (listing, show, change):
+        add_flags(action)
+
+
+def list_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        agents, _ = collect(lambda limit, cursor: shaft.agents(limit=limit, cursor=cursor))
+    if args.json:
+        print_json(agents)
+        return 0
+    print_table(
+        ("AGENT", "STATUS", "BUSY", "LEFT USD", "TYPES", "CAPABILITIES", "LAST HEARTBEAT"),
+        [
+            (
+                agent.id,
+                agent.status,
+                f"{agent.current_tasks}/{agent.max_concurrent_tasks}",
+                "unlimited" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
+                "any" if agent.types is None else agent.types,
+                agent.capabilities,
+                moment(agent.last_heartbeat),
+            )
+            for agent in agents
+        ],
+        empty="No agents. 'lineshaft agent --exec COMMAND --type TYPE' runs any command as an agent; "
+        "docs/agents.md shows how to write one in Python.",
+    )
+    return 0
+
+
+def show_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        _show(args, shaft.get_agent(args.id))
+    return 0
+
+
+def change_(args: argparse.Namespace) -> int:
+    if args.status is None and args.max_concurrent_tasks is None and args.add_budget_usd is None:
+        raise UsageError("Nothing to change: use --status, --slots or --add-budget.")
+    with connect(args) as shaft:
+        agent = shaft.change_agent(
+            args.id,
+            status=args.status,
+            max_concurrent_tasks=args.max_concurrent_tasks,
+            add_budget_usd=args.add_budget_usd,
+        )
+    _show(args, agent)
+    return 0
+
+
+def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
+    if args.json:
+        print_json(agent)
+        return
+    budget = "unlimited"
+    if agent.budget_usd is not None:
+        budget = f"{usd(agent.budget_remaining_usd)} of {usd(agent.budget_usd)} USD left"
+    print_facts(
+        [
+            ("Agent", agent.id),
+            ("Status", f"{agent.status}, last heartbeat {moment(agent.last_heartbeat)}"),
+            ("Busy", f"{agent.current_tasks} of {agent.max_concurrent_tasks} slots"),
+            ("Budget", f"{budget}; {usd(agent.spent_usd)} spent, {usd(agent.reserved_usd)} reserved"),
+            ("Types", "any" if agent.types is None else ", ".join(agent.types)),
+            ("Capabilities", ", ".join(agent.capabilities) or "none"),
+            ("Models", ", ".join(agent.models_available) or "any"),
+        ]
+    )
