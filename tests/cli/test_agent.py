@@ -49,14 +49,14 @@ async def test_an_ordinary_script_works_until_all_is_done(shaft: Lineshaft, dsn:
     first, second = await shaft.submit_many(
         [NewTask("review", spec={"file": "a.py"}), NewTask("other", required_capabilities=["python"])]
     )
-    code, told = await run(
+    code, errors = await run(
         *(dsn, tmp_path, "--exec", "./work.sh", "--type", "review", "--type", "other", "--id", "reviewer"),
         *("--capabilities", "python, web", "--models", "m1", "--slots", "2", "--budget", "4.50"),
         *("--heartbeat", "7", "--until-idle"),
     )
 
-    assert code == 0, told
-    assert "looking at a.py" in told
+    assert code == 0, errors
+    assert "looking at a.py" in errors
     for task in (first, second):
         assert (await shaft.get(task)).result["size"] > 100
     agent: AgentInfo = await engine_of(shaft).fleet.read("reviewer")
@@ -76,7 +76,9 @@ async def test_a_shell_only_when_it_is_asked_for(shaft: Lineshaft, dsn: str, tmp
     assert (await shaft.get(submitted)).result == "$LINESHAFT_TASK_SPEC_X | tr a-z A-Z"
 
 
-async def test_the_database_is_not_told_to_the_command(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
+async def test_the_command_does_not_get_the_url_of_the_database(
+    shaft: Lineshaft, dsn: str, tmp_path: Path
+) -> None:
     options = ("--shell", "--exec", 'echo "[$LINESHAFT_DATABASE_URL]"', "--type", "t", "--until-idle")
     submitted = await shaft.submit(NewTask("t"))
     await run(dsn, tmp_path, *options)
@@ -88,7 +90,7 @@ async def test_the_database_is_not_told_to_the_command(shaft: Lineshaft, dsn: st
 
 
 async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
-    """R-081. The command hears nothing of the signal: it has a session of its own."""
+    """R-081. The command doesn't get the signal: it has its own session."""
     go, there = tmp_path / "go", tmp_path / "there"
     os.mkfifo(go)
     os.mkfifo(there)
@@ -97,7 +99,7 @@ async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Pat
     process = await start(dsn, tmp_path, "--exec", "./work.sh", "--type", "t", "--id", "a")
     await asyncio.wait_for(asyncio.to_thread(there.read_text), PATIENCE)
     process.send_signal(signal.SIGTERM)
-    while (await engine_of(shaft).fleet.read("a")).status != "draining":  # noqa: ASYNC110 - only it knows
+    while (await engine_of(shaft).fleet.read("a")).status != "draining":  # noqa: ASYNC110 - no event announces it
         await asyncio.sleep(0)
     await asyncio.to_thread(go.write_text, "finished")
     await asyncio.wait_for(process.communicate(), PATIENCE)
@@ -109,8 +111,8 @@ async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--exec", "no-such-command", "--type", "t"], 1, "./no-such-command for one in this directory"),
-        (["--exec", "/no/such/command", "--type", "t"], 1, "There is no command '/no/such/command'"),
+        (["--exec", "no-such-command", "--type", "t"], 1, "./no-such-command for a file in this directory"),
+        (["--exec", "/no/such/command", "--type", "t"], 1, "Command '/no/such/command' was not found"),
         (["--exec", "echo 'half", "--type", "t"], 1, "Check its quotes"),
         (["--exec", " ", "--type", "t"], 1, "--exec is empty"),
         (["--exec", "true"], 2, "--type"),
@@ -123,8 +125,8 @@ async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Pat
 async def test_called_wrongly(
     dsn: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    found, told = await run(dsn, tmp_path, *arguments)
-    assert (found, message in told, "Traceback" in told) == (code, True, False), told
+    found, errors = await run(dsn, tmp_path, *arguments)
+    assert (found, message in errors, "Traceback" in errors) == (code, True, False), errors
 
 
 async def test_registered_elsewhere_it_ends_with_a_message(
@@ -136,7 +138,7 @@ async def test_registered_elsewhere_it_ends_with_a_message(
     # Once it has done something it is registered.
     await shaft.wait(await shaft.submit(NewTask("t")), PATIENCE)
     await run(dsn, tmp_path, "--exec", "true", "--type", "t", "--id", "same", "--until-idle")
-    _, told = await asyncio.wait_for(first.communicate(), PATIENCE)
+    _, errors = await asyncio.wait_for(first.communicate(), PATIENCE)
 
     assert first.returncode == 1
-    assert "registered again elsewhere" in told.decode()
+    assert "registered again elsewhere" in errors.decode()

@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Calls `lineshaft` in a directory of its own."""
+    """Runs `lineshaft` in a separate directory."""
 
     def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
@@ -39,15 +39,17 @@ def run(tmp_path: Path) -> Run:
 def test_from_nothing_to_a_migrated_embedded_database(run: Run, tmp_path: Path) -> None:
     before = run("doctor")
     assert before.returncode == 0, before.stdout
-    assert "not running: starts by itself" in before.stdout
+    assert "not running; starts automatically" in before.stdout
     assert not (tmp_path / ".lineshaft").exists(), "doctor changes nothing"
 
     assert run("migrate", "status").returncode == 1
     up = run("migrate", "up")
     assert up.returncode == 0, up.stderr
-    assert re.search(r"Applying 0001 schema …\nApplied \d+\. The database is up to date\.", up.stdout)
-    assert "Nothing to apply" in run("migrate", "up").stdout
-    assert "exactly the expected schema" in run("migrate", "verify").stdout
+    assert re.search(
+        r"Applying 0001 schema …\nApplied \d+ migrations?\. The database is up to date\.", up.stdout
+    )
+    assert "No pending migrations" in run("migrate", "up").stdout
+    assert "has the expected schema" in run("migrate", "verify").stdout
 
     after = json.loads(run("doctor", "--start", "--json").stdout)
     assert after["problems"] == []
@@ -60,12 +62,12 @@ def test_a_configured_database_is_used_instead(run: Run, dsn: str, tmp_path: Pat
     doctor = run("doctor", LINESHAFT_DATABASE_URL=dsn)
 
     assert doctor.returncode == 0, doctor.stdout
-    assert "Schema        up to date" in doctor.stdout
+    assert "Schema      up to date" in doctor.stdout
     assert not (tmp_path / ".lineshaft").exists()
     assert json.loads(run("migrate", "up", "--json", LINESHAFT_DATABASE_URL=dsn).stdout) == {"applied": []}
 
 
-def test_doctor_and_verify_tell_what_is_wrong(run: Run, empty_dsn: str) -> None:
+def test_doctor_and_verify_report_problems(run: Run, empty_dsn: str) -> None:
     doctor = run("doctor", LINESHAFT_DATABASE_URL=empty_dsn)
     assert doctor.returncode == 1
     assert "run 'lineshaft migrate up'" in doctor.stdout
@@ -86,11 +88,11 @@ def test_doctor_and_verify_tell_what_is_wrong(run: Run, empty_dsn: str) -> None:
 def test_a_database_that_is_away_is_a_message_not_a_traceback(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command, LINESHAFT_DATABASE_URL="postgresql://me:hunter2@127.0.0.1:1/x")
 
-    told = result.stdout + result.stderr
+    text = result.stdout + result.stderr
     assert result.returncode == 1
-    assert "Can't reach the database" in told
-    assert "Traceback" not in told
-    assert "hunter2" not in told
+    assert "Can't reach the database" in text
+    assert "Traceback" not in text
+    assert "hunter2" not in text
 
 
 def test_bad_settings_are_a_message_not_a_traceback(run: Run) -> None:
@@ -113,7 +115,7 @@ def test_calling_it_wrongly_is_exit_code_2(run: Run) -> None:
 
 
 def test_help_and_version_dont_wait_for_heavy_imports() -> None:
-    """Start-up stays quick: the driver and the server's libraries are imported by who needs them."""
+    """The driver and the libraries of the server are imported only by commands that need them."""
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, lineshaft.cli.main; print(*sys.modules)"],
         capture_output=True,
@@ -121,7 +123,7 @@ def test_help_and_version_dont_wait_for_heavy_imports() -> None:
         check=True,
     ).stdout.split()
 
-    assert not {"psycopg", "asyncio", "fastapi", "rich", "lineshaft.embedded"} & set(loaded)
+    assert not {"psycopg", "asyncio", "msgspec", "rich", "lineshaft.embedded"} & set(loaded)
 
 
 @pytest.mark.slow("initdb")
@@ -132,3 +134,71 @@ def test_the_server_stops_after_a_command(run: Run, tmp_path: Path) -> None:
     while describe(tmp_path / ".lineshaft").pid is not None:
         assert time.monotonic() < deadline
     assert (tmp_path / ".lineshaft/postgres/PG_VERSION").exists()
+
+
+def test_an_empty_database_is_one_line(run: Run, empty_dsn: str) -> None:
+    for command in (
+        ("submit", "research"),
+        ("task", "list"),
+        ("token", "create", "--name", "x", "--scope", "read"),
+    ):
+        result = run(*command, LINESHAFT_DATABASE_URL=empty_dsn)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert re.fullmatch(r"lineshaft: .*Run 'lineshaft migrate up'.*\n", result.stderr), result.stderr
+
+
+def test_a_newer_schema_is_refused(run: Run, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) "
+            "VALUES (99, 'later', '', now())"
+        )
+
+        result = run("submit", "research", LINESHAFT_DATABASE_URL=dsn)
+
+        assert result.returncode == 1
+        assert re.fullmatch(r"lineshaft: .*Upgrade Lineshaft.*\n", result.stderr), result.stderr
+        assert connection.execute("SELECT count(*) FROM lineshaft.task").fetchone() == (0,)
+
+
+def test_a_list_takes_less_than_half_a_second_of_cpu(dsn: str, tmp_path: Path) -> None:
+    """Compared with starting Python, so that it holds on slow and busy machines too."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"LINESHAFT_DATABASE_URL": dsn, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    command = [sys.executable, "-m", "lineshaft.cli.main", "task", "list"]
+
+    def cpu_sec(*command: str) -> float:
+        before = os.times()
+        subprocess.run(command, env=environment, capture_output=True, check=True)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        return float(used)
+
+    cpu_sec(*command)  # compiles the modules
+    bare = min(cpu_sec(sys.executable, "-c", "import asyncio, psycopg, msgspec") for _ in range(3))
+    listing = min(cpu_sec(*command) for _ in range(3))
+
+    assert listing < max(0.5, 4 * bare), f"{listing:.2f} s of CPU; Python with the driver alone: {bare:.2f} s"
+
+
+def test_a_list_imports_no_server(dsn: str) -> None:
+    code = "import sys; from lineshaft.cli.main import main; main(['task', 'list']); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LINESHAFT_DATABASE_URL": dsn},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    heavy = {
+        "starlette",
+        "uvicorn",
+        "jsonschema_rs",
+        "re2",
+        "yaml",
+        "rich",
+        "structlog",
+        "lineshaft.embedded",
+    }
+    assert heavy & set(loaded) == set()
