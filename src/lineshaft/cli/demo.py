@@ -175,8 +175,10 @@ def _show(event: "Event", titles: Mapping[str, str], after_sec: float) -> None:
 
 def _resolve(shaft: "SyncLineshaft", task_id: str, titles: Mapping[str, str]) -> None:
     """The decision of a person."""
+    from lineshaft.types import Resolution  # noqa: PLC0415 - slow to import
+
     note = "renewed the deploy key"
-    shaft.resolve(task_id, "retry", reviewer="demo", note=note)
+    shaft.resolve(task_id, Resolution.RETRY, reviewer="demo", note=note)
     print(f"         You review its history and decide: retry {titles[task_id]!r} ({note})")
 
 

@@ -130,6 +130,8 @@ def _print(letter: "DeadLetter") -> None:
 
 
 def resolve_(args: argparse.Namespace) -> int:
+    from lineshaft.types import Resolution  # noqa: PLC0415 - slow to import
+
     if (args.spec is not None) != (args.resolution == "modify_and_retry"):
         raise UsageError("--resolution modify_and_retry needs --spec, and only it takes one.")
     decision: dict[str, Any] = {"reviewer": _reviewer(args), "note": args.note}
@@ -137,11 +139,12 @@ def resolve_(args: argparse.Namespace) -> int:
         decision["spec"] = json_value("--spec", args.spec)
     if args.not_before is not None:
         decision["not_before"] = time_value("--not-before", args.not_before)
+    resolution = Resolution(args.resolution)
     resolved, failed = [], 0
     with connect(args) as shaft:
         for name in args.ids:
             try:
-                resolved.append(shaft.resolve(name, args.resolution, **decision))
+                resolved.append(shaft.resolve(name, resolution, **decision))
             except LineshaftError as error:
                 failed += 1
                 print(f"{name}: {error}", file=sys.stderr)
@@ -175,6 +178,8 @@ def review_(args: argparse.Namespace) -> int:
 
 def _ask(shaft: "SyncLineshaft", args: argparse.Namespace, letter: "DeadLetter") -> bool:
     """False: quit."""
+    from lineshaft.types import Resolution  # noqa: PLC0415 - slow to import
+
     while True:
         answer = input(
             "\n[r]etry, [m]odify and retry, [c]ancel, [d]elete, [e]scalate, [s]kip, [q]uit: "
@@ -187,7 +192,7 @@ def _ask(shaft: "SyncLineshaft", args: argparse.Namespace, letter: "DeadLetter")
         try:
             spec = json_value("The spec", input("New spec (JSON): ")) if answer == "m" else None
             task = shaft.resolve(
-                letter.task_id, _CHOICES[answer], reviewer=_reviewer(args), note=note, spec=spec
+                letter.task_id, Resolution(_CHOICES[answer]), reviewer=_reviewer(args), note=note, spec=spec
             )
         except LineshaftError as error:
             print(error)
