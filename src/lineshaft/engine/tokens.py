@@ -1,4 +1,4 @@
-"""Bearer tokens: made, listed, revoked and recognised. The token itself is given once and kept nowhere."""
+"""Bearer tokens. The secret is returned once and never stored."""
 
 import hashlib
 import secrets
@@ -8,21 +8,23 @@ from psycopg.rows import dict_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
 from lineshaft.model.storable import is_storable
 from lineshaft.types import NewToken, Scope, Token
 
-#: Tells people, and programs that search for leaked secrets, what it is.
+#: Identifies a token to people and to scanners for leaked secrets.
 PREFIX = "lsh_"
 _RANDOM_BYTES = 32
 MAX_NAME = 200
+
+_SQL = catalog.load(__name__)
 
 
 class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load(__name__)
 
     async def create(self, name: str, scope: str) -> NewToken:
         """A new token with its secret, which can't be read again."""
@@ -39,11 +41,11 @@ class Tokens:
         return NewToken(record.id, record.name, record.scope, secret)
 
     async def all(self) -> list[Token]:
-        """All there ever were, oldest first."""
+        """All tokens, including revoked ones, oldest first."""
         return await self._rows("list_tokens")
 
     async def revoke(self, which: str) -> list[Token]:
-        """By id, or all in force with that name; counts from the next request on."""
+        """By id, or all valid ones with that name; takes effect with the next request."""
         revoked = await self._rows("revoke_token", **self._database.now, which=which)
         if not revoked:
             raise NotFoundError(
@@ -52,26 +54,24 @@ class Tokens:
         return revoked
 
     async def find(self, secret: str) -> Token | None:
-        """Whose token this is; None: nobody's, or it was revoked."""
+        """The token with this secret; None: unknown or revoked."""
         found = await self._rows("find_token", hash=_hash(secret))
         return found[0] if found else None
 
     async def exist(self) -> bool:
-        """Whether any is in force."""
+        """Whether there is any valid token."""
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["any_token"], {})
-            (row,) = await cursor.fetchall()
-        return bool(row[0])
+            return bool(await fetch_value(connection, _SQL["any_token"], {}))
 
     async def _rows(self, statement: str, **parameters: Any) -> list[Token]:
         async with (
             self._database.connection() as connection,
             connection.cursor(row_factory=dict_row) as cursor,
         ):
-            await cursor.execute(self._sql[statement], parameters)
+            await cursor.execute(_SQL[statement], parameters)
             return [Token(**{**row, "scope": Scope(row["scope"])}) for row in await cursor.fetchall()]
 
 
 def _hash(secret: str) -> bytes:
-    # 256 random bits: there is nothing to guess, so a slow hash would only slow down every request.
+    # The secret has 256 random bits: a slow hash would only slow down every request.
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()

@@ -1,5 +1,3 @@
--- Bearer tokens of the HTTP API. Used by store/tokens.py.
-
 -- name: insert_token
 INSERT INTO lineshaft.token (id, name, scope, hash, created_at)
 VALUES (%(id)s::text, %(name)s::text, %(scope)s::text, %(hash)s::bytea, coalesce(%(now)s::timestamptz, now()))
@@ -9,14 +7,14 @@ RETURNING id, name, scope, created_at, revoked_at
 SELECT id, name, scope, created_at, revoked_at FROM lineshaft.token ORDER BY created_at, id
 
 -- name: revoke_token
--- By id, or all in force with this name. Revoking again keeps the first time.
+-- By id, or all valid ones with this name. Revoking again keeps the first time.
 UPDATE lineshaft.token
 SET revoked_at = coalesce(revoked_at, %(now)s::timestamptz, now())
 WHERE id = %(which)s::text OR (name = %(which)s::text AND revoked_at IS NULL)
 RETURNING id, name, scope, created_at, revoked_at
 
 -- name: find_token
--- Asked with every request that has a token: one look-up in token_hash. A token that was revoked is no token.
+-- For every request with a token: one look-up in token_hash.
 SELECT id, name, scope, created_at, revoked_at FROM lineshaft.token WHERE hash = %(hash)s::bytea AND revoked_at IS NULL
 
 -- name: any_token

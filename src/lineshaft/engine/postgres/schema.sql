@@ -9,7 +9,7 @@ CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
--- Who may claim work, and what each has left to spend.
+-- Agents, with their capabilities and budgets.
 CREATE TABLE lineshaft.agent (
     registered_at timestamp with time zone NOT NULL,
     last_heartbeat timestamp with time zone NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE lineshaft.agent (
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
--- Attempts that failed, were handed back, or are being validated.
+-- Attempts that failed, were released, or are in validation.
 CREATE TABLE lineshaft.attempt (
     claimed_at timestamp with time zone NOT NULL,
     started_at timestamp with time zone,
@@ -122,13 +122,13 @@ CREATE TABLE lineshaft.dag_key (
     CONSTRAINT dag_key_pkey PRIMARY KEY (key)
 );
 
--- Days (UTC) on which it was told that the daily budget is used up.
+-- Days (UTC) with an alert that the daily budget is used up.
 CREATE TABLE lineshaft.day_alert (
     day date NOT NULL,
     CONSTRAINT day_alert_pkey PRIMARY KEY (day)
 );
 
--- Tasks that need a person, and what was decided. Never deleted by itself.
+-- Tasks that need a decision, and the last decision. Never deleted automatically.
 CREATE TABLE lineshaft.dead_letter (
     dead_lettered_at timestamp with time zone NOT NULL,
     reviewed_at timestamp with time zone,
@@ -150,7 +150,7 @@ CREATE TABLE lineshaft.dead_letter (
     CONSTRAINT dead_letter_pkey PRIMARY KEY (task_id, revival)
 );
 
--- How far each destination of notifications has read the events.
+-- The place of each destination of notifications in the event feed.
 CREATE TABLE lineshaft.destination (
     read_at timestamp with time zone NOT NULL,
     name text COLLATE "C" NOT NULL,
@@ -168,7 +168,7 @@ CREATE TABLE lineshaft.edge (
     CONSTRAINT edge_pkey PRIMARY KEY (task_id, depends_on)
 ) WITH (fillfactor=50);
 
--- Everything that happened, append-only. Partitioned by time.
+-- All events, append-only. Partitioned by time.
 CREATE TABLE lineshaft.event (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
@@ -181,13 +181,13 @@ CREATE TABLE lineshaft.event (
     data jsonb
 ) PARTITION BY RANGE (at);
 
--- Up to where events were dropped by retention.
+-- The end of the events that retention has deleted.
 CREATE TABLE lineshaft.event_horizon (
     xid xid8 NOT NULL,
     at timestamp with time zone NOT NULL
 );
 
--- Parts of the READY index that claims look into.
+-- Parts of the READY index that claims read.
 CREATE TABLE lineshaft.generation (
     no integer NOT NULL,
     opened_by xid8 NOT NULL DEFAULT pg_current_xact_id(),
@@ -195,7 +195,7 @@ CREATE TABLE lineshaft.generation (
     CONSTRAINT generation_pkey PRIMARY KEY (no)
 );
 
--- Sets of tasks that any agent either may or may not take, and that age at the same rate.
+-- Sets of tasks with the same eligibility for agents and the same rate of ageing.
 CREATE TABLE lineshaft.lane (
     id integer GENERATED ALWAYS AS IDENTITY,
     type text NOT NULL,
@@ -217,7 +217,7 @@ CREATE TABLE lineshaft.lock (
     CONSTRAINT lock_pkey PRIMARY KEY (key)
 );
 
--- What destinations of notifications are told, delivered or not.
+-- Notices for destinations, delivered or not.
 CREATE TABLE lineshaft.notification (
     id bigint GENERATED ALWAYS AS IDENTITY,
     noted_at timestamp with time zone NOT NULL,
@@ -235,7 +235,7 @@ CREATE TABLE lineshaft.notification (
     CONSTRAINT notification_pkey PRIMARY KEY (id)
 );
 
--- Types that are paused, by hand or by the cost-velocity stop; * is all.
+-- Types that are paused, manually or by the cost-velocity stop; * is all.
 CREATE TABLE lineshaft.pause (
     since timestamp with time zone NOT NULL,
     type text COLLATE "C" NOT NULL,
@@ -243,7 +243,7 @@ CREATE TABLE lineshaft.pause (
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 
--- What people decided about dead letters, and why.
+-- Decisions about dead letters.
 CREATE TABLE lineshaft.review (
     no bigint GENERATED ALWAYS AS IDENTITY,
     at timestamp with time zone NOT NULL,
@@ -258,7 +258,7 @@ CREATE TABLE lineshaft.review (
     CONSTRAINT review_pkey PRIMARY KEY (task_id, no)
 );
 
--- What claims leave alone for a while, after a rate limit. One that was cleared stays, as the latest signal.
+-- Models and providers that claims avoid after a rate limit. A cleared one stays, as the latest signal.
 CREATE TABLE lineshaft.slowdown (
     signalled_at timestamp with time zone NOT NULL,
     until timestamp with time zone NOT NULL,
@@ -274,7 +274,7 @@ CREATE TABLE lineshaft.spend_sample (
     CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
 );
 
--- Results of durable steps: what ran once is not run again.
+-- Results of durable steps: a recorded step is not run again.
 CREATE TABLE lineshaft.step (
     recorded_at timestamp with time zone NOT NULL,
     epoch integer NOT NULL,
@@ -286,7 +286,7 @@ CREATE TABLE lineshaft.step (
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
 );
 
--- Totals of what happened, brought up to date when somebody asks for metrics.
+-- Totals of events, updated when metrics are read.
 CREATE TABLE lineshaft.tally (
     value numeric NOT NULL,
     name text COLLATE "C" NOT NULL,
@@ -294,12 +294,12 @@ CREATE TABLE lineshaft.tally (
     CONSTRAINT tally_pkey PRIMARY KEY (name, labels)
 );
 
--- Up to where events are counted in tally.
+-- The place of tally in the event feed.
 CREATE TABLE lineshaft.tally_place (
     since pg_snapshot NOT NULL
 );
 
--- What was asked. Written once; where it stands is in task_live or task_end. People read the view tasks.
+-- What was submitted. Written once; the state is in task_live or task_end. People read the view tasks.
 CREATE TABLE lineshaft.task (
     created_at timestamp with time zone NOT NULL DEFAULT now(),
     deadline timestamp with time zone,
@@ -371,7 +371,7 @@ CREATE TABLE lineshaft.task_key (
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
 
--- Where each task stands that has not ended. One narrow row, deleted at the end.
+-- The state of each task that has not ended. One narrow row, deleted at the end.
 CREATE TABLE lineshaft.task_live (
     submission_no bigint NOT NULL DEFAULT nextval('lineshaft.submission_no'::regclass),
     rank double precision NOT NULL,
@@ -475,7 +475,7 @@ CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) W
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 
--- Everything that happened, one row an event: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
+-- All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
 -- CREATE VIEW lineshaft.events
 --   seq bigint
 --   n bigint
