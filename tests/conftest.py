@@ -29,6 +29,8 @@ from tests.factory import Factory
 from tests.failure_list import FailureList
 from tests.http_server import ServerThread
 from tests.in_memory import home_of_servers, remove_folders
+from tests.invariants import check_invariants
+from tests.world import World
 
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
@@ -233,3 +235,10 @@ async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
 @pytest.fixture
 def factory(connection: psycopg.Connection, clock: MovableClock) -> Factory:
     return Factory(connection, clock)
+
+
+@pytest.fixture
+async def world(engine: Engine, connection: psycopg.Connection, clock: MovableClock) -> AsyncIterator[World]:
+    """The engine; after the test, a check that everything is consistent."""
+    yield World(engine, connection, clock)
+    check_invariants(connection)

@@ -1,4 +1,4 @@
-"""An engine with a clock that stands still, and short ways to do and to see what the tests are about."""
+"""The vocabulary of the tests: submit, claim, finish, and read what became of it."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,29 +38,11 @@ def cost(amount: str) -> Spent:
     return Spent(Decimal(amount))
 
 
-async def heartbeat(
-    engine: Engine,
-    agent_id: str,
-    incarnation: int = 1,
-    claims: Sequence[ClaimRef] = (),
-    *,
-    progress: bytes | None = None,
-    spent: Spent = UNREPORTED,
-) -> dict[str, str]:
-    """The answer to each task of an agent: continue, cancel or lost."""
-    held = [HeldTask(claim.id, claim.epoch, agent_id, progress, spent.cost_usd) for claim in claims]
-    answers = await engine.work.heartbeat([Presence(agent_id, incarnation)], held)
-    assert agent_id in answers.agents
-    return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}
-
-
 @dataclass(frozen=True)
-class World:
-    engine: Engine
-    connection: psycopg.Connection
-    clock: MovableClock
+class Actions:
+    """What clients and agents do, one call each."""
 
-    # Doing.
+    engine: Engine
 
     async def submit(self, *tasks: NewTask) -> list[str]:
         return [found.id for found in await self.engine.submission.submit(tasks)]
@@ -84,7 +66,7 @@ class World:
         return (await self.claims(agent, limit, **options)).tasks
 
     async def take(self, agent: AgentInfo | None = None, **options: Any) -> ClaimedTask:
-        """The one task that is to be had now, RUNNING."""
+        """Claim and start the only task that is available."""
         (task,) = await self.claim(agent or await self.agent(), **options)
         return task
 
@@ -100,22 +82,52 @@ class World:
     async def fail(
         self, task: ClaimedTask, error: str = "it broke", *, uniform: Uniform = lambda: 0.5, **details: Any
     ) -> Status:
-        lifecycle = Lifecycle(self.engine.database, Lanes(), uniform=uniform)
+        lifecycle = Lifecycle(self.engine.database, Lanes(), breakers=self.engine.breakers, uniform=uniform)
         (moved,) = await lifecycle.fail([Failure(ref(task), error, **details)])
         return moved.unwrap()
+
+    async def heartbeat(
+        self,
+        agent_id: str,
+        incarnation: int = 1,
+        claims: Sequence[ClaimRef] = (),
+        *,
+        progress: bytes | None = None,
+        spent: Spent = UNREPORTED,
+    ) -> dict[str, str]:
+        """The answer to each task of an agent: continue, cancel or lost."""
+        held = [HeldTask(claim.id, claim.epoch, agent_id, progress, spent.cost_usd) for claim in claims]
+        answers = await self.engine.work.heartbeat([Presence(agent_id, incarnation)], held)
+        assert agent_id in answers.agents
+        return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}
 
     async def release(self, task: ClaimedTask, delay_sec: float | None = None) -> Status:
         (moved,) = await self.engine.lifecycle.release([ref(task)], delay_sec=delay_sec)
         return moved.unwrap()
 
     async def kill(self, agent: AgentInfo, task_id: str | None = None) -> str:
-        """Claim a task and make it fail for good."""
+        """Claim a task and make it a dead letter."""
         task = await self.take(agent)
         assert task_id in {None, task.id}
         assert await self.fail(task, "no access", category="auth_failure") is Status.DEAD_LETTERED
         return task.id
 
-    # Seeing.
+    async def finish_all(self, output: Any = "done") -> int:
+        """Complete every READY task, and those that become READY thereby; returns how many."""
+        agent = await self.agent("finisher")
+        count = 0
+        while tasks := await self.claim(agent, 100):
+            await self.engine.lifecycle.complete([self.completion(task, output) for task in tasks])
+            count += len(tasks)
+        return count
+
+
+@dataclass(frozen=True)
+class World(Actions):
+    """Actions, a clock that the test moves, and the tables that the test reads."""
+
+    connection: psycopg.Connection
+    clock: MovableClock
 
     def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
         with self.connection.cursor(row_factory=dict_row) as cursor:
@@ -199,46 +211,8 @@ def only(moved: Sequence[Moved]) -> Moved:
     return one
 
 
-async def submit(engine: Engine, type_: str = "code", **fields: Any) -> str:
-    (found,) = await engine.submission.submit([NewTask(type_, **fields)])
-    return found.id
-
-
-async def register(engine: Engine, agent_id: str = "ann", **fields: Any) -> AgentInfo:
-    return await engine.fleet.register(NewAgent(id=agent_id, **fields))
-
-
-async def take(engine: Engine, agent: AgentInfo, *, start: bool = True) -> ClaimedTask:
-    (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=start)).tasks
-    return task
-
-
 def ref(task: ClaimedTask) -> ClaimRef:
     return ClaimRef(task.id, task.epoch)
-
-
-async def fail(engine: Engine, task: ClaimedTask, error: str = "it broke", **details: Any) -> None:
-    (moved,) = await engine.lifecycle.fail([Failure(ref(task), error, **details)])
-    moved.unwrap()
-
-
-async def complete(engine: Engine, task: ClaimedTask, output: Any = None, cost: str | None = None) -> None:
-    spent = Spent(None if cost is None else Decimal(cost))
-    (moved,) = await engine.lifecycle.complete(
-        [Completion(ref(task), output=msgspec.json.encode(output), spent=spent)]
-    )
-    moved.unwrap()
-
-
-async def kill(engine: Engine, agent: AgentInfo) -> str:
-    """Claim what is to be had and make it a dead letter."""
-    task = await take(engine, agent)
-    await fail(engine, task, "no access", category="auth_failure")
-    return task.id
-
-
-def shown(value: bytes | None) -> Any:
-    return None if value is None else msgspec.json.decode(value)
 
 
 async def every(read: Callable[[str | None], Awaitable[Page[Any]]], limit: int) -> list[str]:

@@ -4,12 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from lineshaft import Lineshaft
 from lineshaft.engine.engine import Engine
-from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimRef, Completion, Failure
+from tests.world import Actions
 
 _engines: "WeakKeyDictionary[Lineshaft, Engine]" = WeakKeyDictionary()
 
@@ -27,20 +24,10 @@ def engine_of(shaft: Lineshaft) -> Engine:
 
 
 async def finish_all(engine: Engine, output: object = "done") -> int:
-    """Complete whatever is READY, and what becomes READY by it."""
-    agent = await engine.fleet.register(NewAgent(id="finisher", max_concurrent_tasks=100))
-    count = 0
-    while tasks := (await engine.claims.claim(agent.id, agent.incarnation, limit=100, start=True)).tasks:
-        await engine.lifecycle.complete(
-            [Completion(ClaimRef(task.id, task.epoch), output=msgspec.json.encode(output)) for task in tasks]
-        )
-        count += len(tasks)
-    return count
+    return await Actions(engine).finish_all(output)
 
 
 async def kill_one(engine: Engine) -> str:
     """Make a dead letter of the next task."""
-    agent = await engine.fleet.register(NewAgent(id="killer"))
-    (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
-    await engine.lifecycle.fail([Failure(ClaimRef(task.id, task.epoch), "no access", "auth_failure")])
-    return task.id
+    actions = Actions(engine)
+    return await actions.kill(await actions.agent("killer"))

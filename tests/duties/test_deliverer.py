@@ -27,7 +27,7 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from tests.integrations.receiver import receiving
-from tests.world import fail, kill, register, submit, take
+from tests.world import World
 
 FREELY = Throttle(most=None)
 
@@ -89,25 +89,27 @@ def alerts(connection: psycopg.Connection, clock: MovableClock, *texts: str) -> 
 
 
 async def test_the_notices_of_a_fleet(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-111, R-135, R-136: all of it from the event log."""
     box = Mailbox()
-    async with begun(engine, destination(box)) as duty:
-        one, two = await register(engine, "one"), await register(engine, "two")
-        dag = await engine.submission.submit_dag("d", [NewTask("a", key="a"), NewTask("b", depends_on=["a"])])
-        await kill(engine, one)
-        poison = await submit(engine, "poison", max_attempts=10)
+    async with begun(world.engine, destination(box)) as duty:
+        one, two = await world.agent("one"), await world.agent("two")
+        dag = await world.engine.submission.submit_dag(
+            "d", [NewTask("a", key="a"), NewTask("b", depends_on=["a"])]
+        )
+        await world.kill(one)
+        poison = await world.one("poison", max_attempts=10)
         for agent in (one, two, two):
             clock.advance(3_600)
-            await engine.maintenance.promote_due(10)
-            await fail(engine, await take(engine, agent))
+            await world.engine.maintenance.promote_due(10)
+            await world.fail(await world.take(agent))
         happen(connection, clock, "breaker.opened", data={"key": "code"})
         happen(connection, clock, "budget.blocked", dag_id="dag_x")
         happen(connection, clock, "approval.waiting", task_id="task_x")
         alerts(connection, clock, "look")
         clock.advance(600)
-        await OfflineDetector(engine.fleet).run_once()
+        await OfflineDetector(world.engine.fleet).run_once()
 
         counts = await duty.run_once()
 
@@ -122,16 +124,16 @@ async def test_the_notices_of_a_fleet(
     assert (await duty.run_once())["delivered"] == 0
 
 
-async def test_end_to_end_by_a_signed_webhook(engine: Engine) -> None:
+async def test_end_to_end_by_a_signed_webhook(world: World) -> None:
     """R-135: from a failed task to a request that a server got."""
     with receiving() as receiver:
         hook = Webhook(receiver.url, b"0123456789abcdef")
-        async with begun(engine, destination(hook)) as duty:
-            await submit(engine)
-            task_id = await kill(engine, await register(engine))
+        async with begun(world.engine, destination(hook)) as duty:
+            await world.one()
+            task_id = await world.kill(await world.agent("ann"))
             receiver.answers = [500]
             assert (await duty.run_once())["not delivered"] == 1
-            engine.database._clock.advance(60)  # type: ignore[attr-defined]
+            world.engine.database._clock.advance(60)  # type: ignore[attr-defined]
             assert (await duty.run_once())["delivered"] == 1
 
     first, second = receiver.got
@@ -390,22 +392,22 @@ async def test_a_failing_sender_reveals_no_secret(
     assert "s3cret" not in caplog.text + repr(rows) + repr(events) + repr([one, other])
 
 
-async def test_decisions_reach_the_review_log(engine: Engine, clock: MovableClock, tmp_path: Path) -> None:
+async def test_decisions_reach_the_review_log(world: World, clock: MovableClock, tmp_path: Path) -> None:
     """R-134: every decision by any interface, and manual retries."""
     log = destination(ReviewLog(tmp_path), "desk", [NoticeKind.REVIEW])
-    async with begun(engine, log) as duty:
-        agent = await register(engine)
+    async with begun(world.engine, log) as duty:
+        agent = await world.agent("ann")
         decisions = {"retry": "back", "cancel": "old", "escalate": "ask"}
         for resolution, note in decisions.items():
-            await submit(engine, resolution)
-            task_id = await kill(engine, agent)
-            await engine.dead_letters.resolve(
+            await world.one(resolution)
+            task_id = await world.kill(agent)
+            await world.engine.dead_letters.resolve(
                 task_id, ResolutionRequest(resolution=resolution, reviewer="ann", note=note)
             )
             if resolution == "retry":
-                await engine.operations.cancel(task_id, "enough")
-        await submit(engine, "hand")
-        await engine.operations.retry(await kill(engine, agent))
+                await world.engine.operations.cancel(task_id, "enough")
+        await world.one("hand")
+        await world.engine.operations.retry(await world.kill(agent))
         await duty.run_once()
         await duty.run_once()
 

@@ -24,7 +24,7 @@ from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure
-from tests.world import heartbeat, ref
+from tests.world import World, ref
 
 
 async def claimed(
@@ -90,17 +90,17 @@ async def test_the_reaper_takes_back_lost_tasks(
 
 
 async def test_the_time_limit_applies_despite_heartbeats(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-074, F-46."""
-    (task,) = await claimed(engine, NewTask("code", max_duration_sec=100))
+    (task,) = await claimed(world.engine, NewTask("code", max_duration_sec=100))
     for _ in range(4):
         clock.advance(24)
-        answer = await heartbeat(engine, "a1", 1, [ref(task)])
+        answer = await world.heartbeat("a1", 1, [ref(task)])
         assert answer == {task.id: "continue"}
     clock.advance(5)
 
-    assert await Reaper(engine.maintenance).run_once() == {"execution_limit": 1}
+    assert await Reaper(world.engine.maintenance).run_once() == {"execution_limit": 1}
 
     assert connection.execute("SELECT category FROM lineshaft.attempt").fetchone() == ("timeout",)
 
@@ -452,22 +452,22 @@ async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
 
 
 async def test_silent_agents_are_marked_offline_once(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-080."""
-    await engine.fleet.register(NewAgent(id="silent"))
-    await engine.fleet.register(NewAgent(id="lively"))
+    await world.engine.fleet.register(NewAgent(id="silent"))
+    await world.engine.fleet.register(NewAgent(id="lively"))
     clock.advance(60)
-    await heartbeat(engine, "lively", 1)
+    await world.heartbeat("lively", 1)
     clock.advance(31)
 
-    assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 1}
-    assert await OfflineDetector(engine.fleet).run_once() == {"agents offline": 0}
-    assert [a.status for a in await engine.fleet.read_all()] == ["active", "offline"]
+    assert await OfflineDetector(world.engine.fleet).run_once() == {"agents offline": 1}
+    assert await OfflineDetector(world.engine.fleet).run_once() == {"agents offline": 0}
+    assert [a.status for a in await world.engine.fleet.read_all()] == ["active", "offline"]
     assert kinds(connection).count("agent.offline") == 1
     # After a heartbeat it is active again.
-    await heartbeat(engine, "silent", 1)
-    assert (await engine.fleet.read("silent")).status == "active"
+    await world.heartbeat("silent", 1)
+    assert (await world.engine.fleet.read("silent")).status == "active"
 
 
 async def test_a_failed_duty_runs_again_until_the_loop_is_stopped() -> None:

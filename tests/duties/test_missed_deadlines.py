@@ -10,7 +10,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
-from tests.world import complete, kill, register, submit, take
+from tests.world import Actions, World
 
 
 async def reported(engine: Engine, connection: psycopg.Connection) -> list[str]:
@@ -27,7 +27,7 @@ async def reported(engine: Engine, connection: psycopg.Connection) -> list[str]:
 
 async def late(engine: Engine, clock: MovableClock, **fields: Any) -> str:
     """A task whose deadline has passed since the promoter's last run."""
-    task_id = await submit(engine, "late", deadline=clock.now() + timedelta(seconds=30), **fields)
+    task_id = await Actions(engine).one("late", deadline=clock.now() + timedelta(seconds=30), **fields)
     await Promoter(engine.maintenance).run_once()
     clock.advance(31)
     return task_id
@@ -44,51 +44,51 @@ async def test_missed_before_the_submission(
 
 
 async def test_missed_when_its_last_dependency_is_completed(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    agent = await register(engine)
-    up = await submit(engine, "up")
-    task_id = await late(engine, clock, depends_on=[up])
+    agent = await world.agent("ann")
+    up = await world.one("up")
+    task_id = await late(world.engine, clock, depends_on=[up])
 
-    await complete(engine, await take(engine, agent))
+    await world.complete(await world.take(agent))
 
-    assert await reported(engine, connection) == [task_id]
+    assert await reported(world.engine, connection) == [task_id]
 
 
 async def test_missed_when_its_critical_path_changes(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    task_id = await late(engine, clock)
-    down = await submit(engine, "down")
+    task_id = await late(world.engine, clock)
+    down = await world.one("down")
 
-    await engine.operations.add_dependencies(down, [task_id])
+    await world.engine.operations.add_dependencies(down, [task_id])
 
-    assert await reported(engine, connection) == [task_id]
+    assert await reported(world.engine, connection) == [task_id]
 
 
 async def test_missed_when_it_is_revived(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """It passed while the task was a dead letter."""
-    agent = await register(engine)
-    task_id = await submit(engine, deadline=clock.now() + timedelta(seconds=30))
-    await kill(engine, agent)
+    agent = await world.agent("ann")
+    task_id = await world.one(deadline=clock.now() + timedelta(seconds=30))
+    await world.kill(agent)
     clock.advance(31)
-    assert await reported(engine, connection) == []
+    assert await reported(world.engine, connection) == []
 
-    await engine.operations.retry(task_id)
+    await world.engine.operations.retry(task_id)
 
-    assert await reported(engine, connection) == [task_id]
+    assert await reported(world.engine, connection) == [task_id]
 
 
 async def test_a_deadline_reported_before_the_dead_letter_is_not_reported_again(
-    engine: Engine, connection: psycopg.Connection, clock: MovableClock
+    world: World, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    agent = await register(engine)
-    task_id = await late(engine, clock)
-    assert await reported(engine, connection) == [task_id]
-    await kill(engine, agent)
+    agent = await world.agent("ann")
+    task_id = await late(world.engine, clock)
+    assert await reported(world.engine, connection) == [task_id]
+    await world.kill(agent)
 
-    await engine.operations.retry(task_id)
+    await world.engine.operations.retry(task_id)
 
-    assert await reported(engine, connection) == [task_id]
+    assert await reported(world.engine, connection) == [task_id]

@@ -15,7 +15,7 @@ from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
 from lineshaft.model.notices import Message, Notice, NoticeKind, message
 from tests.integrations.test_notify import AT
-from tests.world import fail, register, submit, take
+from tests.world import Actions
 
 
 def signal(after_sec: float, wait: float) -> Message:
@@ -39,9 +39,9 @@ async def test_from_a_rate_limit_to_the_file_and_back(dsn: str, clock: MovableCl
         (to,) = load(path, {})
         deliverer = Deliverer(Outbox(engine.database), to)
         await deliverer.run_once()
-        await submit(engine)
-        task = await take(engine, await register(engine, models_available=["large"]))
-        await fail(engine, task, "429", retry_after_sec=60)
+        await Actions(engine).one()
+        task = await Actions(engine).take(await Actions(engine).agent("ann", models_available=["large"]))
+        await Actions(engine).fail(task, "429", retry_after_sec=60)
         await deliverer.run_once()
 
         assert found(folder) == {

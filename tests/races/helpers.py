@@ -17,6 +17,10 @@ async def running(engine: Engine, n: int = 1, agent: str = "a1") -> list[Claimed
     return (await engine.claims.claim(agent, 1, limit=n, start=True)).tasks
 
 
+async def claimed(engine: Engine, limit: int = 1) -> list[str]:
+    return [task.id for task in await running(engine, limit, "ann")]
+
+
 def status(connection: psycopg.Connection, task_id: str) -> str | None:
     row = connection.execute("SELECT status::text FROM lineshaft.tasks WHERE id = %s", [task_id]).fetchone()
     return None if row is None else str(row[0])

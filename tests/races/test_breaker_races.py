@@ -12,9 +12,10 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
+from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running, status, waiting
+from tests.world import Actions
 
 ROW = "SELECT FROM lineshaft.breaker WHERE key = 'code' FOR UPDATE"
 CLAIMERS = 16
@@ -30,15 +31,10 @@ async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
     check_invariants(dsn)
 
 
-async def fail(engine: Engine, task: ClaimedTask) -> None:
-    (moved,) = await engine.lifecycle.fail([Failure(ClaimRef(task.id, task.epoch), "it broke")])
-    moved.unwrap()
-
-
 async def open_breaker(engine: Engine, clock: MovableClock) -> None:
     await engine.submission.submit([NewTask("code", max_attempts=1) for _ in range(2)])
     for task in await running(engine, 2):
-        await fail(engine, task)
+        await Actions(engine).fail(task)
     clock.advance(61)
 
 
@@ -63,7 +59,7 @@ async def test_sixteen_claimers_get_one_probe(
         (probe,) = [task for claim in claims for task in claim.tasks]
         assert row(connection)[:2] == ("half_open", probe.id)
         if n % 2:
-            await fail(engine, probe)
+            await Actions(engine).fail(probe)
             clock.advance(61)
         else:
             await engine.lifecycle.release([ClaimRef(probe.id, probe.epoch)])
@@ -115,9 +111,9 @@ async def test_failures_at_once_open_it_once(
     """R-185: each is counted, one alert is given."""
     await engine.submission.submit([NewTask("code") for _ in range(4)])
     tasks = await running(engine, 4)
-    await fail(engine, tasks[0])
+    await Actions(engine).fail(tasks[0])
     with held(dsn, ROW) as holder:
-        await race(connection, holder, *(fail(engine, task) for task in tasks[1:]))
+        await race(connection, holder, *(Actions(engine).fail(task) for task in tasks[1:]))
 
     assert row(connection) == ("open", None, 4)
     alerts = connection.execute("SELECT count(*) FROM lineshaft.events WHERE kind = 'alert'").fetchone()
@@ -128,7 +124,7 @@ async def test_the_first_failures_of_a_type_at_once(engine: Engine, connection: 
     """Nobody has made the row yet."""
     await engine.submission.submit([NewTask("code") for _ in range(CLAIMERS)])
     tasks = [task for n in range(2) for task in await running(engine, 8, f"a{n}")]
-    await asyncio.gather(*(fail(engine, task) for task in tasks))
+    await asyncio.gather(*(Actions(engine).fail(task) for task in tasks))
 
     assert row(connection) == ("open", None, CLAIMERS)
 
@@ -137,9 +133,9 @@ async def test_a_success_beside_a_failure(engine: Engine, connection: psycopg.Co
     """In whatever order they get there, the count is one that some order gives."""
     await engine.submission.submit([NewTask("code") for _ in range(3)])
     first, second, third = await running(engine, 3)
-    await fail(engine, first)
+    await Actions(engine).fail(first)
     done = Completion(ClaimRef(third.id, third.epoch), DONE)
     with held(dsn, ROW) as holder:
-        await race(connection, holder, engine.lifecycle.complete([done]), fail(engine, second))
+        await race(connection, holder, engine.lifecycle.complete([done]), Actions(engine).fail(second))
 
     assert row(connection) in {("closed", None, 1), ("open", None, 2)}

@@ -11,7 +11,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Claim, Completion
 from tests.races.helpers import DONE, held, running, waiting
-from tests.world import ref, register
+from tests.world import World, ref
 
 Engines = tuple[Engine, Engine]
 AGENT = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
@@ -92,33 +92,35 @@ async def has_looked(look: psycopg.Connection, claiming: "asyncio.Future[Claim]"
 
 @pytest.mark.parametrize("lane", ["plain", "locked"])
 async def test_what_somebody_holds_and_leaves_is_found(
-    engine: Engine, dsn: str, connection: psycopg.Connection, lane: str
+    world: World, dsn: str, connection: psycopg.Connection, lane: str
 ) -> None:
     """Nobody is told when a change of a task is over, or a turn of generations, or a claim can't pay."""
-    await register(engine)
-    (task,) = await engine.submission.submit([NewTask("x", lock_key="doc" if lane == "locked" else None)])
+    await world.agent("ann")
+    (task,) = await world.engine.submission.submit(
+        [NewTask("x", lock_key="doc" if lane == "locked" else None)]
+    )
     with held(dsn, LIVE, task.id) as holder:
-        claiming = asyncio.ensure_future(engine.claims.claim("ann", 1, start=True))
+        claiming = asyncio.ensure_future(world.engine.claims.claim("ann", 1, start=True))
         await has_looked(connection, claiming)
         holder.rollback()
         assert [found.id for found in (await claiming).tasks] == [task.id]
 
 
-async def test_any_number_of_tasks_may_be_in_the_way(engine: Engine) -> None:
-    await register(engine, max_concurrent_tasks=100)
+async def test_any_number_of_tasks_may_be_in_the_way(world: World) -> None:
+    await world.agent("ann", max_concurrent_tasks=100)
     documents = [f"doc:{n}" for n in range(25)]
-    await engine.submission.submit([NewTask("a", lock_key=key) for key in documents])
-    assert len((await engine.claims.claim("ann", 1, limit=25, start=True)).tasks) == 25
-    await engine.submission.submit([NewTask("a", priority=0, lock_key=key) for key in documents])
-    (plain,) = await engine.submission.submit([NewTask("a", priority=90)])
-    assert [task.id for task in (await engine.claims.claim("ann", 1)).tasks] == [plain.id]
+    await world.engine.submission.submit([NewTask("a", lock_key=key) for key in documents])
+    assert len((await world.engine.claims.claim("ann", 1, limit=25, start=True)).tasks) == 25
+    await world.engine.submission.submit([NewTask("a", priority=0, lock_key=key) for key in documents])
+    (plain,) = await world.engine.submission.submit([NewTask("a", priority=90)])
+    assert [task.id for task in (await world.engine.claims.claim("ann", 1)).tasks] == [plain.id]
 
 
-async def test_an_agent_s_money_is_used_as_far_as_it_goes(engine: Engine) -> None:
-    await register(engine, max_concurrent_tasks=10, budget_usd=Decimal(1))
+async def test_an_agent_s_money_is_used_as_far_as_it_goes(world: World) -> None:
+    await world.agent("ann", max_concurrent_tasks=10, budget_usd=Decimal(1))
     costs = ((0, "0.6"), (10, "0.6"), (20, "0.3"))
-    made = await engine.submission.submit(
+    made = await world.engine.submission.submit(
         [NewTask("a", priority=priority, max_cost_usd=Decimal(cost)) for priority, cost in costs]
     )
-    claim = await engine.claims.claim("ann", 1, limit=3, start=True)
+    claim = await world.engine.claims.claim("ann", 1, limit=3, start=True)
     assert [task.id for task in claim.tasks] == [made[0].id, made[2].id]

@@ -4,78 +4,73 @@ import asyncio
 
 import psycopg
 
-from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
 from lineshaft.model.tasks import NewTask
-from tests.races.helpers import held, waiting
-from tests.world import register
+from tests.races.helpers import claimed, held, waiting
+from tests.world import World
 
 SQL = catalog.load("maintenance")
 
 
-async def claimed(engine: Engine, limit: int = 1) -> list[str]:
-    return [task.id for task in (await engine.claims.claim("ann", 1, limit=limit, start=True)).tasks]
-
-
 async def test_a_bulk_submission_is_held_up_while_its_generation_is_left(
-    engine: Engine, dsn: str, connection: psycopg.Connection
+    world: World, dsn: str, connection: psycopg.Connection
 ) -> None:
     """It has read the number, and written nothing yet: the generation must not be closed before it."""
-    await register(engine, max_concurrent_tasks=100)
-    await engine.submission.submit([NewTask("a")])
-    assert len(await claimed(engine)) == 1
+    await world.agent("ann", max_concurrent_tasks=100)
+    await world.engine.submission.submit([NewTask("a")])
+    assert len(await claimed(world.engine)) == 1
     with held(dsn, "LOCK TABLE lineshaft.task IN SHARE MODE") as holder:
         submitting = asyncio.ensure_future(
-            engine.submission.submit([NewTask("a", spec={"n": n}) for n in range(2_000)])
+            world.engine.submission.submit([NewTask("a", spec={"n": n}) for n in range(2_000)])
         )
         await waiting(connection, 1)
         for _ in range(4):
-            assert await engine.maintenance.turn_generation(5_000)
-            await engine.maintenance.close_generations(5_000)
+            assert await world.engine.maintenance.turn_generation(5_000)
+            await world.engine.maintenance.close_generations(5_000)
         holder.rollback()
         await submitting
-    assert len(await claimed(engine, 5)) == 5
+    assert len(await claimed(world.engine, 5)) == 5
 
 
-async def test_a_task_of_a_generation_that_is_just_being_opened(engine: Engine, dsn: str) -> None:
+async def test_a_task_of_a_generation_that_is_just_being_opened(world: World, dsn: str) -> None:
     """The number counts at once, the transaction that raised it is open still."""
-    await register(engine)
+    await world.agent("ann")
     with psycopg.connect(dsn) as turning:
         turning.execute(SQL["announce_generation"])
         turning.commit()
         turning.execute(SQL["open_generation"])
-        (task,) = await engine.submission.submit([NewTask("a")])
-        assert await claimed(engine) == [task.id]
+        (task,) = await world.engine.submission.submit([NewTask("a")])
+        assert await claimed(world.engine) == [task.id]
 
 
 async def test_a_turn_that_is_interrupted_in_its_middle_is_finished_by_the_next(
-    engine: Engine, connection: psycopg.Connection
+    world: World, connection: psycopg.Connection
 ) -> None:
-    await register(engine, max_concurrent_tasks=10)
-    (old,) = await engine.submission.submit([NewTask("a")])
+    await world.agent("ann", max_concurrent_tasks=10)
+    (old,) = await world.engine.submission.submit([NewTask("a")])
     connection.execute(SQL["announce_generation"])
-    assert await engine.maintenance.turn_generation(5)
+    assert await world.engine.maintenance.turn_generation(5)
     with connection.transaction(force_rollback=True):
         connection.execute(SQL["announce_generation"])
     connection.execute(SQL["announce_generation"])
     # Its number is raised; that it is dated gets lost.
     connection.execute(SQL["open_generation"])
-    (new,) = await engine.submission.submit([NewTask("a")])
-    assert sorted(await claimed(engine, 5)) == sorted([old.id, new.id])
+    (new,) = await world.engine.submission.submit([NewTask("a")])
+    assert sorted(await claimed(world.engine, 5)) == sorted([old.id, new.id])
     # Transactions of other tests, on the same server, may hold it up for a moment.
-    while await engine.maintenance.close_generations(100):
+    while await world.engine.maintenance.close_generations(100):
         pass
 
 
-async def test_what_a_turn_moves_is_told(engine: Engine, dsn: str) -> None:
+async def test_what_a_turn_moves_is_told(world: World, dsn: str) -> None:
     """Claims pass over it while it is moved: who waits must look again."""
-    await register(engine)
-    await engine.submission.submit([NewTask("a") for _ in range(3)])
+    await world.agent("ann")
+    await world.engine.submission.submit([NewTask("a") for _ in range(3)])
     with psycopg.connect(dsn, autocommit=True) as listener:
         listener.execute("LISTEN lineshaft")
-        assert await engine.maintenance.turn_generation(50)
+        assert await world.engine.maintenance.turn_generation(50)
         assert next(listener.notifies(timeout=60)).payload == "1"
         listener.execute("UPDATE lineshaft.task_live SET generation = 1")
-        await engine.maintenance.close_generations(50)
-        await engine.maintenance.sweep_generations(50)
+        await world.engine.maintenance.close_generations(50)
+        await world.engine.maintenance.sweep_generations(50)
         assert next(listener.notifies(timeout=60)).payload == "1"

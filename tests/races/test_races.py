@@ -15,7 +15,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from lineshaft.types.work import Completion, Failure
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.world import heartbeat, ref
+from tests.world import Actions, ref
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:
@@ -154,11 +154,11 @@ async def test_a_heartbeat_saves_its_task_from_the_reaper(
     (task,) = await running(one)
     clock.advance(91)
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
-        assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "continue"}
+        assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "continue"}
         assert await two.maintenance.reap(10) == {}
         holder.rollback()
 
-        assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "continue"}
+        assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "continue"}
         assert await two.maintenance.reap(10) == {}
         assert status(look, task.id) == Status.RUNNING
 
@@ -172,7 +172,7 @@ async def test_a_heartbeat_after_the_reaper_answers_lost(
     clock.advance(91)
     assert await two.maintenance.reap(10) == {"heartbeat_timeout": 1}
 
-    assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "lost"}
+    assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "lost"}
 
 
 async def test_a_heartbeat_and_a_completion_meet(engines: tuple[Engine, Engine], dsn: str) -> None:
@@ -182,12 +182,12 @@ async def test_a_heartbeat_and_a_completion_meet(engines: tuple[Engine, Engine],
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         completing = asyncio.ensure_future(two.lifecycle.complete([Completion(ref(task), DONE)]))
         await waiting(look, 1)
-        assert await heartbeat(one, "a1", 1, [ref(task)], progress=b"0.5") == {task.id: "continue"}
+        assert await Actions(one).heartbeat("a1", 1, [ref(task)], progress=b"0.5") == {task.id: "continue"}
         holder.rollback()
 
         (completed,) = await completing
         assert completed.status == status(look, task.id) == Status.COMPLETED
-    assert await heartbeat(one, "a1", 1, [ref(task)]) == {task.id: "lost"}
+    assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "lost"}
 
 
 async def test_a_waiter_that_arrives_as_the_lock_is_released_is_not_forgotten(

@@ -17,7 +17,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types.work import ClaimedTask, Completion, Moved, Spent
 from tests.races.helpers import DONE, running, status
-from tests.world import heartbeat, ref
+from tests.world import Actions, ref
 
 REPORTED = Decimal("0.5")
 #: More than the task may cost.
@@ -53,7 +53,7 @@ async def test_a_heartbeat_does_not_change_what_an_output_has_cost(
     """The cost reported with the output is final: a heartbeat that reports more must not change it."""
     one, two = engines
     async with checking(one) as (task, completing):
-        answers = await heartbeat(two, "a1", 1, [ref(task)], spent=Spent(TOO_MUCH))
+        answers = await Actions(two).heartbeat("a1", 1, [ref(task)], spent=Spent(TOO_MUCH))
         assert answers == {task.id: "continue"}
 
     (moved,) = completing.result()

@@ -16,7 +16,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.invariants import check_invariants
 from tests.races.helpers import waiting
-from tests.world import ref, register
+from tests.world import Actions, World, ref
 
 TASK = NewTask(
     "code", spec={"prompt": "x"}, model_preferences=("m2", "m1"), max_cost_usd=Decimal(1), priority=70
@@ -53,43 +53,45 @@ def as_seen(task: ClaimedTask) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("start", [True, False])
-async def test_a_claim(engine: Engine, dsn: str, start: bool) -> None:
+async def test_a_claim(world: World, dsn: str, start: bool) -> None:
     """The first is claimed among plain tasks; the second by its id, which always goes the long way."""
-    await register(engine, "ann", models_available=["m1"])
-    first, second = await engine.submission.submit([TASK, TASK])
-    (short,) = (await engine.claims.claim("ann", 1, start=start)).tasks
-    (long,) = (await engine.claims.claim_task("ann", 1, second.id, start=start)).tasks
+    await world.agent("ann", models_available=["m1"])
+    first, second = await world.engine.submission.submit([TASK, TASK])
+    (short,) = (await world.engine.claims.claim("ann", 1, start=start)).tasks
+    (long,) = (await world.engine.claims.claim_task("ann", 1, second.id, start=start)).tasks
 
     assert (short.id, long.id) == (first.id, second.id)
     assert as_seen(short) == as_seen(long)
     assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
 
 
-async def test_a_completion(engine: Engine, dsn: str) -> None:
-    await register(engine, "ann", models_available=["m1"], max_concurrent_tasks=2)
-    await engine.submission.submit([TASK, TASK])
-    short, long = (await engine.claims.claim("ann", 1, limit=2, start=True)).tasks
+async def test_a_completion(world: World, dsn: str) -> None:
+    await world.agent("ann", models_available=["m1"], max_concurrent_tasks=2)
+    await world.engine.submission.submit([TASK, TASK])
+    short, long = (await world.engine.claims.claim("ann", 1, limit=2, start=True)).tasks
     with psycopg.connect(dsn) as connection:
         # As if something waited for it.
         connection.execute("UPDATE lineshaft.task_live SET awaited = true WHERE id = %s", [long.id])
 
-    answers = await engine.lifecycle.complete([Completion(ref(task), **COMPLETION) for task in (short, long)])
+    answers = await world.engine.lifecycle.complete(
+        [Completion(ref(task), **COMPLETION) for task in (short, long)]
+    )
 
     assert [answer.unwrap() for answer in answers] == [Status.COMPLETED] * 2
     assert rows_of(dsn, short.id) == rows_of(dsn, long.id)
     check_invariants(dsn)
 
 
-async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
+async def test_the_order_is_that_of_the_long_way(world: World) -> None:
     """Tasks of several lanes and ranks; then the same with one that must be weighed."""
-    await register(engine, "ann", max_concurrent_tasks=100)
+    await world.agent("ann", max_concurrent_tasks=100)
     kinds = [NewTask(f"t{n % 3}", priority=n * 37 % 100) for n in range(30)]
 
     async def order(*extra: NewTask) -> list[tuple[str, int]]:
-        await engine.submission.submit([*kinds, *extra])
-        tasks = (await engine.claims.claim("ann", 1, limit=31, start=True)).tasks
-        await engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
-        views = [await engine.read.task(task.id) for task in tasks if task.lock_key is None]
+        await world.engine.submission.submit([*kinds, *extra])
+        tasks = (await world.engine.claims.claim("ann", 1, limit=31, start=True)).tasks
+        await world.engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
+        views = [await world.engine.read.task(task.id) for task in tasks if task.lock_key is None]
         return [(view.type, view.priority) for view in views]
 
     plain = await order()
@@ -97,14 +99,14 @@ async def test_the_order_is_that_of_the_long_way(engine: Engine) -> None:
     assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == plain
 
 
-async def test_a_dag_with_a_ceiling_is_weighed(engine: Engine, dsn: str) -> None:
+async def test_a_dag_with_a_ceiling_is_weighed(world: World, dsn: str) -> None:
     """R-233: one that is overdrawn gets nothing, also from a process that has not weighed anything yet."""
-    await register(engine, "ann", max_concurrent_tasks=10)
-    await engine.submission.submit_dag(
+    await world.agent("ann", max_concurrent_tasks=10)
+    await world.engine.submission.submit_dag(
         "d", [NewTask("code", key="a"), NewTask("code", key="b")], budget_ceiling_usd=1
     )
-    (task,) = (await engine.claims.claim("ann", 1, start=True)).tasks
-    await engine.lifecycle.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
+    (task,) = (await world.engine.claims.claim("ann", 1, start=True)).tasks
+    await world.engine.lifecycle.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
     async with Engine(dsn) as other:
         assert (await other.claims.claim("ann", 1, limit=10)).tasks == []
 
@@ -112,7 +114,7 @@ async def test_a_dag_with_a_ceiling_is_weighed(engine: Engine, dsn: str) -> None
 async def test_a_lease_begins_when_the_claim_is_had(dsn: str) -> None:
     """A claim that waits for its agent's row must not hand out a lease that is half over."""
     async with Engine(dsn) as engine:
-        await register(engine, "ann", heartbeat_interval_sec=1.0)
+        await Actions(engine).agent("ann", heartbeat_interval_sec=1.0)
         await engine.submission.submit([NewTask("code")])
         with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as look:
             holder.execute("SELECT FROM lineshaft.agent FOR UPDATE")
@@ -153,7 +155,7 @@ def test_detours_get_longer_but_end() -> None:
 async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: str) -> None:
     """By the clock, too: its transaction may have begun before the task was READY."""
     async with Engine(dsn) as engine:
-        await register(engine, "ann")
+        await Actions(engine).agent("ann")
         dag = await engine.submission.submit_dag(
             "d", [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
         )

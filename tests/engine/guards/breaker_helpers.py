@@ -4,11 +4,10 @@ from types import MappingProxyType
 from typing import Any
 
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
-from lineshaft.model.states import Status
 from lineshaft.model.tasks import RetrySpec
 from lineshaft.types import AgentInfo, Breaker
-from lineshaft.types.work import ClaimedTask, Failure
-from tests.world import World, ref
+from lineshaft.types.work import ClaimedTask
+from tests.world import World
 
 #: Short, so that a test needs two failures to open one.
 POLICY = BreakerPolicy(
@@ -18,11 +17,6 @@ POLICY = BreakerPolicy(
     ),
 )
 AGAIN: dict[str, Any] = {"max_attempts": 100, "retry": RetrySpec(strategy="immediate")}
-
-
-async def fail(world: World, task: ClaimedTask, **details: Any) -> Status:
-    (moved,) = await world.engine.lifecycle.fail([Failure(ref(task), "it broke", **details)])
-    return moved.unwrap()
 
 
 async def breaker(world: World, key: str = "code") -> Breaker | None:
@@ -47,7 +41,7 @@ def told(world: World) -> list[str]:
 async def opened(world: World, agent: AgentInfo, type_: str = "code", n: int = 2) -> None:
     for _ in range(n):
         await world.one(type_)
-        await fail(world, await world.take(agent))
+        await world.fail(await world.take(agent))
     assert (await state(world, type_))[0] == "open"
 
 

@@ -6,7 +6,7 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Failure
-from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, opened, probing, state, told
 from tests.world import World, ref
 
 
@@ -88,7 +88,7 @@ async def test_a_failed_probe_opens_it_again(world: World, how: str) -> None:
     world.age(seconds=61)
     probe = await world.take(agent, start=how != "is never started")
     if how == "fails":
-        await fail(world, probe)
+        await world.fail(probe)
     elif how == "restarts":
         await world.agent("ann")
     else:
@@ -210,7 +210,7 @@ async def test_a_model_has_a_breaker_if_it_is_configured(world: World) -> None:
     agent = await world.agent(models_available=("x", "y"))
     for type_ in ("a", "b"):
         await world.one(type_, model_preferences=["x"])
-        await fail(world, await world.take(agent))
+        await world.fail(await world.take(agent))
     await world.submit(NewTask("c", model_preferences=["x"]), NewTask("d", model_preferences=["x", "y"]))
 
     assert await state(world, "model:x") == ("open", 2)
@@ -225,7 +225,7 @@ async def test_a_model_has_a_breaker_if_it_is_configured(world: World) -> None:
 async def test_models_without_configuration_are_not_counted(world: World) -> None:
     agent = await world.agent(models_available=("y",))
     await world.one(model_preferences=["y"])
-    await fail(world, await world.take(agent))
+    await world.fail(await world.take(agent))
 
     assert await breaker(world, "model:y") is None
 

@@ -10,8 +10,8 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Breaker
 from lineshaft.types.work import ClaimRef, Failure
-from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, fail, opened, probing, state, told
-from tests.world import World, cost, heartbeat, ref
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, opened, probing, state, told
+from tests.world import World, cost, ref
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ async def test_it_opens_at_the_threshold_with_an_alert(world: World) -> None:
     tasks = [await world.one() for _ in range(3)]
     first, second = await world.claim(agent, 2)
 
-    await fail(world, first)
+    await world.fail(first)
     assert await state(world) == ("closed", 1)
     assert told(world) == []
-    await fail(world, second)
+    await world.fail(second)
 
     found = await breaker(world)
     assert found == Breaker("code", "open", 2, world.clock.now(), world.clock.now(), None, None, False)
@@ -70,7 +70,7 @@ async def test_what_counts(world: World, category: str, counts: bool) -> None:
     agent = await world.agent(models_available=("m",))
     await world.one(**AGAIN)
 
-    await fail(world, await world.take(agent), category=category)
+    await world.fail(await world.take(agent), category=category)
 
     assert await state(world) == (("closed", 1) if counts else ("none", 0))
 
@@ -80,7 +80,7 @@ async def test_every_attempt_counts_not_only_the_last(world: World) -> None:
     agent = await world.agent()
     await world.one(**AGAIN)
     for _ in range(2):
-        await fail(world, await world.take(agent))
+        await world.fail(await world.take(agent))
         await world.engine.maintenance.promote_due(10)
 
     assert await state(world) == ("open", 2)
@@ -93,7 +93,7 @@ async def test_what_costs_too_much_is_not_the_fault_of_its_type(world: World) ->
     first, second = await world.claim(agent, 2)
 
     assert await world.complete(first, spent="2") is Status.DEAD_LETTERED
-    assert await fail(world, second, spent=cost("2")) is Status.DEAD_LETTERED
+    assert await world.fail(second, spent=cost("2")) is Status.DEAD_LETTERED
 
     assert await state(world) == ("none", 0)
     assert [world.end(task.id)["category"] for task in (first, second)] == ["budget_exceeded"] * 2
@@ -116,7 +116,7 @@ async def test_any_success_starts_the_count_again(world: World) -> None:
     for _ in range(3):
         await world.submit(NewTask("code"), NewTask("code"))
         first, second = await world.claim(agent, 2)
-        await fail(world, first)
+        await world.fail(first)
         await world.complete(second)
         assert await state(world) == ("closed", 0)
 
@@ -128,7 +128,7 @@ async def test_a_success_writes_only_what_there_is_to_reset(world: World) -> Non
     await opened(world, agent, "other")
     await world.submit(*(NewTask("code") for _ in range(3)))
     first, second, third = await world.claim(agent, 3)
-    await fail(world, first)
+    await world.fail(first)
     version = "SELECT key, xmin::text, ctid::text FROM lineshaft.breaker ORDER BY key"
     before = world.rows(version)
 
@@ -145,15 +145,15 @@ async def test_failures_are_forgotten_after_the_cool_down(world: World) -> None:
     agent = await world.agent()
     await world.submit(*(NewTask("code", **AGAIN) for _ in range(3)))
     first, second, third = await world.claim(agent, 3)
-    await fail(world, first)
+    await world.fail(first)
 
     world.age(seconds=301)
     assert await state(world) == ("closed", 1)
-    await heartbeat(world.engine, agent.id, agent.incarnation)
-    await fail(world, second)
+    await world.heartbeat(agent.id, agent.incarnation)
+    await world.fail(second)
     assert await state(world) == ("closed", 1)
     world.age(seconds=300)
-    await fail(world, third)
+    await world.fail(third)
 
     assert await state(world) == ("open", 2)
 
@@ -164,11 +164,11 @@ async def test_failures_while_it_is_open_dont_prolong_the_pause(world: World) ->
     await world.submit(*(NewTask("code") for _ in range(5)))
     tasks = await world.claim(agent, 4)
     for task in tasks[:2]:
-        await fail(world, task)
+        await world.fail(task)
     since = world.clock.now()
     world.age(seconds=59)
 
-    await fail(world, tasks[2])
+    await world.fail(tasks[2])
     await world.complete(tasks[3])
 
     found = await breaker(world)
@@ -210,7 +210,7 @@ async def test_a_reset_ends_the_wait_for_a_probe(world: World) -> None:
     await world.engine.breakers.reset("code")
 
     assert len(await world.claim(agent)) == 1
-    await fail(world, probe)
+    await world.fail(probe)
     assert await state(world) == ("closed", 1), "it is a task as any other now"
 
 

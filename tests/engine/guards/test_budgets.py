@@ -19,7 +19,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Failure
 from tests.invariants import check_invariants
-from tests.world import World, cost, heartbeat, ref
+from tests.world import World, cost, ref
 
 DAILY = Rules(daily_budget_usd=Decimal(10))
 FAST = Rules(cost_velocity=CostVelocity(Decimal(5), timedelta(minutes=10)))
@@ -367,7 +367,7 @@ async def test_money_that_goes_too_fast_stops_everything(
             assert (await promoter.run_once())["money alerts"] == 0
         running = await world.take(agent)
         clock.advance(60)
-        await heartbeat(world.engine, agent.id, agent.incarnation, [ref(running)], spent=cost("0.01"))
+        await world.heartbeat(agent.id, agent.incarnation, [ref(running)], spent=cost("0.01"))
 
         assert [(await promoter.run_once())["money alerts"] for _ in range(2)] == [1, 0]
 

@@ -6,11 +6,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion
-from tests.world import World, heartbeat, ref, register
+from tests.world import World, ref
 
 
 async def waiting(world: World) -> None:
@@ -90,7 +89,7 @@ async def test_a_heartbeat_renews_the_lock(world: World) -> None:
     task = await world.take(agent)
     world.age(minutes=9)
 
-    await heartbeat(world.engine, agent.id, agent.incarnation, [ref(task)])
+    await world.heartbeat(agent.id, agent.incarnation, [ref(task)])
 
     assert (world.lock("doc:1") or {})["expires_at"] == world.clock.now() + timedelta(minutes=10)
 
@@ -125,7 +124,7 @@ async def test_a_lock_lasts_as_long_as_the_lease(world: World) -> None:
     world.age(minutes=89)
     assert await world.claim(agent) == []
 
-    await heartbeat(world.engine, agent.id, agent.incarnation, [ref(task)])
+    await world.heartbeat(agent.id, agent.incarnation, [ref(task)])
     world.age(minutes=89)
 
     await world.engine.maintenance.expire_locks()
@@ -267,20 +266,20 @@ async def test_ten_thousand_tasks_on_one_document_hide_nothing(world: World) -> 
     assert world.status(holder) == "RUNNING"
 
 
-async def test_a_step_of_a_batch_waits_for_one_that_needs_its_document(engine: Engine) -> None:
+async def test_a_step_of_a_batch_waits_for_one_that_needs_its_document(world: World) -> None:
     """The batch's lock is free meanwhile, and is had again when the step goes on."""
-    await register(engine, max_concurrent_tasks=10)
+    await world.agent("ann", max_concurrent_tasks=10)
     steps = [NewTask("step", lock_key="doc"), NewTask("step", lock_key="doc")]
-    await engine.submission.submit([NewTask("batch", lock_key="doc", children=steps)])
-    (step,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    await world.engine.submission.submit([NewTask("batch", lock_key="doc", children=steps)])
+    (step,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
 
-    (made,) = await engine.operations.spawn(ref(step), [NewTask("page", lock_key="doc")], wait=True)
+    (made,) = await world.engine.operations.spawn(ref(step), [NewTask("page", lock_key="doc")], wait=True)
 
-    (page,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    (page,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert page.id == made.id
-    await engine.lifecycle.complete([Completion(ref(page))])
-    (again,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    await world.engine.lifecycle.complete([Completion(ref(page))])
+    (again,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert again.id == step.id
-    await engine.lifecycle.complete([Completion(ref(again))])
-    (second,) = (await engine.claims.claim("ann", 1, limit=5, start=True)).tasks
+    await world.engine.lifecycle.complete([Completion(ref(again))])
+    (second,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert second.type == "step"

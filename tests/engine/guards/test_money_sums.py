@@ -25,7 +25,7 @@ from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure, Spe
 from tests.conftest import TEMPLATE, NewDatabase
 from tests.engine.stateful import Histories
 from tests.invariants import check_invariants
-from tests.world import heartbeat
+from tests.world import Actions
 
 DAILY = Decimal(12)
 BUDGETS = {"rich": None, "poor": Decimal(4), "broke": Decimal("0.000001")}
@@ -210,7 +210,7 @@ class Money(RuleBasedStateMachine):
         name = self.pick(data)
         agent, task, reported = self.held[name]
         claim = ClaimRef(name, task.epoch)
-        answers = self.runner.run(heartbeat(self.engine, agent, 1, [claim], spent=Spent(cost)))
+        answers = self.runner.run(Actions(self.engine).heartbeat(agent, 1, [claim], spent=Spent(cost)))
         assert answers == {name: "continue"}
         self.held[name] = (agent, task, max(reported, cost))
 

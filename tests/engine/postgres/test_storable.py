@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
 from lineshaft.types.work import ClaimedTask, Completion
-from tests.world import World, heartbeat, ref
+from tests.world import World, ref
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
 MARK = "\N{REPLACEMENT CHARACTER}"
@@ -48,7 +48,7 @@ async def step(world: World, task: ClaimedTask, data: bytes) -> object:
 async def progress(world: World, task: ClaimedTask, data: bytes) -> object:
     assert task.epoch == 1
     agent = world.live(task.id)["agent_id"]
-    return await heartbeat(world.engine, agent, 1, [ref(task)], progress=data)
+    return await world.heartbeat(agent, 1, [ref(task)], progress=data)
 
 
 @pytest.mark.parametrize(("text", "character"), [(NUL, "U[+]0000"), (HALF, "ud800")])

@@ -18,7 +18,7 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import ApprovalDecision, DagFilter, DeadLetterFilter, NewAgent, Page, TaskFilter
 from lineshaft.types.work import ClaimedTask, Completion, Failure, Spent
-from tests.world import World, heartbeat, ref
+from tests.world import Actions, World, ref
 
 UNSTORABLE = [pytest.param("a\0b", id="NUL"), pytest.param("a\ud800b", id="half a character")]
 #: Odd, but all of it characters: beyond the basic plane, right to left, combining, invisible, quotes.
@@ -100,7 +100,7 @@ TEXTS: dict[str, Call] = {
     "who claims": lambda world, text: world.engine.claims.claim(text, 1),
     "types to claim": lambda world, text: world.engine.claims.claim("ann", 1, types=[text]),
     "a task to claim": lambda world, text: world.engine.claims.claim_task("ann", 1, text),
-    "who beats": lambda world, text: heartbeat(world.engine, text, 1),
+    "who beats": lambda world, text: world.heartbeat(text, 1),
     "a task to cancel": lambda world, text: world.engine.operations.cancel(text, "x"),
     "a DAG to cancel": lambda world, text: world.engine.operations.cancel_dag(text, "x"),
     "a task to retry": lambda world, text: world.engine.operations.retry(text),
@@ -278,7 +278,7 @@ async def test_sums_that_are_none(world: World, usd: Any) -> None:
         "more budget": lambda: engine.fleet.patch("ann", add_budget_usd=usd),
         "an output": lambda: engine.lifecycle.complete([Completion(ref(task), b"1", spent=Spent(usd))]),
         "a failure": lambda: engine.lifecycle.fail([Failure(ref(task), "x", spent=Spent(usd))]),
-        "a heartbeat": lambda: heartbeat(engine, "ann", 1, [ref(task)], spent=Spent(usd)),
+        "a heartbeat": lambda: Actions(engine).heartbeat("ann", 1, [ref(task)], spent=Spent(usd)),
         "a verdict": lambda: _verdict(usd),
     }
     for name, call in calls.items():

@@ -17,7 +17,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.types import DagFilter, Page, Task, TaskFilter
 from tests.factory import Factory
-from tests.world import every, register, submit, take
+from tests.world import Actions, World, every
 
 
 @pytest.fixture
@@ -133,12 +133,12 @@ async def test_a_walk_gives_short_pages_rather_than_long_waits(
     assert page.next_cursor is not None, f"20 of {len(crowd)} tasks were looked at"
 
 
-async def test_lists_are_stable_while_tasks_arrive(engine: Engine, clock: MovableClock) -> None:
-    ids = [await submit(engine) for _ in range(6)]
-    first = await engine.read.tasks(limit=3)
+async def test_lists_are_stable_while_tasks_arrive(world: World, clock: MovableClock) -> None:
+    ids = [await world.one() for _ in range(6)]
+    first = await world.engine.read.tasks(limit=3)
     clock.advance(1)
-    await submit(engine)
-    second = await engine.read.tasks(limit=3, cursor=first.next_cursor)
+    await world.one()
+    second = await world.engine.read.tasks(limit=3, cursor=first.next_cursor)
 
     assert [t.id for t in [*first.items, *second.items]] == sorted(ids, reverse=True)
 
@@ -150,32 +150,31 @@ def by_priority(tasks: list[Task]) -> list[str]:
 
 @pytest.mark.parametrize("few", [10_000, -1], ids=["sorted", "by lane"])
 async def test_order_by_priority_is_that_of_claims(
-    engine: Engine, clock: MovableClock, few: int, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: MovableClock, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """READY tasks are listed in the order in which an agent would be given them, time going on or not."""
     monkeypatch.setattr(listing.task_keys, "__kwdefaults__", {"few": few})
     rng = random.Random(3)
     for _ in range(40):
-        await submit(
-            engine,
+        await world.one(
             rng.choice(["code", "review"]),
             priority=rng.randrange(0, 100, 10),
             priority_boost_per_minute=rng.choice([0.0, 0.1, 1.0]),
         )
         clock.advance(rng.randrange(90))
 
-    everything = await engine.read.tasks(TaskFilter(status=["READY"]), limit=500)
+    everything = await world.engine.read.tasks(TaskFilter(status=["READY"]), limit=500)
     expected = by_priority(everything.items)
     # All pages are sorted as of the first: nothing is shown twice, or never, because time goes on.
     ids = await every(
-        lambda cursor: _later(engine, clock, TaskFilter(status=["READY"]), cursor),
+        lambda cursor: _later(world.engine, clock, TaskFilter(status=["READY"]), cursor),
         7,
     )
 
     assert len(expected) == 40
     assert ids == expected
-    codes = await listed(engine, order="priority", status=["READY"], type=["code"], limit=3)
-    assert codes == await claimed(engine, ["code"])
+    codes = await listed(world.engine, order="priority", status=["READY"], type=["code"], limit=3)
+    assert codes == await claimed(world.engine, ["code"])
 
 
 async def _later(engine: Engine, clock: MovableClock, filters: TaskFilter, cursor: str | None) -> Page[Task]:
@@ -185,41 +184,41 @@ async def _later(engine: Engine, clock: MovableClock, filters: TaskFilter, curso
 
 
 async def claimed(engine: Engine, types: list[str]) -> list[str]:
-    agent = await register(engine, max_concurrent_tasks=100)
+    agent = await Actions(engine).agent("ann", max_concurrent_tasks=100)
     claim = await engine.claims.claim(agent.id, agent.incarnation, limit=100, types=types)
     return [task.id for task in claim.tasks]
 
 
-async def test_order_by_priority_has_parked_tasks_and_all_live_states(engine: Engine) -> None:
-    ann = await register(engine)
-    await submit(engine, lock_key="doc", priority=1)
-    holder = await take(engine, ann)
-    parked = await submit(engine, lock_key="doc", priority=10)
-    assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
-    assert (await engine.read.task(parked)).parked == "lock"
-    free = await submit(engine, priority=20)
-    waiting = await submit(engine, priority=5, depends_on=[free])
-    cancelled = await submit(engine, priority=0)
-    await engine.operations.cancel(cancelled, "x")
+async def test_order_by_priority_has_parked_tasks_and_all_live_states(world: World) -> None:
+    ann = await world.agent("ann")
+    await world.one(lock_key="doc", priority=1)
+    holder = await world.take(ann)
+    parked = await world.one(lock_key="doc", priority=10)
+    assert (await world.engine.claims.claim("ann", ann.incarnation)).tasks == []
+    assert (await world.engine.read.task(parked)).parked == "lock"
+    free = await world.one(priority=20)
+    waiting = await world.one(priority=5, depends_on=[free])
+    cancelled = await world.one(priority=0)
+    await world.engine.operations.cancel(cancelled, "x")
 
-    assert await listed(engine, order="priority") == [holder.id, waiting, parked, free]
+    assert await listed(world.engine, order="priority") == [holder.id, waiting, parked, free]
     ready = TaskFilter(status=["READY"])
-    page = await engine.read.tasks(ready, order="priority")
+    page = await world.engine.read.tasks(ready, order="priority")
     assert [task.id for task in page.items] == [parked, free]
 
 
 async def test_parked_tasks_have_their_place_in_a_long_queue(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing.task_keys, "__kwdefaults__", {"few": 0})
-    ann = await register(engine)
-    await submit(engine, lock_key="doc", priority=1)
-    await take(engine, ann)
-    parked = [await submit(engine, lock_key="doc", priority=p) for p in (10, 30)]
-    assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
-    free = [await submit(engine, priority=p) for p in (5, 20, 40)]
+    ann = await world.agent("ann")
+    await world.one(lock_key="doc", priority=1)
+    await world.take(ann)
+    parked = [await world.one(lock_key="doc", priority=p) for p in (10, 30)]
+    assert (await world.engine.claims.claim("ann", ann.incarnation)).tasks == []
+    free = [await world.one(priority=p) for p in (5, 20, 40)]
 
-    found = await listed(engine, order="priority", status=["READY"], limit=2)
+    found = await listed(world.engine, order="priority", status=["READY"], limit=2)
 
     assert found == [free[0], parked[0], free[1], parked[1], free[2]]
 
@@ -244,25 +243,25 @@ async def test_what_makes_no_sense_is_refused(engine: Engine, options: dict[str,
 
 
 async def test_a_cursor_is_good_for_its_own_list_only(
-    engine: Engine, factory: Factory, clock: MovableClock
+    world: World, factory: Factory, clock: MovableClock
 ) -> None:
     for n in range(3):
-        await submit(engine)
+        await world.one()
         factory.insert("breaker", {"key": f"k{n}"})
         factory.insert(
             "slowdown",
             {"key": f"k{n}", "signalled_at": clock.now(), "until": datetime.max.replace(tzinfo=UTC)},
         )
-    tasks = (await engine.read.tasks(limit=1)).next_cursor
-    ordered = (await engine.read.tasks(limit=1, order="priority")).next_cursor
-    breakers = (await engine.read.breakers(limit=1)).next_cursor
+    tasks = (await world.engine.read.tasks(limit=1)).next_cursor
+    ordered = (await world.engine.read.tasks(limit=1, order="priority")).next_cursor
+    breakers = (await world.engine.read.breakers(limit=1)).next_cursor
     assert None not in {tasks, ordered, breakers}
 
     for read in (
-        lambda: engine.read.tasks(cursor=ordered),
-        lambda: engine.read.tasks(cursor=tasks, order="priority"),
-        lambda: engine.read.dags(cursor=tasks),
-        lambda: engine.read.slowdowns(cursor=breakers),
+        lambda: world.engine.read.tasks(cursor=ordered),
+        lambda: world.engine.read.tasks(cursor=tasks, order="priority"),
+        lambda: world.engine.read.dags(cursor=tasks),
+        lambda: world.engine.read.slowdowns(cursor=breakers),
     ):
         with pytest.raises(InvalidInputError, match="next_cursor"):
             await read()

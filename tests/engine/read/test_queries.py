@@ -19,7 +19,7 @@ from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import DagFilter, TokensUsed
 from lineshaft.types.work import Completion, Spent
 from tests.factory import Factory
-from tests.world import complete, every, fail, heartbeat, kill, ref, register, submit, take
+from tests.world import World, every, ref
 
 
 @pytest.fixture
@@ -31,11 +31,10 @@ async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
 # One task.
 
 
-async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) -> None:
+async def test_a_task_shows_what_was_asked(world: World, clock: MovableClock) -> None:
     deadline = clock.now() + timedelta(hours=1)
-    upstream = await submit(engine, "upstream")
-    task_id = await submit(
-        engine,
+    upstream = await world.one("upstream")
+    task_id = await world.one(
         title="Write it",
         spec={"goal": "x"},
         priority=40,
@@ -56,7 +55,7 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
         created_by="me",
     )
 
-    task = await engine.read.task(task_id)
+    task = await world.engine.read.task(task_id)
 
     assert (task.title, task.priority, task.lock_key, task.tags) == ("Write it", 40, "doc:1", ["a", "b"])
     assert task.spec == {"goal": "x"}
@@ -79,39 +78,39 @@ async def test_a_task_shows_what_was_asked(engine: Engine, clock: MovableClock) 
     assert task.dag_id == f"dag_{task_id.removeprefix('task_')}"
 
 
-async def test_gates_in_order_are_shown_as_a_list(engine: Engine) -> None:
+async def test_gates_in_order_are_shown_as_a_list(world: World) -> None:
     gates = (Gate("regex", "^a"), Gate("human"))
-    task = await engine.read.task(await submit(engine, output=OutputContract(validation=gates)))
+    task = await world.engine.read.task(await world.one(output=OutputContract(validation=gates)))
 
     assert [(gate.method, gate.schema) for gate in task.output.validation] == [  # type: ignore[union-attr]
         ("regex", "^a"),
         ("human", None),
     ]
     assert task.output.validation_schema is None
-    assert (await engine.read.task(await submit(engine))).output.validation == "none"
+    assert (await world.engine.read.task(await world.one())).output.validation == "none"
 
 
-async def test_age_counts_from_ready_and_deadlines_are_exact(engine: Engine, clock: MovableClock) -> None:
+async def test_age_counts_from_ready_and_deadlines_are_exact(world: World, clock: MovableClock) -> None:
     """004's formula at this instant, whether or not the promoter has re-keyed the task."""
-    upstream = await submit(engine, "upstream")
-    waiting = await submit(engine, depends_on=[upstream])
-    urgent = await submit(engine, deadline=clock.now() + timedelta(hours=2))
+    upstream = await world.one("upstream")
+    waiting = await world.one(depends_on=[upstream])
+    urgent = await world.one(deadline=clock.now() + timedelta(hours=2))
     clock.advance(3600)
 
-    assert (await engine.read.task(waiting)).effective_priority == pytest.approx(50)
-    assert (await engine.read.task(urgent)).effective_priority == pytest.approx(50 - 6 - 20)
+    assert (await world.engine.read.task(waiting)).effective_priority == pytest.approx(50)
+    assert (await world.engine.read.task(urgent)).effective_priority == pytest.approx(50 - 6 - 20)
 
 
-async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine, models_available=["opus"], heartbeat_interval_sec=12)
-    await submit(engine, max_cost_usd=1)
-    task = await take(engine, ann)
+async def test_a_running_task_shows_its_claim(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann", models_available=["opus"], heartbeat_interval_sec=12)
+    await world.one(max_cost_usd=1)
+    task = await world.take(ann)
     clock.advance(5)
-    await heartbeat(
-        engine, "ann", ann.incarnation, [ref(task)], progress=b'{"percent": 10}', spent=Spent(Decimal("0.25"))
+    await world.heartbeat(
+        "ann", ann.incarnation, [ref(task)], progress=b'{"percent": 10}', spent=Spent(Decimal("0.25"))
     )
 
-    view = await engine.read.task(task.id)
+    view = await world.engine.read.task(task.id)
 
     assert view.claim is not None
     assert (view.claim.agent_id, view.claim.epoch) == ("ann", 1)
@@ -125,14 +124,14 @@ async def test_a_running_task_shows_its_claim(engine: Engine, clock: MovableCloc
     assert view.started_at == clock.now() - timedelta(seconds=5)
 
 
-async def test_a_failed_attempt_is_history_and_the_last_failure(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    await submit(engine, retry=RetrySpec(strategy="fixed", initial_delay_sec=60, jitter=False))
-    task = await take(engine, ann)
+async def test_a_failed_attempt_is_history_and_the_last_failure(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    await world.one(retry=RetrySpec(strategy="fixed", initial_delay_sec=60, jitter=False))
+    task = await world.take(ann)
     clock.advance(4)
-    await fail(engine, task, "boom", category="timeout", spent=Spent(Decimal("0.5")))
+    await world.fail(task, "boom", category="timeout", spent=Spent(Decimal("0.5")))
 
-    view = await engine.read.task(task.id)
+    view = await world.engine.read.task(task.id)
 
     assert (view.status, view.attempts, view.retry_at) == (
         Status.RETRYING,
@@ -146,54 +145,54 @@ async def test_a_failed_attempt_is_history_and_the_last_failure(engine: Engine, 
     assert (view.cost_usd, view.claim) == (Decimal("0.5"), None)
 
 
-async def test_a_rate_limit_is_the_reason_but_no_failure(engine: Engine) -> None:
-    ann = await register(engine)
-    await submit(engine)
-    await fail(engine, task := await take(engine, ann), "slow down", category="rate_limit")
+async def test_a_rate_limit_is_the_reason_but_no_failure(world: World) -> None:
+    ann = await world.agent("ann")
+    await world.one()
+    await world.fail(task := await world.take(ann), "slow down", category="rate_limit")
 
-    view = await engine.read.task(task.id)
+    view = await world.engine.read.task(task.id)
 
     assert (view.failure_category, view.failure_history, view.attempts) == ("rate_limit", [], 0)
 
 
-async def test_each_end_shows_its_own_time_and_reason(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    await submit(engine)
-    done = await take(engine, ann)
+async def test_each_end_shows_its_own_time_and_reason(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    await world.one()
+    done = await world.take(ann)
     clock.advance(1)
-    await complete(engine, done, {"answer": 42}, "0.1")
-    await submit(engine)
-    dead = await kill(engine, ann)
-    cancelled = await submit(engine)
-    await engine.operations.cancel(cancelled, "not needed")
+    await world.complete(done, {"answer": 42}, "0.1")
+    await world.one()
+    dead = await world.kill(ann)
+    cancelled = await world.one()
+    await world.engine.operations.cancel(cancelled, "not needed")
 
-    ended = await engine.read.task(done.id)
+    ended = await world.engine.read.task(done.id)
     assert (ended.status, ended.completed_at, ended.cancelled_at) == (Status.COMPLETED, clock.now(), None)
     assert (ended.output.data, ended.cost_usd) == ({"answer": 42}, Decimal("0.1"))
     assert ended.claim is not None
     assert ended.claim.agent_id == "ann", "who did it"
     assert (ended.effective_priority, ended.tier, ended.failure_reason) == (None, None, None)
-    ended = await engine.read.task(dead)
+    ended = await world.engine.read.task(dead)
     assert (ended.completed_at, ended.ended_at) == (None, clock.now())
     assert (ended.failure_reason, ended.failure_category) == ("no access", "auth_failure")
-    ended = await engine.read.task(cancelled)
+    ended = await world.engine.read.task(cancelled)
     assert (ended.cancelled_at, ended.cancel_reason) == (clock.now(), "not needed")
     assert (ended.failure_reason, ended.claim) == (None, None)
 
 
-async def test_what_is_being_validated_shows_the_output(engine: Engine) -> None:
-    ann = await register(engine)
-    await submit(engine, output=OutputContract(validation="human"))
-    await complete(engine, task := await take(engine, ann), {"draft": 1})
+async def test_what_is_being_validated_shows_the_output(world: World) -> None:
+    ann = await world.agent("ann")
+    await world.one(output=OutputContract(validation="human"))
+    await world.complete(task := await world.take(ann), {"draft": 1})
 
-    view = await engine.read.task(task.id)
+    view = await world.engine.read.task(task.id)
 
     assert (view.status, view.output.data) == (Status.VALIDATING, {"draft": 1})
     assert (view.output.artifacts, view.completed_at) == (None, None)
 
 
-async def test_dead_letters_upstream_flag_all_that_wait(engine: Engine) -> None:
-    ann = await register(engine)
+async def test_dead_letters_upstream_flag_all_that_wait(world: World) -> None:
+    ann = await world.agent("ann")
     tasks = [
         NewTask("a", key="a"),
         NewTask("b", key="b", depends_on=["a"]),
@@ -201,17 +200,17 @@ async def test_dead_letters_upstream_flag_all_that_wait(engine: Engine) -> None:
         NewTask("d", key="d"),
         NewTask("e", key="e", depends_on=["d"]),
     ]
-    dag = await engine.submission.submit_dag("a DAG", tasks)
+    dag = await world.engine.submission.submit_dag("a DAG", tasks)
     ids = {key: found.id for key, found in dag.tasks.items()}
-    assert (await engine.read.task(ids["c"])).blocked_reason is None
+    assert (await world.engine.read.task(ids["c"])).blocked_reason is None
 
-    assert await kill(engine, ann) == ids["a"]
+    assert await world.kill(ann) == ids["a"]
 
-    flagged = {key: (await engine.read.task(ids[key])).blocked_reason for key in ids}
+    flagged = {key: (await world.engine.read.task(ids[key])).blocked_reason for key in ids}
     reason = f"Upstream {ids['a']} is DEAD_LETTERED"
     assert flagged == {"a": None, "b": reason, "c": reason, "d": None, "e": None}
-    await engine.operations.retry(ids["a"])
-    assert (await engine.read.task(ids["b"])).blocked_reason is None
+    await world.engine.operations.retry(ids["a"])
+    assert (await world.engine.read.task(ids["b"])).blocked_reason is None
 
 
 def test_dead_letters_are_found_along_every_way() -> None:
@@ -235,21 +234,21 @@ async def test_what_does_not_exist_is_not_found(engine: Engine, name: str) -> No
 # History.
 
 
-async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    await submit(engine, retry=RetrySpec(strategy="immediate"))
-    await fail(engine, task := await take(engine, ann), spent=Spent(Decimal("0.2"), 10, 5))
-    await engine.maintenance.promote_due(10)
-    task = await take(engine, ann)
+async def test_attempts_include_the_one_that_succeeded(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    await world.one(retry=RetrySpec(strategy="immediate"))
+    await world.fail(task := await world.take(ann), spent=Spent(Decimal("0.2"), 10, 5))
+    await world.engine.maintenance.promote_due(10)
+    task = await world.take(ann)
 
-    outcomes = [(a.number, a.outcome) for a in await engine.read.attempts(task.id)]
+    outcomes = [(a.number, a.outcome) for a in await world.engine.read.attempts(task.id)]
     assert outcomes == [(1, "failed"), (2, "running")]
 
     clock.advance(3)
-    await engine.lifecycle.complete(
+    await world.engine.lifecycle.complete(
         [Completion(ref(task), output=b'"ok"', spent=Spent(Decimal("0.3"), 7, 8))]
     )
-    first, second = await engine.read.attempts(task.id)
+    first, second = await world.engine.read.attempts(task.id)
     assert (first.category, first.error, first.cost_usd) == ("crash", "it broke", Decimal("0.2"))
     assert (second.number, second.outcome, second.agent_id, second.cost_usd) == (
         2,
@@ -261,19 +260,19 @@ async def test_attempts_include_the_one_that_succeeded(engine: Engine, clock: Mo
     assert second.output == {"data": "ok", "artifacts": None, "decision_report": None}
 
 
-async def test_attempts_of_what_was_never_claimed_are_none(engine: Engine) -> None:
-    assert await engine.read.attempts(await submit(engine)) == []
+async def test_attempts_of_what_was_never_claimed_are_none(world: World) -> None:
+    assert await world.engine.read.attempts(await world.one()) == []
 
 
-async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    await submit(engine)
-    task = await take(engine, ann)
-    await engine.lifecycle.save_step(ref(task), "search", b'{"found": 3}')
+async def test_steps_by_name(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    await world.one()
+    task = await world.take(ann)
+    await world.engine.lifecycle.save_step(ref(task), "search", b'{"found": 3}')
     clock.advance(1)
-    await engine.lifecycle.save_step(ref(task), "draft", b"null")
+    await world.engine.lifecycle.save_step(ref(task), "draft", b"null")
 
-    steps = await engine.read.steps(task.id)
+    steps = await world.engine.read.steps(task.id)
     assert {name: bytes(data) for name, data in steps.items()} == {
         "search": b'{"found": 3}',
         "draft": b"null",
@@ -283,24 +282,26 @@ async def test_steps_by_name(engine: Engine, clock: MovableClock) -> None:
 # DAGs.
 
 
-async def test_a_dag_shows_its_graph_and_money(engine: Engine) -> None:
-    ann = await register(engine)
+async def test_a_dag_shows_its_graph_and_money(world: World) -> None:
+    ann = await world.agent("ann")
     tasks = [
         NewTask("a", key="a", max_cost_usd=1),
         NewTask("b", key="b", depends_on=["a"]),
         NewTask("c", key="c", depends_on=["a"]),
         NewTask("d", key="d", depends_on=["c"], priority=0),
     ]
-    submitted = await engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=5, created_by="me")
+    submitted = await world.engine.submission.submit_dag(
+        "a DAG", tasks, budget_ceiling_usd=5, created_by="me"
+    )
     a, b, c, d = (submitted.tasks[key].id for key in "abcd")
 
-    dag = await engine.read.dag(submitted.id)
+    dag = await world.engine.read.dag(submitted.id)
     assert (dag.title, dag.status, dag.created_by, dag.virtual) == ("a DAG", "pending", "me", False)
     assert (dag.tasks, dag.roots, dag.leaves) == ([a, b, c, d], [a], [b, d])
     assert (dag.critical_path, dag.counts) == ([a, c, d], {"PENDING": 3, "READY": 1})
 
-    await complete(engine, await take(engine, ann), cost="0.75")
-    dag = await engine.read.dag(submitted.id)
+    await world.complete(await world.take(ann), spent="0.75")
+    dag = await world.engine.read.dag(submitted.id)
     assert (dag.status, dag.critical_path) == ("running", [c, d])
     assert dag.counts == {"PENDING": 1, "READY": 2, "COMPLETED": 1}
     assert (dag.budget_ceiling_usd, dag.reserved_usd, dag.spent_usd) == (
@@ -311,62 +312,64 @@ async def test_a_dag_shows_its_graph_and_money(engine: Engine) -> None:
     assert dag.completed_at is None
 
 
-async def test_a_dead_letter_is_still_to_be_done(engine: Engine) -> None:
-    ann = await register(engine)
+async def test_a_dead_letter_is_still_to_be_done(world: World) -> None:
+    ann = await world.agent("ann")
     tasks = [NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"])]
-    submitted = await engine.submission.submit_dag("a DAG", tasks)
-    await kill(engine, ann)
+    submitted = await world.engine.submission.submit_dag("a DAG", tasks)
+    await world.kill(ann)
 
-    dag = await engine.read.dag(submitted.id)
+    dag = await world.engine.read.dag(submitted.id)
 
     assert (dag.status, dag.critical_path) == ("failed", dag.tasks)
     assert dag.completed_at is not None
 
 
-async def test_a_virtual_dag_is_answered_from_its_task(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    task_id = await submit(engine, title="Alone", created_by="me", max_cost_usd=1)
-    dag_id = (await engine.read.task(task_id)).dag_id
+async def test_a_virtual_dag_is_answered_from_its_task(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    task_id = await world.one(title="Alone", created_by="me", max_cost_usd=1)
+    dag_id = (await world.engine.read.task(task_id)).dag_id
 
-    dag = await engine.read.dag(dag_id)
+    dag = await world.engine.read.dag(dag_id)
     assert (dag.id, dag.title, dag.created_by, dag.virtual) == (dag_id, "Alone", "me", True)
     assert (dag.status, dag.tasks, dag.counts) == ("pending", [task_id], {"READY": 1})
 
-    task = await take(engine, ann)
-    dag = await engine.read.dag(dag_id)
+    task = await world.take(ann)
+    dag = await world.engine.read.dag(dag_id)
     assert (dag.status, dag.reserved_usd, dag.completed_at) == ("running", Decimal(1), None)
     clock.advance(1)
-    await complete(engine, task, cost="0.5")
-    dag = await engine.read.dag(dag_id)
+    await world.complete(task, spent="0.5")
+    dag = await world.engine.read.dag(dag_id)
     assert (dag.status, dag.spent_usd, dag.completed_at) == ("completed", Decimal("0.5"), clock.now())
     assert (dag.roots, dag.leaves, dag.critical_path) == ([task_id], [task_id], [])
 
 
 @pytest.mark.parametrize("scan", [20_000, 4])
 async def test_dags_are_listed_with_virtual_ones_or_without(
-    engine: Engine, clock: MovableClock, scan: int, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: MovableClock, scan: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "SCAN", scan)
-    ann = await register(engine)
+    ann = await world.agent("ann")
     expected: list[tuple[str, bool]] = []
     for n in range(9):
         clock.advance(1)
         if n % 3:
-            dag = await engine.submission.submit_dag(f"real {n}", [NewTask("a"), NewTask("b"), NewTask("c")])
+            dag = await world.engine.submission.submit_dag(
+                f"real {n}", [NewTask("a"), NewTask("b"), NewTask("c")]
+            )
             expected.insert(0, (dag.id, True))
         else:
-            task = await engine.read.task(await submit(engine, title=f"alone {n}", priority=0))
+            task = await world.engine.read.task(await world.one(title=f"alone {n}", priority=0))
             expected.insert(0, (task.dag_id, False))
 
     async def ids(limit: int = 2, **filters: Any) -> list[str]:
         return await every(
-            lambda cursor: engine.read.dags(DagFilter(**filters), limit=limit, cursor=cursor), limit
+            lambda cursor: world.engine.read.dags(DagFilter(**filters), limit=limit, cursor=cursor), limit
         )
 
     assert await ids() == [name for name, _ in expected]
     assert await ids(virtual=False) == [name for name, real in expected if real]
     assert await ids(q=["ALONE"], limit=1) == [name for name, real in expected if not real]
-    await take(engine, ann)
+    await world.take(ann)
     alone = [name for name, real in expected if not real]
     assert await ids(status=["running"]) == [alone[-1]]
     assert await ids(status=["pending"]) == [name for name, _ in expected if name != alone[-1]]
@@ -375,18 +378,18 @@ async def test_dags_are_listed_with_virtual_ones_or_without(
 # Guards.
 
 
-async def test_locks_with_their_waiters(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine, max_concurrent_tasks=10)
+async def test_locks_with_their_waiters(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann", max_concurrent_tasks=10)
     for key in ("doc:b", "doc:a"):
-        await submit(engine, lock_key=key)
-        await take(engine, ann)
+        await world.one(lock_key=key)
+        await world.take(ann)
     for _ in range(3):
-        await submit(engine, lock_key="doc:b")
+        await world.one(lock_key="doc:b")
     # One of them was found by a claim and parked, and waits all the same.
-    assert (await engine.claims.claim("ann", ann.incarnation)).tasks == []
+    assert (await world.engine.claims.claim("ann", ann.incarnation)).tasks == []
 
-    first = await engine.read.locks(limit=1)
-    (second,) = (await engine.read.locks(cursor=first.next_cursor)).items
+    first = await world.engine.read.locks(limit=1)
+    (second,) = (await world.engine.read.locks(cursor=first.next_cursor)).items
 
     assert [(lock.key, lock.waiting, lock.agent_id) for lock in [*first.items, second]] == [
         ("doc:a", 0, "ann"),

@@ -18,7 +18,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent, Stats
 from lineshaft.types.work import ClaimRef, Completion, Failure, Spent
 from tests.factory import Factory
-from tests.world import heartbeat
+from tests.world import Actions
 
 SMALL = Bounds(most=5, pages=1, part_rows=2)
 
@@ -228,7 +228,7 @@ async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClo
         assert await spent() == 0
         await engine.maintenance.promote_due(10)
         task = await take()
-        await heartbeat(engine, "ann", ann.incarnation, [task], spent=Spent(Decimal("0.25")))
+        await Actions(engine).heartbeat("ann", ann.incarnation, [task], spent=Spent(Decimal("0.25")))
         assert await spent() == Decimal("0.25"), "what is under way counts"
         await engine.lifecycle.complete([Completion(task, b"1", spent=Spent(Decimal(2)))])
         assert await spent() == 2

@@ -16,19 +16,15 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, ReasonCode
-from lineshaft.types.work import ClaimedTask, ClaimRef, Completion
+from lineshaft.types.work import ClaimRef, Completion
 from tests.factory import Factory
-from tests.world import fail, register, submit
+from tests.world import Actions, World
 
 
 @pytest.fixture
 async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
     async with Engine(dsn, clock=clock, max_connections=3) as opened:
         yield opened
-
-
-async def claim(engine: Engine, agent: AgentInfo, limit: int = 1) -> list[ClaimedTask]:
-    return (await engine.claims.claim(agent.id, agent.incarnation, limit=limit, start=True)).tasks
 
 
 async def reasons(engine: Engine, task_id: str) -> dict[str, str]:
@@ -40,146 +36,146 @@ async def reasons(engine: Engine, task_id: str) -> dict[str, str]:
 # What it waits for.
 
 
-async def test_dependencies_are_named_with_their_states(engine: Engine) -> None:
-    upstream = [await submit(engine) for _ in range(5)]
-    task_id = await submit(engine, depends_on=upstream)
+async def test_dependencies_are_named_with_their_states(world: World) -> None:
+    upstream = [await world.one() for _ in range(5)]
+    task_id = await world.one(depends_on=upstream)
 
-    detail = (await reasons(engine, task_id))["blocked_by_dependency"]
+    detail = (await reasons(world.engine, task_id))["blocked_by_dependency"]
 
     assert f"{upstream[0]} (READY)" in detail
     assert "and 2 more" in detail
 
 
-async def test_a_dead_letter_is_found_through_others(engine: Engine) -> None:
-    ann = await register(engine)
-    first = await submit(engine)
-    second = await submit(engine, depends_on=[first])
-    third = await submit(engine, depends_on=[second])
-    (task,) = await claim(engine, ann)
-    await fail(engine, task, category="auth_failure")
+async def test_a_dead_letter_is_found_through_others(world: World) -> None:
+    ann = await world.agent("ann")
+    first = await world.one()
+    second = await world.one(depends_on=[first])
+    third = await world.one(depends_on=[second])
+    (task,) = await world.claim(ann)
+    await world.fail(task, category="auth_failure")
 
-    found = await reasons(engine, third)
+    found = await reasons(world.engine, third)
 
     assert list(found) == ["blocked_by_dependency", "upstream_dead_lettered"]
     assert first in found["upstream_dead_lettered"]
     assert second in found["blocked_by_dependency"]
 
 
-async def test_a_cancelled_upstream_is_pointed_out(engine: Engine) -> None:
-    first = await submit(engine)
-    second = await submit(engine, depends_on=[first])
-    await engine.operations.cancel(first, "x", cascade=False)
+async def test_a_cancelled_upstream_is_pointed_out(world: World) -> None:
+    first = await world.one()
+    second = await world.one(depends_on=[first])
+    await world.engine.operations.cancel(first, "x", cascade=False)
 
-    assert f"{first} will never complete" in (await reasons(engine, second))["blocked_by_dependency"]
+    assert f"{first} will never complete" in (await reasons(world.engine, second))["blocked_by_dependency"]
 
 
-async def test_a_schedule_names_the_time(engine: Engine, clock: MovableClock) -> None:
-    task_id = await submit(engine, run_at=clock.now() + timedelta(hours=1))
+async def test_a_schedule_names_the_time(world: World, clock: MovableClock) -> None:
+    task_id = await world.one(run_at=clock.now() + timedelta(hours=1))
 
-    assert "2026-02-08T10:00:00Z" in (await reasons(engine, task_id))["scheduled"]
+    assert "2026-02-08T10:00:00Z" in (await reasons(world.engine, task_id))["scheduled"]
     clock.advance(3600)
-    assert "which is past: the promoter" in (await reasons(engine, task_id))["scheduled"]
+    assert "which is past: the promoter" in (await reasons(world.engine, task_id))["scheduled"]
 
 
-async def test_a_retry_names_the_time_and_the_failure(engine: Engine) -> None:
-    ann = await register(engine)
-    await submit(engine)
-    (task,) = await claim(engine, ann)
-    await fail(engine, task, category="timeout")
+async def test_a_retry_names_the_time_and_the_failure(world: World) -> None:
+    ann = await world.agent("ann")
+    await world.one()
+    (task,) = await world.claim(ann)
+    await world.fail(task, category="timeout")
 
-    found = await reasons(engine, task.id)
+    found = await reasons(world.engine, task.id)
 
     assert list(found) == ["waiting_retry"]
     assert "after timeout; 1 of 3 attempts" in found["waiting_retry"]
 
 
-async def test_what_is_held_or_has_ended_needs_no_reason(engine: Engine) -> None:
-    ann = await register(engine)
-    await submit(engine)
-    (task,) = await claim(engine, ann)
+async def test_what_is_held_or_has_ended_needs_no_reason(world: World) -> None:
+    ann = await world.agent("ann")
+    await world.one()
+    (task,) = await world.claim(ann)
 
-    why = await engine.read.why(task.id)
+    why = await world.engine.read.why(task.id)
     assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, [])
-    await engine.operations.cancel(task.id, "x")
-    why = await engine.read.why(task.id)
+    await world.engine.operations.cancel(task.id, "x")
+    why = await world.engine.read.why(task.id)
     assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, [])
 
 
 # Who could take it.
 
 
-async def test_without_agents(engine: Engine) -> None:
-    found = await reasons(engine, await submit(engine))
+async def test_without_agents(world: World) -> None:
+    found = await reasons(world.engine, await world.one())
 
     assert list(found) == ["no_capable_agent"]
     assert "No agent is active" in found["no_capable_agent"]
 
 
-async def test_what_agents_lack_is_named_closest_first(engine: Engine) -> None:
-    await register(engine, "ann", capabilities=("python", "sql"))
-    await register(engine, "bob", capabilities=("python",), types=("review",))
-    await register(engine, "cid", capabilities=("python", "sql", "rust"), models_available=("haiku",))
-    task_id = await submit(
-        engine, required_capabilities=["python", "rust", "sql"], model_preferences=["opus", "sonnet"]
+async def test_what_agents_lack_is_named_closest_first(world: World) -> None:
+    await world.agent("ann", capabilities=("python", "sql"))
+    await world.agent("bob", capabilities=("python",), types=("review",))
+    await world.agent("cid", capabilities=("python", "sql", "rust"), models_available=("haiku",))
+    task_id = await world.one(
+        required_capabilities=["python", "rust", "sql"], model_preferences=["opus", "sonnet"]
     )
 
-    detail = (await reasons(engine, task_id))["no_capable_agent"]
+    detail = (await reasons(world.engine, task_id))["no_capable_agent"]
 
     assert "capabilities python, rust, sql" in detail
     assert "one of the models opus, sonnet" in detail
     assert detail.endswith("Active: ann lacks rust; cid lacks such a model; bob takes only review.")
 
 
-async def test_an_able_agent_that_is_not_active_is_named(engine: Engine) -> None:
-    await register(engine)
-    await engine.fleet.patch("ann", status="draining")
+async def test_an_able_agent_that_is_not_active_is_named(world: World) -> None:
+    await world.agent("ann")
+    await world.engine.fleet.patch("ann", status="draining")
 
-    detail = (await reasons(engine, await submit(engine)))["no_capable_agent"]
+    detail = (await reasons(world.engine, await world.one()))["no_capable_agent"]
 
     assert "Capable, but not active: ann (draining)" in detail
 
 
-async def test_money_and_slots_of_those_who_could(engine: Engine) -> None:
+async def test_money_and_slots_of_those_who_could(world: World) -> None:
     """Neither the free one has the money, nor is the rich one free."""
-    await register(engine, "poor", budget_usd=0.5)
-    rich = await register(engine, "rich", max_concurrent_tasks=1)
-    await register(engine, "wrong", types=("review",))
-    await submit(engine, priority=0)
-    assert len(await claim(engine, rich)) == 1
-    task_id = await submit(engine, max_cost_usd=0.75)
+    await world.agent("poor", budget_usd=0.5)
+    rich = await world.agent("rich", max_concurrent_tasks=1)
+    await world.agent("wrong", types=("review",))
+    await world.one(priority=0)
+    assert len(await world.claim(rich)) == 1
+    task_id = await world.one(max_cost_usd=0.75)
 
-    found = await reasons(engine, task_id)
+    found = await reasons(world.engine, task_id)
 
     assert list(found) == ["no_affordable_agent", "agents_full"]
     assert "may cost 0.75 USD; poor has 0.5 USD left" in found["no_affordable_agent"]
     assert "rich 1 of 1" in found["agents_full"]
-    await engine.fleet.patch("poor", add_budget_usd=Decimal("0.25"))
-    assert await reasons(engine, task_id) == {}
+    await world.engine.fleet.patch("poor", add_budget_usd=Decimal("0.25"))
+    assert await reasons(world.engine, task_id) == {}
 
 
-async def test_models_that_are_held_back(engine: Engine, factory: Factory, clock: MovableClock) -> None:
-    await register(engine, models_available=("opus", "haiku"))
-    task_id = await submit(engine, model_preferences=["opus", "haiku"])
+async def test_models_that_are_held_back(world: World, factory: Factory, clock: MovableClock) -> None:
+    await world.agent("ann", models_available=("opus", "haiku"))
+    task_id = await world.one(model_preferences=["opus", "haiku"])
     until = clock.now() + timedelta(minutes=1)
     factory.insert("slowdown", {"key": "model:opus", "signalled_at": clock.now(), "until": until})
-    assert await reasons(engine, task_id) == {}, "the other model will do"
+    assert await reasons(world.engine, task_id) == {}, "the other model will do"
     factory.insert("breaker", {"key": "model:haiku", "state": "open", "opened_at": clock.now()})
 
-    found = await reasons(engine, task_id)
+    found = await reasons(world.engine, task_id)
 
     assert list(found) == ["slowdown", "breaker_open"]
     assert "opus until 2026-02-08T09:01:00Z" in found["slowdown"]
     assert "model:haiku" in found["breaker_open"]
     clock.advance(60)
-    assert await reasons(engine, task_id) == {}
+    assert await reasons(world.engine, task_id) == {}
 
 
 # What holds it back whoever asks.
 
 
-async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, clock: MovableClock) -> None:
-    await register(engine)
-    task_id = await submit(engine)
+async def test_pauses_breakers_and_slowdowns(world: World, factory: Factory, clock: MovableClock) -> None:
+    await world.agent("ann")
+    task_id = await world.one()
     now = clock.now()
     for type_ in ("*", "code", "review"):
         factory.insert("pause", {"type": type_, "since": now})
@@ -188,7 +184,7 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
         "slowdown", {"key": "*", "signalled_at": now, "until": now + timedelta(seconds=1), "reason": "429"}
     )
 
-    why = await engine.read.why(task_id)
+    why = await world.engine.read.why(task_id)
 
     assert [reason.code for reason in why.reasons] == ["paused", "paused", "breaker_open", "slowdown"]
     details = " ".join(reason.detail for reason in why.reasons)
@@ -197,7 +193,7 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
     assert "open since 2026-02-08T09:00:00Z, after 5 failures" in details
     assert "until 2026-02-08T09:00:01Z after a rate limit (429)" in details
     clock.advance(1)
-    assert "slowdown" not in await reasons(engine, task_id)
+    assert "slowdown" not in await reasons(world.engine, task_id)
 
 
 @pytest.mark.parametrize(
@@ -210,43 +206,45 @@ async def test_pauses_breakers_and_slowdowns(engine: Engine, factory: Factory, c
 async def test_breakers_say_what_they_wait_for(
     engine: Engine, factory: Factory, clock: MovableClock, breaker: dict[str, Any], detail: str
 ) -> None:
-    await register(engine)
+    await Actions(engine).agent("ann")
     at = {"opened_at": clock.now(), "half_open_at": clock.now()}
     factory.insert("breaker", {"key": "code", **at, **breaker})
 
-    assert detail in (await reasons(engine, await submit(engine)))["breaker_open"]
+    assert detail in (await reasons(engine, await Actions(engine).one()))["breaker_open"]
 
 
-async def test_a_lock_names_its_holder(engine: Engine, clock: MovableClock) -> None:
-    ann = await register(engine)
-    await submit(engine, lock_key="doc")
-    (holder,) = await claim(engine, ann)
-    task_id = await submit(engine, lock_key="doc")
+async def test_a_lock_names_its_holder(world: World, clock: MovableClock) -> None:
+    ann = await world.agent("ann")
+    await world.one(lock_key="lost:doc")
+    (holder,) = await world.claim(ann)
+    task_id = await world.one(lock_key="lost:doc")
 
-    detail = (await reasons(engine, task_id))["lock_held"]
+    detail = (await reasons(world.engine, task_id))["lock_held"]
     assert f"held by task {holder.id} with agent ann" in detail
     assert "2026-02-08T09:10:00Z" in detail
 
-    assert await claim(engine, ann) == []
-    assert list(await reasons(engine, task_id)) == ["lock_held"], "parked by the claim, the reason stays"
+    assert await world.claim(ann) == []
+    assert list(await reasons(world.engine, task_id)) == ["lock_held"], (
+        "parked by the claim, the reason stays"
+    )
     clock.advance(601)
-    assert "is free now: the promoter" in (await reasons(engine, task_id))["lock_held"]
-    await engine.maintenance.expire_locks()
-    assert await reasons(engine, task_id) == {}
+    assert "is free now: the promoter" in (await reasons(world.engine, task_id))["lock_held"]
+    await world.engine.maintenance.expire_locks()
+    assert await reasons(world.engine, task_id) == {}
 
 
-async def test_a_dag_without_money(engine: Engine) -> None:
-    ann = await register(engine)
+async def test_a_dag_without_money(world: World) -> None:
+    ann = await world.agent("ann")
     tasks = [NewTask("code", key="a", max_cost_usd=2), NewTask("code", key="b", max_cost_usd=2)]
-    dag = await engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=3)
-    (task,) = await claim(engine, ann)
+    dag = await world.engine.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=3)
+    (task,) = await world.claim(ann)
     (other,) = {found.id for found in dag.tasks.values()} - {task.id}
 
-    detail = (await reasons(engine, other))["dag_budget"]
+    detail = (await reasons(world.engine, other))["dag_budget"]
     assert f"DAG {dag.id} has 1 USD left of 3 USD (0 USD spent, 2 USD reserved)" in detail
     assert "may cost 2 USD" in detail
-    assert await claim(engine, ann) == []
-    assert list(await reasons(engine, other)) == ["dag_budget"]
+    assert await world.claim(ann) == []
+    assert list(await reasons(world.engine, other)) == ["dag_budget"]
 
 
 # The property.
@@ -271,8 +269,7 @@ class Chaos:
     async def make(self) -> None:
         # Few agents with few differences: each obstacle must be the only one now and then.
         for n in range(self.rng.choice([1, 1, 2, 3])):
-            agent = await register(
-                self.engine,
+            agent = await Actions(self.engine).agent(
                 f"agent{n}",
                 capabilities=("python", "sql") if self.maybe(0.7) else tuple(self.some(["python", "sql"])),
                 types=tuple(self.some(["code", "review"])) if self.maybe(0.2) else None,
@@ -291,7 +288,7 @@ class Chaos:
 
     async def work(self) -> None:
         for agent in self.agents:
-            tasks = await claim(self.engine, agent, self.rng.randint(1, 3))
+            tasks = await Actions(self.engine).claim(agent, self.rng.randint(1, 3))
             done = [Completion(ClaimRef(task.id, task.epoch), b"1") for task in tasks if self.maybe(0.5)]
             if done:
                 await self.engine.lifecycle.complete(done)
@@ -314,9 +311,9 @@ class Chaos:
                 )
             elif kind == 1 and fields["lock_key"]:
                 children = [NewTask(type_, **fields), NewTask(type_, **fields)]
-                await submit(self.engine, type_, lock_key=fields["lock_key"], children=children)
+                await Actions(self.engine).one(type_, lock_key=fields["lock_key"], children=children)
             else:
-                await submit(self.engine, type_, **fields)
+                await Actions(self.engine).one(type_, **fields)
 
     def guards(self) -> None:
         now = self.clock.now()

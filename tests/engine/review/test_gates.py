@@ -9,7 +9,7 @@ from lineshaft.errors import InvalidInputError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from tests.engine.review.gate_helpers import PERSON, REPORT, URL, ZERO, gates, hand_in
-from tests.world import World, heartbeat, only, ref
+from tests.world import World, only, ref
 
 # At once.
 
@@ -179,7 +179,7 @@ async def test_a_process_that_died_before_it_looked(world: World) -> None:
     await world.one(output=URL)
     task = await world.take(agent)
     assert await hand_in(world, task, "http://first", tokens_input=5) is Status.VALIDATING
-    assert await heartbeat(world.engine, agent.id, 1, [ref(task)]) == {task.id: "continue"}
+    assert await world.heartbeat(agent.id, 1, [ref(task)]) == {task.id: "continue"}
     world.engine.lifecycle.gatekeeper = gatekeeper
 
     assert await hand_in(world, task, "http://second", tokens_input=5) is Status.COMPLETED

@@ -12,7 +12,7 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types.work import ClaimRef, Completion, Failure, Release, Spent
-from tests.world import World, cost, heartbeat, only, ref
+from tests.world import World, cost, only, ref
 
 ZERO = Decimal(0)
 
@@ -105,7 +105,7 @@ async def test_costs_that_heartbeats_told_count_too(world: World) -> None:
     agent = await world.agent()
     await world.one(max_cost_usd=0.1)
     task = await world.take(agent)
-    await heartbeat(world.engine, agent.id, 1, [ref(task)], spent=cost("0.2"))
+    await world.heartbeat(agent.id, 1, [ref(task)], spent=cost("0.2"))
 
     assert await world.complete(task) is Status.DEAD_LETTERED
     assert world.end(task.id)["cost_usd"] == Decimal("0.2")

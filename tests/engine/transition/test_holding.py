@@ -12,7 +12,7 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimRef, EndedClaim, HeldTask, Presence
-from tests.world import World, cost, heartbeat, only, ref
+from tests.world import World, cost, only, ref
 
 ZERO = Decimal(0)
 
@@ -60,7 +60,7 @@ async def test_a_heartbeat_renews_the_lease_within_the_limit(world: World) -> No
     task = await world.take(agent)
     world.age(seconds=30)
 
-    answer = await heartbeat(world.engine, agent.id, 1, [ref(task)], progress=b'{"percent": 50}')
+    answer = await world.heartbeat(agent.id, 1, [ref(task)], progress=b'{"percent": 50}')
 
     live = world.live(task.id)
     assert answer == {task.id: "continue"}
@@ -68,7 +68,7 @@ async def test_a_heartbeat_renews_the_lease_within_the_limit(world: World) -> No
     assert (live["lease_until"] - world.clock.now()).total_seconds() == 60
     assert world.kinds(task.id)[-1] == "task.progress"
     world.age(seconds=30)
-    await heartbeat(world.engine, agent.id, 1, [ref(task)])
+    await world.heartbeat(agent.id, 1, [ref(task)])
     live = world.live(task.id)
     assert live["lease_until"] == live["limit_at"]
     assert live["progress"] == {"percent": 50}
@@ -81,7 +81,7 @@ async def test_what_a_task_has_cost_only_grows(world: World) -> None:
     await world.one()
     task = await world.take(agent)
     for amount in ("0.2", "0.5", "0.3"):
-        await heartbeat(world.engine, agent.id, 1, [ref(task)], spent=cost(amount))
+        await world.heartbeat(agent.id, 1, [ref(task)], spent=cost(amount))
 
     assert world.live(task.id)["attempt_cost_usd"] == Decimal("0.5")
     await world.complete(task)
@@ -99,15 +99,15 @@ async def test_a_heartbeat_tells_what_became_of_the_claim(world: World) -> None:
     await world.take(other)
     await world.complete(done)
 
-    answers = await heartbeat(
-        world.engine, agent.id, 1, [ref(task) for task in (running, cancelled, lost, done, unstarted)]
+    answers = await world.heartbeat(
+        agent.id, 1, [ref(task) for task in (running, cancelled, lost, done, unstarted)]
     )
 
     expected = ("continue", "cancel", "lost", "lost", "continue")
     assert answers == dict(zip(ids, expected, strict=True))
     # Only the start ends the wait for a start.
     assert world.live(unstarted.id)["lease_until"] == unstarted.lease_until
-    foreign = await heartbeat(world.engine, other.id, 1, [ref(running)])
+    foreign = await world.heartbeat(other.id, 1, [ref(running)])
     assert foreign == {running.id: "lost"}
 
 
@@ -121,7 +121,7 @@ async def test_a_superseded_agent_can_not_heartbeat(world: World) -> None:
     assert await world.engine.fleet.mark_offline() == ["a"]
     assert world.agent_row(new)["status"] == "offline"
 
-    assert await heartbeat(world.engine, new.id, new.incarnation) == {}
+    assert await world.heartbeat(new.id, new.incarnation) == {}
 
     assert world.agent_row(new)["status"] == "active"
 
@@ -157,7 +157,7 @@ async def test_registering_again_fails_what_was_held(world: World) -> None:
     await world.submit(*[NewTask("code", max_cost_usd=1)] * 3)
     running, validating = await world.claim(agent, 2)
     (claimed,) = await world.claim(agent, start=False)
-    await heartbeat(world.engine, agent.id, 1, [ref(running)], spent=cost("0.5"))
+    await world.heartbeat(agent.id, 1, [ref(running)], spent=cost("0.5"))
 
     again = await world.agent("a", budget_usd=100)
 

@@ -13,7 +13,6 @@ from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 from tests.world import World, only, ref
-from tests.world import heartbeat as send_heartbeat
 
 VISIBLE = sorted(LIVE | ENDED)
 TABLE = {(row.source, row.operation): row for row in TRANSITIONS}
@@ -138,7 +137,7 @@ async def claim_and_start(task: Subject) -> Status:
 
 
 async def heartbeat(task: Subject) -> Status:
-    answer = await send_heartbeat(task.world.engine, task.agent_id, 1, [task.claim])
+    answer = await task.world.heartbeat(task.agent_id, 1, [task.claim])
     # While a person looks at its output, a task is nobody's.
     held = task.status in {Status.CLAIMED, Status.RUNNING}
     gone = "cancel" if task.status is Status.CANCELLED else "lost"

@@ -9,7 +9,7 @@ import pytest
 from lineshaft.errors import NotFoundError, StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimRef, Failure, Release, Spent
-from tests.world import World, cost, heartbeat, ref
+from tests.world import World, cost, ref
 
 KIDS = [NewTask("kid"), NewTask("kid")]
 
@@ -128,7 +128,7 @@ async def test_what_heartbeats_said_was_spent_stays_spent(world: World) -> None:
     await world.one()
     agent = await world.agent()
     task = await world.take(agent)
-    await heartbeat(world.engine, agent.id, agent.incarnation, [ref(task)], spent=cost("0.75"))
+    await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=cost("0.75"))
 
     await world.engine.parting.hand_back([Release(ref(task), None, cost("0.5"))])
 

@@ -11,7 +11,7 @@ from lineshaft.errors import (
     InvalidTransitionError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.world import World, cost, decoded, heartbeat, ref
+from tests.world import World, cost, decoded, ref
 
 
 async def test_spawn_and_go_on(world: World) -> None:
@@ -57,7 +57,7 @@ async def test_spawn_and_wait(world: World, virtual: bool) -> None:
     else:
         await world.dag(new)
     parent = await world.take(agent)
-    await heartbeat(world.engine, agent.id, 1, [ref(parent)], spent=cost("0.1"))
+    await world.heartbeat(agent.id, 1, [ref(parent)], spent=cost("0.1"))
 
     one, two = await world.engine.operations.spawn(ref(parent), [NewTask("x"), NewTask("x")], wait=True)
 
