@@ -104,15 +104,15 @@ async def test_what_it_prints_is_the_output(
         ("exit 64", {}, ("invalid_input", "The command ended with exit code 64.")),
         ("exit 65", {}, ("invalid_input", "The command ended with exit code 65.")),
         ("kill -SEGV $$", {}, ("crash", "The command was killed by SIGSEGV.")),
-        ("echo words", {"output": "json"}, ("invalid_output", "The command's output is no JSON")),
+        ("echo words", {"output": "json"}, ("invalid_output", "The command's output is not valid JSON")),
         ("yes", {}, ("invalid_output", f"more than {MAX_OUTPUT_BYTES} bytes")),
-        ("tell nonsense; sleep 1000", {}, ("invalid_output", "is no message")),
+        ("tell nonsense; sleep 1000", {}, ("invalid_output", "is not a valid message")),
         ("tell '{\"porgress\": 1}'; sleep 1000", {}, ("invalid_output", "porgress")),
         ("tell '{\"wait\": true}'; sleep 1000", {}, ("invalid_output", "has none of progress, step")),
         ("tell '{\"spend\": -1}'; sleep 1000", {}, ("invalid_output", "is refused")),
         ('tell \'{"spawn": "x", "tasks": []}\'; sleep 1000', {}, ("invalid_output", "at least one task")),
-        ("yes >&3", {}, ("invalid_output", "is no message")),
-        ("exec sleep 1000", {"time_limit_sec": 0.2}, ("timeout", "longer than 0.2 s")),
+        ("yes >&3", {}, ("invalid_output", "is not a valid message")),
+        ("exec sleep 1000", {"time_limit_sec": 0.2}, ("timeout", "timed out after 0.2 s")),
     ],
 )
 async def test_failures(
@@ -256,7 +256,7 @@ while :; do sleep 1000 & wait $!; done
     category, error = await failure(shaft, agent)
 
     assert category == "timeout"
-    assert error.startswith("The command took longer than 1 s, and was ended.\n")
+    assert error.startswith("The command timed out after 1 s.\n")
     assert error.endswith("got TERM")
     await gone(*await told.pids())
 
@@ -269,7 +269,7 @@ async def test_a_program_that_ignores_sigterm_is_killed(shaft: Lineshaft, comman
     )
     assert await failure(shaft, agent) == (
         "timeout",
-        "The command took longer than 0.5 s, and was ended.\nstubborn",
+        "The command timed out after 0.5 s.\nstubborn",
     )
 
 

@@ -1,12 +1,11 @@
-"""For people who write agents.
+"""Agents: claim tasks and run their handlers.
 
-An `Agent` claims tasks and gives them to handlers; a `TaskContext` is what a handler works with.
-
-- `loop` is the work of one agent: claims with wake-ups and polls, runs, batched outcomes (`writer`).
-- `heartbeats` is a thread for the whole process that keeps all leases.
-- `crew` is what agents of one process share; `stopping` are signals.
-- `handlers` turn a signature into arguments from a spec; `outcome` turns what came of it into one record.
-- `context`, `steps` and `money` are what a handler can do.
+- `agent` has `Agent`; `task_type` has what `@agent.task` returns.
+- `loop` is one agent at work: it claims, runs handlers and writes outcomes in batches (`writer`).
+- `lease_keeper` is a thread for the whole process that sends heartbeats for all claims.
+- `process_group` is what agents of one process share; `stopping` handles signals.
+- `handlers` turns specs into arguments; `outcome` turns return values and exceptions into outcomes.
+- `context` is what a handler sees of its attempt; `execution`, `steps` and `money` are behind it.
 """
 
 from lineshaft.agent.agent import Agent

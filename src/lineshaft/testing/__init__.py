@@ -1,4 +1,4 @@
-"""For tests of programs that use Lineshaft: a real database for each test, and no waiting.
+"""Helpers for tests of programs that use Lineshaft: a real database for each test, and no waiting.
 
     async def test_a_mail_is_sent():
         async with Workbench() as bench:
@@ -6,8 +6,8 @@
             await bench.assert_submitted("mail", spec={"to": "ann@example.org"})
             await bench.drain(agent)
 
-`SyncWorkbench` is the same for tests without an event loop. For pytest, `lineshaft.testing.fixtures` has
-fixtures; see docs/agents.md.
+`SyncWorkbench` is the same for tests without an event loop. `lineshaft.testing.fixtures` has fixtures for
+pytest; see docs/agents.md.
 """
 
 from lineshaft.testing.databases import scratch_database, server_for_tests

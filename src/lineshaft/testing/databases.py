@@ -1,4 +1,4 @@
-"""A server for tests, and a database on it for each of them."""
+"""A PostgreSQL server for tests, and a database for each test."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from lineshaft.embedded import EmbeddedServer, databases
 from lineshaft.engine.postgres import migrate
 from lineshaft.settings import Settings
 
-#: Tests need no data after a power cut; everything else is as in production.
+#: Test data need not survive a power failure; everything else is as in production.
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "300"}
 
 
 @contextmanager
 def server_for_tests(home: Path | None = None) -> Iterator[str]:
-    """An embedded server for tests, apart from the one for work; gives the DSN.
+    """Start an embedded server for tests, separate from the one for work; yields the DSN.
 
-    It is kept between runs in `testing` of LINESHAFT_HOME, so that only the first one has to make it, and
-    shared by all processes that run tests at the time.
+    It is kept between runs in `testing` of LINESHAFT_HOME, so that only the first run creates it, and shared
+    by all processes that run tests at the same time.
     """
     with EmbeddedServer.start(home or Settings.load().home / "testing", options=_FAST) as server:
         yield server.dsn
@@ -27,7 +27,7 @@ def server_for_tests(home: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def scratch_database(server: str) -> Iterator[str]:
-    """A migrated database of its own, while the block lasts. `server`: the DSN of any database there."""
+    """Create a migrated database while the block runs. `server`: the DSN of any database on the server."""
     template = _template_name()
     databases.template(server, template, migrate.up)
     with databases.copy_of(server, template) as dsn:
@@ -35,6 +35,6 @@ def scratch_database(server: str) -> Iterator[str]:
 
 
 def _template_name() -> str:
-    """By the schema: a template that an older version made is not used."""
+    """Depends on the schema: a template of another version is not used."""
     schema = resources.files("lineshaft.engine.postgres").joinpath("schema.sql").read_bytes()
     return f"lineshaft_template_{hashlib.sha256(schema).hexdigest()[:12]}"

@@ -10,20 +10,20 @@ from lineshaft.testing.workbench import SyncWorkbench
 
 @pytest.fixture(scope="session")
 def lineshaft_server() -> Iterator[str]:
-    """The DSN of a PostgreSQL for tests; define a fixture of this name to use one that runs elsewhere."""
+    """The DSN of a PostgreSQL server for tests; define a fixture of this name to use another server."""
     with server_for_tests() as dsn:
         yield dsn
 
 
 @pytest.fixture
 def lineshaft_dsn(lineshaft_server: str) -> Iterator[str]:
-    """A migrated database of the test's own: for `Workbench(lineshaft_dsn)` or `Lineshaft(lineshaft_dsn)`."""
+    """A migrated database for this test: `Workbench(lineshaft_dsn)` or `Lineshaft(lineshaft_dsn)`."""
     with scratch_database(lineshaft_server) as dsn:
         yield dsn
 
 
 @pytest.fixture
 def workbench(lineshaft_dsn: str) -> Iterator[SyncWorkbench]:
-    """A queue of the test's own, without an event loop."""
+    """A queue for this test, without an event loop."""
     with SyncWorkbench(lineshaft_dsn) as bench:
         yield bench

@@ -1,4 +1,4 @@
-"""`Workbench`: a queue for one test. Work is done when the test says so, and time passes when it says so."""
+"""`Workbench`: a queue for one test, which decides when agents work and when time passes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -6,34 +6,35 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from lineshaft.agent.agent import Agent
 from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.clock import MovableClock
+from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.testing.databases import scratch_database, server_for_tests
-from lineshaft.types import Task
+from lineshaft.types import Task, TypedTask
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: No retry is further away.
+#: Longer than any retry delay.
 _ALL_RETRIES_SEC = 2 * 365 * 86_400.0
 
 
 class Workbench:
-    """A `Lineshaft` on a database of its own, by a clock that stands still.
+    """A `Lineshaft` on its own database, with a clock that moves only on `advance`.
 
-    `shaft` is the queue to give to what is tested.
+    Pass `shaft` to the code under test.
     """
 
     def __init__(self, dsn: str | None = None, *, max_connections: int = 6) -> None:
-        """`dsn`: a migrated database that nobody else uses; without one it is made, and gone afterwards."""
+        """`dsn`: a migrated database that nothing else uses; without it, one is created and dropped."""
         self._dsn = dsn
         self._max_connections = max_connections
         self._resources = AsyncExitStack()
@@ -78,11 +79,10 @@ class Workbench:
     # Working.
 
     async def drain(self, *agents: Agent, retry: bool = True) -> None:
-        """Let the agents do all there is to do for them, and return.
+        """Let the agents work until nothing is left for them.
 
-        Failed tasks are tried again at once: the clock is moved to when they are due. What was snoozed, met a
-        rate limit or is scheduled for later stays where it is until `advance`. `retry=False` leaves retries
-        too.
+        Failed tasks are retried at once: the clock is advanced to when they are due. Tasks that were snoozed,
+        rate limited or scheduled for later wait until `advance`. With `retry=False`, so do retries.
         """
         backend = self._opened()
         types = sorted({name for agent in agents for name in agent.task_types})
@@ -99,30 +99,38 @@ class Workbench:
             await self.advance(max(soon, 0.0))
 
     async def run(self, agent: Agent, task: NewTask) -> Task:
-        """Submit a task, let the agent do all there is to do, and give what became of the task."""
-        submitted = await self.shaft.submit(task)
+        """Submit a task, drain the agent, and return the task as it is then."""
+        handle = await self.shaft.submit(task)
         await self.drain(agent)
-        return await self.shaft.get(submitted)
+        return await handle.task()
+
+    @overload
+    async def result(self, agent: Agent, task: TypedTask[T]) -> T: ...
+
+    @overload
+    async def result(self, agent: Agent, task: NewTask) -> Any: ...
 
     async def result(self, agent: Agent, task: NewTask) -> Any:
-        """As `run`, for a task that must succeed: its output."""
-        done = await self.run(agent, task)
+        """Submit a task, drain the agent, and return the output; raises AssertionError unless it succeeds."""
+        handle = await self.shaft.submit(task)
+        await self.drain(agent)
+        done = await handle.task()
         if done.status is not Status.COMPLETED:
             failures = "".join(f"\n  {one.category}: {one.error}" for one in done.failure_history)
             raise AssertionError(f"Task {done.type!r} is {done.status}, not COMPLETED.{failures}")
-        return done.result
+        return await handle.result()
 
-    async def advance(self, seconds: float) -> None:
-        """Move the clock ahead. What is due by then becomes ready; leases and deadlines run out."""
-        self.clock.advance(seconds)
+    async def advance(self, duration: Duration) -> None:
+        """Move the clock forward. Tasks that are due become ready; leases and deadlines expire."""
+        self.clock.advance(seconds(duration))
         await self._opened().upkeep()
 
     # Looking.
 
     async def submitted(self, /, type: str | None = None, **fields: Any) -> list[Task]:  # noqa: A002
-        """All tasks that were submitted, the first one first; those that match.
+        """All matching tasks in the order of their submission.
 
-        `spec` matches a spec that has at least these values; every other field of a task must be equal.
+        `spec` matches a spec that has at least these values; every other field must be equal.
         """
         tasks: list[Task] = []
         cursor: str | None = None
@@ -144,7 +152,7 @@ class Workbench:
         count: int | None = None,
         **fields: Any,
     ) -> list[Task]:
-        """See that such tasks were submitted: at least one, or exactly `count`. Gives them."""
+        """Assert that at least one such task was submitted, or exactly `count`; returns the tasks."""
         found = await self.submitted(type, **fields)
         if len(found) == count or (count is None and found):
             return found
@@ -152,7 +160,7 @@ class Workbench:
         number = "at least one task" if count is None else f"{count} tasks"
         others = "".join(f"\n  {task.type!r} {task.status} {task.spec}" for task in await self.submitted())
         raise AssertionError(
-            f"Expected {number} {wanted} to be submitted, found {len(found)}. There were: {others or 'none'}"
+            f"Expected {number} {wanted} to be submitted, found {len(found)} among: {others or 'none'}"
         )
 
     def _opened(self) -> DatabaseBackend:

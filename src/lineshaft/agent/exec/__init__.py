@@ -1,10 +1,10 @@
-"""A command as an agent: any program that reads a task and writes a result.
+"""Commands as agents: any program that reads a task and writes a result.
 
-- `command` is the handler: what a program is given, and what its end means.
-- `messages` is what a program can say while it runs, one JSON object a line.
-- `process` is a program with everything it starts: its pipes, its end, and the end of what it left behind.
+- `command` is the handler: what a program gets, and what its exit means.
+- `messages` is what a program can send while it runs, one JSON object per line.
+- `process` is a program with everything it starts: its pipes, its exit, and cleaning up after it.
 
-Programs whose agent was killed are ended by `lineshaft.guardian`.
+`lineshaft.guardian` ends the programs of an agent that was killed.
 """
 
 from lineshaft.agent.exec.command import Command

@@ -1,8 +1,8 @@
-"""The handler that runs a command: what it is given, and what its end means.
+"""The handler that runs a command: what the command gets, and what its exit means.
 
-A command gets the task as JSON on its standard input, and the essentials as variables. What it prints is the
-output: JSON if it is JSON, else text. Its exit code says how it went, in the words of sysexits.h. What it
-wrote to its standard error last is kept with an attempt that failed.
+A command gets the task as JSON on its standard input, and the most important fields as environment variables.
+What it prints is the output: JSON if it is valid JSON, else text. The exit codes are those of sysexits.h. The
+end of its standard error is kept with a failed attempt.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_OUTPUT_BYTES = 8 << 20
 TAIL_BYTES = 4096
 _LONGEST_LOGGED_LINE = 2000
 
-#: What exit codes mean besides 0; those of sysexits.h. All others are crashes.
+#: Exit codes other than 0, as in sysexits.h. All others are crashes.
 RETRY_LATER = os.EX_TEMPFAIL
 CATEGORIES = {
     os.EX_USAGE: FailureCategory.INVALID_INPUT,
@@ -38,7 +38,7 @@ CATEGORIES = {
     os.EX_NOPERM: FailureCategory.AUTH_FAILURE,
 }
 
-#: What the kernel takes is 128 KiB for one variable and some MiB for all; what doesn't fit is in the JSON.
+#: The kernel accepts 128 KiB for one variable and some MiB for all; longer values are only in the JSON.
 _LONGEST_VARIABLE = 100_000
 _ALL_VARIABLES = 500_000
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]")
@@ -48,16 +48,16 @@ OutputFormat = Literal["auto", "json", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A handler for `Agent.task`. Use it as a context manager: it has helpers to be ended."""
+    """A handler for `Agent.task`. Use it as a context manager, which ends its helper processes."""
 
     arguments: Sequence[str]
-    #: Names of variables that commands get although they are secrets of the agent.
+    #: Variables that commands get although they are secrets of the agent.
     pass_env: Sequence[str] = ()
-    #: Seconds; None: only the task's own limit counts.
+    #: Seconds; None: only the task's own limit applies.
     time_limit_sec: float | None = None
     #: Between SIGTERM and SIGKILL.
     kill_after_sec: float = 5.0
-    #: How long exit code 75 puts a task off.
+    #: How long exit code 75 postpones a task.
     retry_later_sec: float = 60.0
     output: OutputFormat = "auto"
     _threads: Threads = field(default_factory=lambda: Threads("lineshaft command"))
@@ -72,11 +72,11 @@ class Command:
 
     @property
     def patience_sec(self) -> float:
-        """Its end takes no longer: the time between the signals, and a moment for the last one."""
+        """How long stopping may take: the time between the signals, and a moment for the last one."""
         return self.kill_after_sec + 1.0
 
     async def __call__(self, ctx: TaskContext) -> Any:
-        # Some time before the task's own limit, so that there is still time to end it and to tell why.
+        # Before the task's own limit, to leave time for ending the command and reporting why.
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
         if self.time_limit_sec is not None:
             limit = min(limit, self.time_limit_sec)
@@ -87,34 +87,34 @@ class Command:
             self._threads,
             self._guardian,
         )
-        talk = Conversation(ctx, process.answer)
+        conversation = Conversation(ctx, process.answer)
         output, errors = _Kept(MAX_OUTPUT_BYTES), _Tail(ctx)
         parts = [
             asyncio.create_task(work)
             for work in (
                 _until_ended(process),
-                talk.listen(process.messages),
+                conversation.listen(process.messages),
                 output.take(process.stdout),
                 errors.take(process.stderr),
             )
         ]
         try:
-            await self._attend(process, parts, limit, errors)
+            await self._watch(process, parts, limit, errors)
         finally:
             for part in parts:
                 part.cancel()
             await asyncio.wait(parts)
             code = process.close()
-        if talk.wish is not None:
-            return talk.wish
+        if conversation.wish is not None:
+            return conversation.wish
         if code != 0:
             return self._failure(code, errors.text or output.tail)
-        return Result(self._parsed(output.data), decision_report=talk.decision_report)
+        return Result(self._parsed(output.data), decision_report=conversation.decision_report)
 
-    async def _attend(
+    async def _watch(
         self, process: Process, parts: "list[asyncio.Task[None]]", limit: float, errors: "_Tail"
     ) -> None:
-        """Until it has ended and all it said is dealt with; whatever comes between ends it."""
+        """Wait until the process has exited and its output is processed; end it on a timeout or an error."""
         try:
             async with asyncio.timeout(limit):
                 await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
@@ -123,7 +123,7 @@ class Command:
             process.finish()
             await asyncio.wait(parts)
             raise Fail(
-                _with_tail(f"The command took longer than {limit:g} s, and was ended.", errors.text),
+                _with_tail(f"The command timed out after {limit:g} s.", errors.text),
                 FailureCategory.TIMEOUT,
             ) from None
         except asyncio.CancelledError:
@@ -155,7 +155,7 @@ class Command:
             except msgspec.DecodeError as error:
                 if self.output == "json":
                     raise Fail(
-                        _with_tail(f"The command's output is no JSON: {error}.", _end_of(data)),
+                        _with_tail(f"The command's output is not valid JSON: {error}.", _end_of(data)),
                         FailureCategory.INVALID_OUTPUT,
                     ) from None
         return data.decode(errors="replace").removesuffix("\n")
@@ -167,7 +167,7 @@ async def _until_ended(process: Process) -> None:
 
 
 class _Kept:
-    """All that comes, up to a limit."""
+    """Keeps all output, up to a limit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -178,8 +178,8 @@ class _Kept:
             self._data += chunk
             if len(self._data) > self._most:
                 raise Fail(
-                    f"The command printed more than {self._most} bytes, which is the most that is kept as "
-                    "output. Let it write to a file and name that one as an artifact.",
+                    f"The command printed more than {self._most} bytes. Write the output to a file, and "
+                    "report the file as an artifact.",
                     FailureCategory.INVALID_OUTPUT,
                 )
 
@@ -193,7 +193,7 @@ class _Kept:
 
 
 class _Tail:
-    """The end of what comes; all of it goes to the log, line by line."""
+    """Logs all output line by line, and keeps the end of it."""
 
     def __init__(self, ctx: TaskContext) -> None:
         self._log = ctx.log
@@ -205,14 +205,14 @@ class _Tail:
             self._data = (self._data + chunk)[-TAIL_BYTES:]
             *lines, self._line = (self._line + chunk).split(b"\n")
             for line in lines:
-                self._tell(line)
+                self._write(line)
             if len(self._line) > _LONGEST_LOGGED_LINE:
-                self._tell(self._line)
+                self._write(self._line)
                 self._line = b""
         if self._line:
-            self._tell(self._line)
+            self._write(self._line)
 
-    def _tell(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         self._log.info("%s", line[:_LONGEST_LOGGED_LINE].decode(errors="replace"))
 
     @property
@@ -223,7 +223,7 @@ class _Tail:
 def _end_of(data: bytes) -> str:
     text = data[-TAIL_BYTES:].decode(errors="replace").strip()
     if len(data) >= TAIL_BYTES:
-        # The first line is not whole, unless it is the only one.
+        # The first line is cut off, unless it is the only one.
         text = text.partition("\n")[2] or text
     return text
 
@@ -233,7 +233,7 @@ def _with_tail(text: str, tail: str) -> str:
 
 
 def document(ctx: TaskContext) -> bytes:
-    """The task, as the command reads it."""
+    """The task as JSON for the command."""
     last = ctx.last_error
     return msgspec.json.encode(
         {
@@ -262,12 +262,12 @@ def document(ctx: TaskContext) -> bytes:
 def environment(
     own: Mapping[str, str], ctx: TaskContext, *, pass_env: Sequence[str], time_limit_sec: float
 ) -> dict[str, str]:
-    """The agent's variables without its secrets, and the task's."""
+    """The agent's environment without its secrets, and the task's variables."""
     hidden = SECRET_VARIABLES - set(pass_env)
     inherited = {
         name: value for name, value in own.items() if name not in hidden and not name.startswith(TASK_PREFIX)
     }
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ID": ctx.id,
         "TYPE": ctx.type,
         "TITLE": ctx.title,
@@ -282,14 +282,14 @@ def environment(
         "TIME_LIMIT_SEC": f"{time_limit_sec:g}",
     }
     for name, value in ctx.spec.items():
-        told.setdefault("SPEC_" + _NOT_IN_NAMES.sub("_", name).upper(), value)
-    return inherited | _as_text(told) | {FD_VARIABLE: str(AGENT_FD)}
+        fields.setdefault("SPEC_" + _NOT_IN_NAMES.sub("_", name).upper(), value)
+    return inherited | _as_text(fields) | {FD_VARIABLE: str(AGENT_FD)}
 
 
-def _as_text(told: Mapping[str, Any]) -> dict[str, str]:
+def _as_text(fields: Mapping[str, Any]) -> dict[str, str]:
     variables: dict[str, str] = {}
     room = _ALL_VARIABLES
-    for name, value in told.items():
+    for name, value in fields.items():
         if value is None or isinstance(value, dict | list):
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)

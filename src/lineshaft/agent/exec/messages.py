@@ -1,6 +1,6 @@
-"""What a program can say to its agent while it runs: one JSON object a line, on the descriptor LINESHAFT_FD.
+"""Messages from a running program to its agent: one JSON object per line, on the descriptor LINESHAFT_FD.
 
-Most are statements and have no answer:
+Most messages have no answer:
 
     {"progress": ANYTHING}
     {"spend": USD, "tokens_input": N, "tokens_output": N}
@@ -8,7 +8,7 @@ Most are statements and have no answer:
     {"checkpoint": ANYTHING}
     {"artifact": ANYTHING}
     {"decision_report": ANYTHING}
-    {"fail": REASON, "category": NAME, "retry_after_sec": N}   how it ends, whatever the exit code;
+    {"fail": REASON, "category": NAME, "retry_after_sec": N}   how the attempt ends, whatever the exit code;
     {"snooze": SECONDS}                                        the last of these counts
     {"cancel": REASON}
 
@@ -17,8 +17,8 @@ Two are questions, each answered by one line on the same descriptor:
     {"step": NAME}                              → {"step": NAME, "done": true, "result": …}, or "done": false
     {"spawn": KEY, "tasks": […], "wait": true}  → {"spawn": KEY, "children": [{"id", "status", "output"}]}
 
-They are dealt with in order: an answer means that everything said before it is stored. A line that can't be
-understood ends the program and fails the attempt, since what it meant to say would be lost.
+Messages are processed in order: an answer means that everything before it is stored. An invalid line ends the
+program and fails the attempt, since its content would be lost.
 """
 
 from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ class Message(Struct, forbid_unknown_fields=True):
     cancel: str | UnsetType = UNSET
 
 
-#: What a message is about; `spend` may also belong to a step, and is looked at last.
+#: The kinds of messages; `spend` may also belong to a step, and comes last.
 _KINDS = (
     *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn"),
     *("fail", "snooze", "cancel", "spend"),
@@ -68,49 +68,49 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 class Conversation:
-    """Does what a program asks for, with the task's context."""
+    """Carries out a program's messages with the task's context."""
 
     def __init__(self, ctx: TaskContext, answer: Callable[[bytes], Awaitable[None]]) -> None:
         self._ctx = ctx
         self._execution = execution_of(ctx)
         self._answer = answer
-        #: How the program wants the attempt to end.
+        #: How the attempt ends, if the program said so.
         self.wish: Cancel | Fail | Snooze | None = None
         self.decision_report: Any = None
 
     async def listen(self, flow: Inflow) -> None:
-        """Until the program has ended, or closes the descriptor."""
+        """Process messages until the program exits or closes the descriptor."""
         rest = bytearray()
         async for chunk in flow.chunks():
             rest += chunk
             *lines, last = rest.split(b"\n")
             for line in lines:
-                await self._hear(line)
+                await self._receive(line)
             if len(last) > MAX_LINE_BYTES:
-                raise _not_understood(bytes(last), f"is longer than {MAX_LINE_BYTES} bytes")
+                raise _invalid(bytes(last), f"is longer than {MAX_LINE_BYTES} bytes")
             rest = last
-        await self._hear(rest)
+        await self._receive(rest)
 
-    async def _hear(self, line: bytes | bytearray) -> None:
+    async def _receive(self, line: bytes | bytearray) -> None:
         if not line.strip():
             return
         try:
             message = _decode(line)
             kind = next(name for name in _KINDS if getattr(message, name) is not UNSET)
         except StopIteration:
-            raise _not_understood(line, f"has none of {', '.join(_KINDS)}") from None
+            raise _invalid(line, f"has none of {', '.join(_KINDS)}") from None
         except msgspec.MsgspecError as error:
-            raise _not_understood(line, f"is no message: {error}") from None
+            raise _invalid(line, f"is not a valid message: {error}") from None
         try:
-            await self._heed(kind, message)
+            await self._process(kind, message)
         except (BudgetExceededError, StaleClaimError):
             raise
         except TimeoutError:
-            raise Fail("The command asked something and didn't read the answer.", "timeout") from None
+            raise Fail("The command sent a question and didn't read the answer.", "timeout") from None
         except (ValueError, LineshaftError) as error:
-            raise _not_understood(line, f"is refused: {error}") from error
+            raise _invalid(line, f"is refused: {error}") from error
 
-    async def _heed(self, kind: str, message: Message) -> None:  # noqa: C901 - a case for each kind
+    async def _process(self, kind: str, message: Message) -> None:  # noqa: C901 - a case for each kind
         ctx = self._ctx
         match kind:
             case "progress":
@@ -118,7 +118,7 @@ class Conversation:
             case "spend":
                 self._spend(message)
             case "step" if message.result is UNSET:
-                await self._tell_step(str(message.step))
+                await self._answer_step(str(message.step))
             case "step":
                 await self._execution.end_step(str(message.step), message.result, self._spend(message))
             case "spawn":
@@ -143,25 +143,25 @@ class Conversation:
         self._ctx.spend(message.spend, tokens_input=message.tokens_input, tokens_output=message.tokens_output)
         return self._ctx.spent_usd - before
 
-    async def _tell_step(self, name: str) -> None:
+    async def _answer_step(self, name: str) -> None:
         known = self._execution.begin_step(name)
         if known is None:
-            await self._tell({"step": name, "done": False})
+            await self._send({"step": name, "done": False})
         else:
-            await self._tell({"step": name, "done": True, "result": msgspec.json.decode(known)})
+            await self._send({"step": name, "done": True, "result": msgspec.json.decode(known)})
 
     async def _spawn(self, key: str, message: Message) -> None:
         if message.tasks is UNSET:
             raise ValueError("a spawn needs tasks")
         children = await self._ctx.spawn(key, message.tasks, wait=message.wait)
-        told = [{"id": child.id, "status": child.status, "output": child.output} for child in children]
-        await self._tell({"spawn": key, "children": told})
+        listed = [{"id": child.id, "status": child.status, "output": child.output} for child in children]
+        await self._send({"spawn": key, "children": listed})
 
-    async def _tell(self, answer: dict[str, Any]) -> None:
+    async def _send(self, answer: dict[str, Any]) -> None:
         await self._answer(msgspec.json.encode(answer) + b"\n")
 
 
-def _not_understood(line: bytes | bytearray, why: str) -> Fail:
+def _invalid(line: bytes | bytearray, why: str) -> Fail:
     shown = bytes(line[:_SHOWN]).decode(errors="replace")
     return Fail(
         f"The command wrote a line to LINESHAFT_FD that {why}. The line: {shown}",

@@ -1,7 +1,7 @@
-"""A program with everything it starts: one process group, its pipes, and its end.
+"""A program with everything it starts: its process group, its pipes and its exit.
 
-It ends when the process that was started ends; whatever that one left running in its group is killed then,
-and what others still hold open is not waited for. Memory is bounded: output is handed on as it comes.
+It ends when the started process exits; what that process left running in its group is killed then, and pipes
+that other processes hold open are not waited for. Memory is bounded: output is passed on as it arrives.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from functools import partial
 from lineshaft.agent.threads import Threads
 from lineshaft.guardian import Guardian
 
-#: Where a program finds its agent. A single digit: some shells know no others in redirections.
+#: The descriptor for messages. A single digit: some shells accept no others in redirections.
 AGENT_FD = 3
-#: A program begins when its agent says so, once the guardian knows of it. An agent that was killed before
-#: never does; then the line ends without a word.
+#: A program starts when its agent says so, after the guardian was informed. If the agent is killed before,
+#: the pipe closes without a word, and the program doesn't start.
 _GATE = ("/bin/sh", "-c", 'read -r go <&4 || exit; exec 4<&-; exec "$@"', "lineshaft")
 
-#: So much is dealt with, perhaps as thousands of lines, before others have their turn.
+#: Bytes, perhaps thousands of lines, before other tasks of the event loop get their turn.
 _CHUNK = 1 << 14
-#: What fits into the largest pipe, and is read after the end: more was written by somebody who goes on.
+#: What fits into the largest pipe, and is read after the exit: more comes from a process that still runs.
 _LEFT_IN_PIPES = 1 << 20
 _ANSWER_READ_WITHIN_SEC = 60.0
 
 
 class Inflow:
-    """What a process writes to one descriptor, until it closes it or has ended."""
+    """What a process writes to one descriptor, until it closes it or exits."""
 
     def __init__(self, descriptor: int, close: Callable[[], object]) -> None:
         self._descriptor = descriptor
@@ -43,7 +43,7 @@ class Inflow:
         os.set_blocking(descriptor, False)
 
     def finish(self) -> None:
-        """Nobody writes any more: give what is there, and don't wait."""
+        """The process has exited: return what is in the pipe, and don't wait for more."""
         self._over = True
         self._wake.set()
 
@@ -68,7 +68,7 @@ class Inflow:
                 if self._left < 0:
                     return
             yield data
-            # There may always be more: whatever else the event loop has to do comes in between.
+            # There may always be more: let other tasks of the event loop run.
             await asyncio.sleep(0)
 
     async def _readable(self) -> None:
@@ -83,7 +83,7 @@ class Inflow:
 
 
 class Process:
-    """Made by `start`; `close` must follow, and leaves nothing running."""
+    """Created by `start`; `close` must follow, and leaves nothing running."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Process:
         threads: Threads,
         guardian: Guardian,
     ) -> "Process":
-        """Arguments are taken as they are. Standard input is a file: nobody has to wait until it is read."""
+        """Start without a shell. Standard input is a file, so that writing it never blocks."""
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             file = theirs.enter_context(tempfile.TemporaryFile())
             file.write(standard_input)
@@ -126,11 +126,11 @@ class Process:
             moves = []
             sources = (file.fileno(), stdout_end, stderr_end, program_end.fileno(), gate_end)
             for source, target in zip(sources, (0, 1, 2, AGENT_FD, 4), strict=True):
-                # Out of the way first: a source must not be overwritten before it was used.
+                # To a high number first: a source must not be overwritten before it is used.
                 high = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 10)
                 theirs.callback(os.close, high)
                 moves.append((os.POSIX_SPAWN_DUP2, high, target))
-            # Not `subprocess`, which can't give a descriptor a number without running Python in between.
+            # Not `subprocess`, which can't number descriptors without running Python in the child.
             pid = os.posix_spawn(
                 _GATE[0],
                 [*_GATE, *arguments],
@@ -145,20 +145,20 @@ class Process:
         return cls(pid, agent_end, (stdout, stderr), threads.submit(partial(_wait_for, pid)), guardian)
 
     async def ended(self) -> None:
-        """Returns when the process has ended."""
+        """Wait until the process has exited."""
         await asyncio.shield(asyncio.wrap_future(self._exited))
 
     def finish(self) -> None:
-        """It has ended: kill what it left behind, and let its output come to an end."""
+        """After the exit: kill what it left running, and end its output."""
         self._signal(signal.SIGKILL)
         for flow in (self.stdout, self.stderr, self.messages):
             flow.finish()
 
     async def end(self, patience_sec: float) -> None:
-        """Ask the group to end; kill it if that takes too long, or if nobody waits for it any more."""
+        """Send SIGTERM to the group, and SIGKILL if it takes too long or the caller is cancelled."""
         try:
             self._signal(signal.SIGTERM)
-            # One that was stopped would never hear of it.
+            # A stopped process would not receive it.
             self._signal(signal.SIGCONT)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_sec):
@@ -168,7 +168,7 @@ class Process:
         await self.ended()
 
     def _signal(self, number: signal.Signals) -> None:
-        # PermissionError: what is left has changed its user, or (on macOS) only a zombie is left.
+        # PermissionError: the rest has changed its user, or (on macOS) is a zombie.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -179,7 +179,7 @@ class Process:
                 await asyncio.get_running_loop().sock_sendall(self._socket, line)
 
     def close(self) -> int:
-        """Gives the exit code, negative for a signal."""
+        """Kill the rest and return the exit code, negative for a signal."""
         self._signal(signal.SIGKILL)
         self._guardian.forget(self.pid)
         for flow in (self.stdout, self.stderr, self.messages):
@@ -189,6 +189,6 @@ class Process:
 
 
 def _wait_for(pid: int) -> None:
-    """In a thread. It stays a zombie until `close`, so that its number can't become another group's."""
+    """In a thread. The process stays a zombie until `close`, so that its number is not reused."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
