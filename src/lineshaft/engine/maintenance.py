@@ -89,7 +89,7 @@ class Maintenance:
         """Bring back what is parked though its lock is free or its DAG has money again."""
 
         async def work(connection: Connection) -> None:
-            await self._unpark_waiters(connection, "parked_for_nothing", limit=limit)
+            await self._unpark_waiters(connection, "free_locks_with_parked", limit=limit)
             cursor = await connection.execute(self._sql["dags_with_parked"], {"limit": limit})
             dags = [row[0] for row in await cursor.fetchall()]
             if dags:
@@ -144,7 +144,7 @@ class Maintenance:
         async def work(connection: Connection) -> int:
             if not await self._ask(connection, "try_turn"):
                 return 0
-            await connection.execute(self._sql["mend_generation"], {})
+            await connection.execute(self._sql["repair_generation"], {})
             await connection.execute(self._sql["date_generation"], {})
             await connection.execute(self._sql["move_stragglers"], {"limit": limit})
             await connection.execute(self._sql["close_generations"], {})

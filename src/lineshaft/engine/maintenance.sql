@@ -1,9 +1,8 @@
--- What keeps the queue going without anybody asking: expired leases, due retries, deadlines, generations, retention. Used by
--- store/upkeep.py. Each statement takes a bounded batch and skips what others hold, so that any number of nodes may run it at once.
+-- Each statement takes a bounded batch and skips locked rows, so that any number of nodes may run it at once.
 
 -- name: lock_expired
--- Leases that have run out, through task_live_leased. A heartbeat that was quicker is seen: the condition is checked again once
--- the row is locked. `without`: tasks that could not be moved.
+-- Expired leases, by task_live_leased. The condition is checked again once the row is locked, so that a concurrent heartbeat counts.
+-- without: tasks that could not be moved.
 SELECT id
 FROM lineshaft.task_live
 WHERE lease_until < coalesce(%(now)s::timestamptz, now()) AND id <> ALL (%(without)s::text[])
@@ -12,8 +11,8 @@ LIMIT %(limit)s::integer
 FOR UPDATE SKIP LOCKED
 
 -- name: promote_due
--- Back-offs, snoozes and schedules whose time has come, through task_live_due. One that still waits for a dependency only forgets its
--- time; a batch whose children are all done is told to whoever called.
+-- Back-offs, snoozes and schedules that are due, by task_live_due. A task that is still blocked only loses its due time; the caller
+-- completes a batch whose children are all done.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -44,12 +43,14 @@ logged AS (
     SELECT clock.now, '{task.ready}', moved.id, moved.dag_id FROM moved CROSS JOIN clock WHERE moved.status = 'READY'
 ),
 woken AS (
-    SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END) FROM moved WHERE status = 'READY' HAVING count(*) > 0
+    SELECT
+    -- include: notify_lanes
+    FROM moved WHERE status = 'READY' HAVING count(*) > 0
 )
-SELECT moved.id, moved.status::text, moved.is_batch, (SELECT count(*) FROM woken) FROM moved
+SELECT moved.id, moved.status::text AS status, moved.is_batch, (SELECT count(*) FROM woken) AS notified FROM moved
 
 -- name: rekey_deadlines
--- Deadline boosts that have moved by half a point, through task_live_rekey; the last step is the deadline itself.
+-- Deadline boosts that have grown by half a point, by task_live_rekey; the last step is the deadline itself.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -79,7 +80,7 @@ logged AS (
 SELECT moved.id, moved.deadline <= clock.now AS missed FROM moved CROSS JOIN clock
 
 -- name: expire_locks
--- Locks whose holder let them run out. A batch keeps its own while it has children to run.
+-- A batch keeps its lock while it is live.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -96,8 +97,8 @@ logged AS (
 )
 SELECT key FROM gone
 
--- name: parked_for_nothing
--- Lock keys that tasks are parked for though nobody holds them: what a release should have brought back. One index look-up a key.
+-- name: free_locks_with_parked
+-- Keys of free locks with parked tasks, which a release should have unparked. One index look-up per key.
 WITH RECURSIVE wanted AS (
     (SELECT lock_key FROM lineshaft.task_live WHERE status = 'READY' AND lock_key IS NOT NULL ORDER BY lock_key LIMIT 1)
     UNION ALL
@@ -120,7 +121,7 @@ WHERE NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = wanted.lock_key)
 LIMIT %(limit)s::integer
 
 -- name: dags_with_parked
--- With a parked task that could be paid by now: those that can't must not hide others.
+-- DAGs with a parked task that the budget allows now.
 WITH RECURSIVE waiting AS (
     (SELECT dag_id FROM lineshaft.task_live WHERE parked = 'dag_budget' ORDER BY dag_id LIMIT 1)
     UNION ALL
@@ -147,11 +148,11 @@ WHERE EXISTS (
 LIMIT %(limit)s::integer
 
 -- name: try_turn
--- One process at a time turns generations; whoever doesn't get the lock leaves it to the other.
+-- One process at a time changes generations; the others don't wait.
 SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.generation', 0))
 
 -- name: remaining
--- How many claimable tasks the current generation still has, counted no further than the number that have left it.
+-- Claimable tasks of the current generation, up to a limit.
 SELECT count(*)
 FROM (
     SELECT FROM lineshaft.task_live
@@ -160,33 +161,32 @@ FROM (
 ) AS counted
 
 -- name: announce_generation
--- Claims look into the next generation from when this is committed; tasks go there only once it is opened. The other way round a task
--- could be told and not found. Who may still write into the one before is known when it is dated; until then, anybody.
+-- Claims read the next generation once this is committed; tasks go there only once it is opened. In the reverse order a task could be
+-- notified but not found. date_generation records which transactions may still write into the previous one; until then, any.
 INSERT INTO lineshaft.generation (no, opened_by)
 SELECT last_value + 1, '9223372036854775807' FROM lineshaft.generation_no
 ON CONFLICT (no) DO NOTHING
 
 -- name: open_generation
--- In a transaction after that. Not nextval, which jumps with a crash of the server; see the sequence.
+-- In a later transaction. Not nextval, which skips numbers in a crash; see the sequence.
 SELECT setval('lineshaft.generation_no', last_value + 1)
 FROM lineshaft.generation_no
 WHERE EXISTS (SELECT FROM lineshaft.generation WHERE no = last_value + 1)
 
 -- name: date_generation
--- After the statement that opened it, so that this one's snapshot is younger: whoever has an xid that isn't in it reads the new number.
+-- After open_generation, with a newer snapshot: transactions whose xid is not in it read the new number.
 UPDATE lineshaft.generation
 SET opened_by = pg_snapshot_xmax(pg_current_snapshot())
 WHERE no <= (SELECT last_value FROM lineshaft.generation_no) AND opened_by = '9223372036854775807'
 
--- name: mend_generation
--- The sequence should never be ahead of the table; tasks would become READY in a generation that no claim looks into.
+-- name: repair_generation
+-- The sequence must not be ahead of the table: tasks would become READY in a generation that no claim reads.
 INSERT INTO lineshaft.generation (no)
 SELECT last_value FROM lineshaft.generation_no WHERE last_value NOT IN (SELECT no FROM lineshaft.generation)
 
 -- name: move_stragglers
--- What remains in older generations goes along, so that they can be closed. Only in those that are open: the dead entries of all others,
--- which may be millions while an old transaction holds up cleaning, would be read again by every turn. They are told once more: claims
--- pass over what is locked here.
+-- Moves tasks of older generations to the current one, so that those can be closed. Only open ones: closed ones may have millions of dead
+-- index entries while an old transaction prevents vacuum. Sends notifications again, because claims skip the rows that are locked here.
 WITH moved AS (
     UPDATE lineshaft.task_live AS live
     SET generation = (SELECT last_value FROM lineshaft.generation_no)
@@ -205,12 +205,13 @@ WITH moved AS (
     WHERE live.id = left_behind.id
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+SELECT
+-- include: notify_lanes
 FROM moved HAVING count(*) > 0
 
 -- name: close_generations
 -- Drained generations, once no transaction is left that could have read their number before the next one was opened: it might still
--- write into them. (Whoever writes reads the number after it has got its xid: submission.sql.) Readers, however old, don't hold this up.
+-- write into them. (Writers get their xid before they read the number: submission.sql.) Old readers don't prevent this.
 DELETE FROM lineshaft.generation
 WHERE no < (SELECT last_value FROM lineshaft.generation_no)
   AND (
@@ -227,8 +228,8 @@ RETURNING no
 SELECT count(*) FROM lineshaft.generation
 
 -- name: sweep_generations
--- READY tasks in a generation that is closed: nobody would look at them. There should be none. Looked for in the last ones that were
--- closed, for the reason given at move_stragglers; NULL: in all.
+-- READY tasks in closed generations, which no claim would find. There should be none. Checks the `last` closed ones, for the reason given
+-- at move_stragglers; NULL: all.
 WITH moved AS (
     UPDATE lineshaft.task_live AS live
     SET generation = (SELECT last_value FROM lineshaft.generation_no)
@@ -242,17 +243,17 @@ WITH moved AS (
     WHERE live.id = lost.id
     RETURNING live.lane_id
 )
-SELECT pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+SELECT
+-- include: notify_lanes
 FROM moved HAVING count(*) > 0
 
 -- name: try_lead
--- For duties of which one in the whole fleet is enough: leadership lasts as long as the transaction.
+-- For duties that one node performs: leadership lasts until the end of the transaction.
 SELECT pg_try_advisory_xact_lock(hashtextextended(%(duty)s::text, 0))
 
 -- name: delete_finished
--- Retention: tasks that ended well, or were cancelled, long ago, and that nothing still refers to which is alive, or is kept and may come
--- back: a dead letter that is retried wants its inputs. What ever was a dead letter is never deleted by itself, whatever was decided
--- about it (R-131).
+-- Retention of old COMPLETED and CANCELLED tasks, unless a live task depends on them, or a task that may be revived: a dead letter that
+-- is retried needs its inputs. A task that was ever a dead letter is never deleted.
 WITH old AS MATERIALIZED (
     SELECT ended.id
     FROM lineshaft.task_end AS ended
@@ -271,10 +272,10 @@ WITH old AS MATERIALIZED (
         WHERE edge.depends_on = ended.id AND undone.status <> 'COMPLETED'
           AND (
             undone.ended_at >= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
-            OR EXISTS (SELECT FROM lineshaft.dead_letter AS letter WHERE letter.task_id = undone.id)
+            OR EXISTS (SELECT FROM lineshaft.dead_letter AS dead WHERE dead.task_id = undone.id)
           )
       )
-      AND NOT EXISTS (SELECT FROM lineshaft.dead_letter AS letter WHERE letter.task_id = ended.id)
+      AND NOT EXISTS (SELECT FROM lineshaft.dead_letter AS dead WHERE dead.task_id = ended.id)
     ORDER BY ended.ended_at
     LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED
@@ -289,7 +290,7 @@ tasks AS (DELETE FROM lineshaft.task USING old WHERE task.id = old.id RETURNING 
 dags AS (
     DELETE FROM lineshaft.dag
     WHERE dag.id IN (SELECT dag_id FROM tasks)
-      -- The last of its tasks are among these.
+      -- All remaining tasks of the DAG are deleted here.
       AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.dag_id = dag.id AND task.id NOT IN (SELECT id FROM old))
     RETURNING dag.id, dag.idempotency_key
 ),

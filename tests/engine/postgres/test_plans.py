@@ -143,7 +143,7 @@ GROWING = frozenset({
     "task_key", "dag_key", "dead_letter",
 })  # fmt: skip
 #: Statements that start at one end of an index and stop after a row or so; or that read what few agents hold.
-MAY_SCAN = frozenset({"parked_for_nothing", "dags_with_parked", "openings", "held_by"})
+MAY_SCAN = frozenset({"free_locks_with_parked", "dags_with_parked", "openings", "held_by"})
 HOT = (
     "claim/claims",
     "claim/fast_path",

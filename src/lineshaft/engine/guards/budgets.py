@@ -66,7 +66,7 @@ class Budgets:
 
     async def _make_real(self, connection: Connection, dag_id: str) -> None:
         """A standalone task's DAG gets a row when it gets a ceiling."""
-        cursor = await connection.execute(self._sql["only_task"], {"dag_id": dag_id})
+        cursor = await connection.execute(self._sql["task_of_virtual_dag"], {"dag_id": dag_id})
         found = await cursor.fetchone()
         if found is None:
             raise NotFoundError(f"There is no DAG {dag_id}.")
@@ -82,7 +82,7 @@ class Budgets:
         """Tell of READY tasks that nobody can afford, once each (R-236)."""
         async with self._database.connection() as connection:
             cursor = await connection.execute(
-                self._sql["tell_blocked"], {**self._database.now, "limit": limit}
+                self._sql["report_unaffordable"], {**self._database.now, "limit": limit}
             )
             return int((await cursor.fetchall())[0][0])
 
@@ -126,7 +126,9 @@ class Budgets:
         )
         values = {"left": ceiling - day.spent_usd, "day": day.day, "message": message}
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["tell_day_is_over"], {**self._database.now, **values})
+            cursor = await connection.execute(
+                self._sql["alert_daily_budget"], {**self._database.now, **values}
+            )
             return int((await cursor.fetchall())[0][0])
 
     # Reading.

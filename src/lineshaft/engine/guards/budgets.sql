@@ -1,15 +1,12 @@
--- Money beyond a single claim: ceilings, who can't be paid for, how fast it goes. Used by store/budgets.py. Claims reserve and ends settle
--- by themselves (claims.sql, changes.sql).
-
 -- name: set_dag_budget
--- NULL: no limit. Gives what it was before.
+-- NULL: no limit.
 WITH before AS MATERIALIZED (
     SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE
 ),
 changed AS (
     UPDATE lineshaft.dag
     SET budget_ceiling_usd = CASE
-        -- The largest sum that there is (model/budget.py).
+        -- The largest valid amount (model/budget.py).
         WHEN %(add)s::numeric IS NOT NULL THEN least(dag.budget_ceiling_usd + %(add)s::numeric, CASE WHEN dag.budget_ceiling_usd IS NOT NULL THEN 99999999.999999 END)
         ELSE %(ceiling)s::numeric
     END
@@ -25,14 +22,13 @@ logged AS (
 )
 SELECT is_now FROM changed
 
--- name: only_task
--- Of a virtual DAG.
+-- name: task_of_virtual_dag
 SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, id LIMIT 1
 
--- name: tell_blocked
--- READY tasks that nobody can afford, told once each until they are claimed or there is money again. What is only reserved may come back,
--- so it counts as there. Bounded: parked tasks through task_live_budget_untold, and the head of each lane that is beyond every agent's
--- means; those behind it are told when they get there.
+-- name: report_unaffordable
+-- One event for each READY task that no agent or DAG can afford, until it is claimed or there is money again. Reserved money may be
+-- returned, so it counts as available. Bounded: parked tasks by task_live_budget_untold, and the head of each lane that exceeds every
+-- agent's budget; tasks behind it are reported when they get there.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -45,8 +41,8 @@ of_dags AS MATERIALIZED (
       AND dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
     LIMIT %(limit)s::integer
 ),
--- Somebody could do these, if only he had the money.
-beyond_means AS MATERIALIZED (
+-- Lanes with capable agents, none of which has the money.
+unaffordable AS MATERIALIZED (
     SELECT lane.id, lane.max_cost_usd AS cost
     FROM lineshaft.lane
     CROSS JOIN LATERAL (
@@ -60,13 +56,13 @@ beyond_means AS MATERIALIZED (
     WHERE lane.max_cost_usd > 0 AND NOT fleet.affordable
 ),
 of_lanes AS MATERIALIZED (
-    SELECT head.id, 'agent' AS purse, beyond_means.cost
-    FROM beyond_means
+    SELECT head.id, 'agent' AS purse, unaffordable.cost
+    FROM unaffordable
     CROSS JOIN lineshaft.generation
     CROSS JOIN LATERAL (
         SELECT id, budget_told
         FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = beyond_means.id
+        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = unaffordable.id
         ORDER BY rank, submission_no
         LIMIT %(limit)s::integer
         OFFSET 0
@@ -89,10 +85,10 @@ logged AS (
     SELECT clock.now, '{budget.blocked}', blocked.id, blocked.dag_id, jsonb_build_object('purse', blocked.purse, 'max_cost_usd', blocked.cost)
     FROM blocked CROSS JOIN clock
 )
-SELECT count(*) FROM blocked
+SELECT count(*) AS blocked FROM blocked
 
 -- name: sample_spend
--- What everything has cost so far, also what attempts under way have reported; and what it had cost when the window began.
+-- The spend within the window, including what current attempts have reported.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -100,10 +96,10 @@ total AS MATERIALIZED (
     SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.agent)
         + (SELECT coalesce(sum(attempt_cost_usd), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL) AS usd
 ),
-forgotten AS (
+expired AS (
     DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)
 ),
-noted AS (
+sampled AS (
     INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING
 )
 SELECT total.usd - coalesce((
@@ -114,7 +110,7 @@ SELECT total.usd - coalesce((
 FROM total
 
 -- name: stop_spending
--- Everything is paused, and somebody is told; unless it is paused already.
+-- Pauses everything, with an alert; unless it is paused already.
 WITH paused AS (
     INSERT INTO lineshaft.pause (type, since, reason)
     VALUES ('*', coalesce(%(now)s::timestamptz, now()), %(reason)s::text)
@@ -125,10 +121,10 @@ logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
     SELECT since, '{alert}', jsonb_build_object('key', 'cost_velocity', 'message', reason) FROM paused
 )
-SELECT count(*) FROM paused
+SELECT count(*) AS paused FROM paused
 
 -- name: day
--- What all agents have spent since midnight UTC, and have reserved now.
+-- The spend of all agents since midnight UTC, and what is reserved now.
 SELECT clock.today AS day,
     coalesce(sum(agent.spent_on_day_usd) FILTER (WHERE agent.spend_day >= clock.today), 0)::numeric(14, 6) AS spent_usd,
     coalesce(sum(agent.reserved_usd), 0)::numeric(14, 6) AS reserved_usd
@@ -136,8 +132,8 @@ FROM (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS
 LEFT JOIN lineshaft.agent ON agent.spend_day > clock.today - 31
 GROUP BY clock.today
 
--- name: tell_day_is_over
--- Once a day: something that could run costs more than what is left of the daily ceiling.
+-- name: alert_daily_budget
+-- Once a day: a claimable task costs more than what is left of the daily budget.
 WITH short AS MATERIALIZED (
     SELECT FROM lineshaft.lane
     WHERE coalesce(lane.max_cost_usd, 0) > %(left)s::numeric
@@ -153,11 +149,11 @@ WITH short AS MATERIALIZED (
       )
     LIMIT 1
 ),
-told AS (
+alerted AS (
     INSERT INTO lineshaft.day_alert (day) SELECT %(day)s::date FROM short ON CONFLICT (day) DO NOTHING RETURNING day
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{alert}', jsonb_build_object('key', 'daily_budget', 'message', %(message)s::text) FROM told
+    SELECT coalesce(%(now)s::timestamptz, now()), '{alert}', jsonb_build_object('key', 'daily_budget', 'message', %(message)s::text) FROM alerted
 )
-SELECT count(*) FROM told
+SELECT count(*) AS alerts FROM alerted

@@ -1,8 +1,11 @@
--- What keeps agents from running into walls. Used by store/guards.py. Breakers have a file of their own.
+-- fragment: unless_newer
+-- The latest signal decides, even if it is the shorter one; an older one never overrides a newer one.
+ON CONFLICT (key) DO UPDATE
+    SET signalled_at = excluded.signalled_at, until = excluded.until, reason = excluded.reason
+    WHERE (known.signalled_at, known.until) < (excluded.signalled_at, excluded.until)
 
 -- name: signal_slowdowns
--- Others slow down with what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
--- The latest signal decides, even when it is the shorter one (R-218). Claims leave the model alone until then.
+-- For what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -19,9 +22,7 @@ written AS (
     INSERT INTO lineshaft.slowdown AS known (key, signalled_at, until, reason)
     SELECT signal.key, clock.now, clock.now + make_interval(secs => signal.wait_sec), signal.reason
     FROM signal CROSS JOIN clock
-    ON CONFLICT (key) DO UPDATE
-        SET signalled_at = excluded.signalled_at, until = excluded.until, reason = excluded.reason
-        WHERE (known.signalled_at, known.until) < (excluded.signalled_at, excluded.until)
+    -- include: unless_newer
     RETURNING key, until, reason
 )
 INSERT INTO lineshaft.event (at, kinds, data)
@@ -29,16 +30,14 @@ SELECT clock.now, '{signal.slowdown}', jsonb_build_object('key', written.key, 'u
 FROM written JOIN signal ON signal.key = written.key CROSS JOIN clock
 
 -- name: broadcast_slowdown
--- By hand, or by a program that knows more than one task: model:NAME, provider:NAME or *. An older signal never overrides a newer one.
+-- model:NAME, provider:NAME or *.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
 written AS (
     INSERT INTO lineshaft.slowdown AS known (key, signalled_at, until, reason)
     SELECT %(key)s::text, clock.now, clock.now + make_interval(secs => %(wait)s::double precision), %(reason)s::text FROM clock
-    ON CONFLICT (key) DO UPDATE
-        SET signalled_at = excluded.signalled_at, until = excluded.until, reason = excluded.reason
-        WHERE (known.signalled_at, known.until) < (excluded.signalled_at, excluded.until)
+    -- include: unless_newer
     RETURNING key, signalled_at, until
 ),
 logged AS (

@@ -115,7 +115,7 @@ class Approvals:
             connection.cursor(row_factory=class_row(GatedOutput)) as cursor,
         ):
             encoded = msgspec.json.encode(output).decode()
-            await cursor.execute(self._sql["read_asked"], {"id": task_id, "output": encoded})
+            await cursor.execute(self._sql["read_task_for_person"], {"id": task_id, "output": encoded})
             return await cursor.fetchone()
 
     async def _answer(self, asked: GatedOutput, decision: ApprovalDecision) -> Moved:
@@ -153,7 +153,7 @@ class Approvals:
             },
         )
         if task.dag_id is not None:
-            await connection.execute(self._sql["dag_has_begun"], {**self._database.now, "id": task.dag_id})
+            await connection.execute(self._sql["start_dag"], {**self._database.now, "id": task.dag_id})
         changes = Changes(self._database.now)
         locked = await self._lifecycle.lock(connection, [task.id])
         told = {"by": decision.reviewer, "note": decision.note}

@@ -1,7 +1,17 @@
--- What waits for a person: outputs at a gate `human`, and tasks that need the capability `human`. Used by store/approvals.py.
+-- Two kinds of approvals: outputs at a gate `human`, and tasks that need the capability `human`.
+
+-- fragment: tasks_for_people
+-- Lane by lane, by task_live_claimable; OFFSET 0 keeps the planner from reading all READY tasks. Parked tasks wait for a lock or for money.
+FROM lineshaft.lane
+CROSS JOIN lineshaft.generation
+CROSS JOIN LATERAL (
+    SELECT * FROM lineshaft.task_live
+    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
+    OFFSET 0
+) AS live
 
 -- name: waiting_gates
--- Outputs that a person must approve, in the order in which they came. By attempt_to_approve.
+-- Oldest first, by attempt_to_approve.
 SELECT attempt.task_id AS id, 'gate' AS kind, attempt.gate_since AS since, task.gates -> attempt.gate_no::integer -> 'schema' AS schema
 FROM lineshaft.attempt
 JOIN lineshaft.task ON task.id = attempt.task_id
@@ -11,26 +21,18 @@ ORDER BY attempt.gate_since, attempt.task_id
 LIMIT %(limit)s::integer
 
 -- name: waiting_tasks
--- Tasks that only a person can do and that nobody has claimed, by the lanes that want one. The schema of their answer is that of the
--- first json-schema gate. By task_live_claimable, generation by generation; those that are parked wait for a lock or for money.
+-- Unclaimed tasks for people. The schema of the answer is that of the first json-schema gate.
 SELECT live.id, 'task' AS kind, live.ready_at AS since,
     jsonb_path_query_first(task.gates, '$[*] ? (@.method == "json-schema").schema') AS schema
-FROM lineshaft.lane
-CROSS JOIN lineshaft.generation
--- OFFSET 0: lane by lane, never all that is READY, whatever the planner thinks of a table that it knows nothing about.
-CROSS JOIN LATERAL (
-    SELECT * FROM lineshaft.task_live
-    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
-    OFFSET 0
-) AS live
+-- include: tasks_for_people
 JOIN lineshaft.task ON task.id = live.id
 WHERE lane.required_capabilities @> '{human}'
   AND (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::timestamptz, %(after)s::text))
 ORDER BY live.ready_at, live.id
 LIMIT %(limit)s::integer
 
--- name: read_asked
--- A task as a person is asked to do it: without an output yet.
+-- name: read_task_for_person
+-- With the person's answer as its output.
 SELECT task.id, live.epoch + 1 AS epoch, 0::smallint AS gate_no, NULL::text AS gate, task.type, task.title, task.spec, task.gates,
     task.require_decision_report, %(output)s::jsonb AS output
 FROM lineshaft.task
@@ -38,7 +40,7 @@ JOIN lineshaft.task_live AS live ON live.id = task.id
 WHERE task.id = %(id)s::text AND live.status = 'READY' AND task.required_capabilities @> '{human}'
 
 -- name: answer_task
--- READY → CLAIMED → RUNNING → VALIDATING in one go: a person has done it already, and holds nothing. Guarded by the lock that lock_tasks holds.
+-- READY → VALIDATING: the work is done, so there is no claim. Guarded by the lock that lock_tasks holds.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -55,30 +57,22 @@ SELECT taken.id, taken.epoch, taken.attempts + 1, taken.revivals, %(by)s::text, 
 FROM taken CROSS JOIN clock
 RETURNING task_id
 
--- name: dag_has_begun
--- Somebody works on it: a person.
-WITH begun AS (
+-- name: start_dag
+WITH started AS (
     UPDATE lineshaft.dag SET status = 'running', ended_at = NULL WHERE id = %(id)s::text AND status <> 'running' RETURNING id
 )
-INSERT INTO lineshaft.event (at, kinds, dag_id) SELECT coalesce(%(now)s::timestamptz, now()), '{dag.running}', begun.id FROM begun
+INSERT INTO lineshaft.event (at, kinds, dag_id) SELECT coalesce(%(now)s::timestamptz, now()), '{dag.running}', started.id FROM started
 
 -- name: try_announce
--- One node at a time; the others needn't.
+-- One node at a time.
 SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.announce', 0)) AS got
 
 -- name: announce_waiting
--- Tell once for each turn that a task waits for a person. (An output at a gate is told when it gets there.) Events since it first became
--- READY are in few partitions.
+-- One event for each time that a task waits for a person. (An output at a gate has an event when it gets there.) Events since the task
+-- first became READY are in few partitions.
 INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
 SELECT coalesce(%(now)s::timestamptz, now()), '{approval.waiting}', live.id, live.dag_id, live.epoch, '{"kind": "task"}'
-FROM lineshaft.lane
-CROSS JOIN lineshaft.generation
--- OFFSET 0: lane by lane, never all that is READY, whatever the planner thinks of a table that it knows nothing about.
-CROSS JOIN LATERAL (
-    SELECT * FROM lineshaft.task_live
-    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
-    OFFSET 0
-) AS live
+-- include: tasks_for_people
 WHERE lane.required_capabilities @> '{human}'
   AND NOT EXISTS (
     SELECT FROM lineshaft.event

@@ -1,4 +1,4 @@
-"""Decision reports of completed tasks: why agents did what they did, found again by words."""
+"""Search in the decision reports of completed tasks."""
 
 from datetime import datetime
 
@@ -16,6 +16,8 @@ from lineshaft.engine.read.pages import (
 from lineshaft.types import Page, Report
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
+_SQL = catalog.load(__name__)
+
 
 class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     ended_at: datetime
@@ -25,7 +27,6 @@ class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 class Reports:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load(__name__)
 
     async def search(
         self,
@@ -36,7 +37,7 @@ class Reports:
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> Page[Report]:
-        """Reports with all of these words, newest first. A phrase stands in quotes; `or` and `-word` work."""
+        """Reports with all of these words, newest first. Quotes make a phrase; `or` and `-word` work."""
         check_limit(limit)
         refuse_unstorable(q=[query], type=[type_ or ""], dag_id=[dag_id or ""])
         before = decode_cursor(cursor, _Key)
@@ -45,7 +46,7 @@ class Reports:
             connection.cursor(row_factory=dict_row) as rows,
         ):
             await rows.execute(
-                self._sql["search_reports" if query.strip() else "latest_reports"],
+                _SQL["search_reports" if query.strip() else "latest_reports"],
                 {
                     "query": query,
                     "type": type_,
