@@ -26,7 +26,7 @@ from benchmarks.common import Report, alternate, fresh_database, progress, secon
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimedTask, ClaimRef, Completion
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Release
 
 #: About what a prompt's description takes; the floor's rows are as wide.
 PAYLOAD = "x" * 260
@@ -79,7 +79,7 @@ async def drain(
     while done < most and (
         claimed := (await engine.claims.claim(agent, incarnation, limit=batch, start=True)).tasks
     ):
-        await engine.lifecycle.complete(completions(claimed))
+        await engine.work.complete(completions(claimed))
         done += len(claimed)
     return done
 
@@ -205,7 +205,7 @@ async def median_claim(engine: Engine, agent: str, claims: int) -> float:
         start = time.perf_counter()
         claimed = (await engine.claims.claim(agent, 1, limit=10)).tasks
         times.append((time.perf_counter() - start) * 1000)
-        await engine.lifecycle.release([ClaimRef(task.id, task.epoch) for task in claimed])
+        await engine.work.release([Release(ClaimRef(task.id, task.epoch)) for task in claimed])
     return statistics.median(times)
 
 
@@ -251,10 +251,10 @@ async def bench_lock(dsn: str, sizes: Sizes, report: Report) -> None:
         first = time.perf_counter()
         claimed = (await engine.claims.claim("claimer", 1, limit=10)).tasks
         report.figure("claim_that_parks_sec", time.perf_counter() - first, "s")
-        await engine.lifecycle.release([ClaimRef(task.id, task.epoch) for task in claimed])
+        await engine.work.release([Release(ClaimRef(task.id, task.epoch)) for task in claimed])
         subject = await median_claim(engine, "claimer", sizes.claims)
         report.ratio("claim_lock_ratio", subject, reference, "≤ 1.5", unit="ms")
-        await engine.lifecycle.release([ClaimRef(holder.id, holder.epoch)])
+        await engine.work.release([Release(ClaimRef(holder.id, holder.epoch))])
 
 
 async def sustained(dsn: str, total: int, step: Callable[[str], None], *, pinned: bool) -> float:
@@ -351,7 +351,7 @@ async def bench_big(dsn: str, sizes: Sizes, report: Report) -> None:
         (root,) = (await engine.claims.claim("worker", 1, limit=1, types=["root"], start=True)).tasks
         report.figure(
             "complete_with_dependents_sec",
-            await seconds_async(lambda: engine.lifecycle.complete(completions([root]))),
+            await seconds_async(lambda: engine.work.complete(completions([root]))),
             "s",
         )
         await engine.submission.submit([NewTask("extra")])

@@ -98,7 +98,7 @@ async def measure(dsn: str, n: int, report: Report, step: Callable[[str], None])
         # Everything is prepared, and the first pages of everything are there.
         await engine.submission.submit(tasks(1000))
         claimed = (await engine.claims.claim("one", 1, limit=1000, types=OWN, start=True)).tasks
-        await engine.lifecycle.complete(completions(claimed))
+        await engine.work.complete(completions(claimed))
         with psycopg.connect(dsn, autocommit=True) as look:
             look.execute("CHECKPOINT")
             before = sizes(look)
@@ -112,7 +112,7 @@ async def measure(dsn: str, n: int, report: Report, step: Callable[[str], None])
                 while claimed := (
                     await engine.claims.claim("one", 1, limit=BATCH, types=OWN, start=True)
                 ).tasks:
-                    await engine.lifecycle.complete(completions(claimed))
+                    await engine.work.complete(completions(claimed))
 
             step("submitting")
             await meter.measure("submit", submit)

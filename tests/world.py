@@ -15,13 +15,16 @@ from psycopg.rows import dict_row
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.complete import Acceptance, Complete
+from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model.retry import Uniform
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import AgentInfo, NewAgent, Page, SubmittedDag
+from lineshaft.types import AgentInfo, NewAgent, Page, Submitted, SubmittedDag
 from lineshaft.types.work import (
     UNREPORTED,
+    Cancellation,
     Claim,
     ClaimedTask,
     ClaimRef,
@@ -29,13 +32,61 @@ from lineshaft.types.work import (
     Failure,
     HeldTask,
     Moved,
+    NewCheckpoint,
+    NewSpawn,
+    NewStep,
     Presence,
+    Release,
+    Spawned,
     Spent,
 )
 
 
 def cost(amount: str) -> Spent:
     return Spent(Decimal(amount))
+
+
+async def spawn_children(
+    engine: Engine, claim: ClaimRef, tasks: Sequence[NewTask], **options: Any
+) -> list[Submitted]:
+    (result,) = await engine.work.spawn([NewSpawn(claim, tasks, **options)])
+    return list(result.unwrap().submitted)
+
+
+async def spawn_once(
+    engine: Engine, claim: ClaimRef, key: str, tasks: Sequence[NewTask], **options: Any
+) -> Spawned:
+    (result,) = await engine.work.spawn([NewSpawn(claim, tasks, key, **options)])
+    return result.unwrap()
+
+
+async def release_claims(
+    engine: Engine, claims: Sequence[ClaimRef], delay_sec: float | None = None
+) -> list[Moved]:
+    return await engine.work.release([Release(claim, delay_sec) for claim in claims])
+
+
+async def cancel_claim(engine: Engine, claim: ClaimRef, reason: str, *, spent: Spent = UNREPORTED) -> Status:
+    (moved,) = await engine.work.cancel([Cancellation(claim, reason, spent=spent)])
+    return moved.unwrap()
+
+
+async def record_step(engine: Engine, claim: ClaimRef, name: str, data: bytes) -> bytes:
+    (recorded,) = await engine.work.record_steps([NewStep(claim, name, data)])
+    return recorded.unwrap()
+
+
+async def save_checkpoint(engine: Engine, claim: ClaimRef, data: bytes) -> None:
+    (saved,) = await engine.work.save_checkpoints([NewCheckpoint(claim, data)])
+    if saved.error is not None:
+        raise saved.error
+
+
+def without_gates(engine: Engine) -> Complete:
+    """Leaves tasks with gates VALIDATING, as if the process died before it checked their output."""
+    transitions = Transitions(engine.database)
+    fail = Fail(transitions, Lanes(), engine.breakers, engine.slowdowns)
+    return Complete(transitions, Acceptance(transitions, fail, engine.breakers), fail, gates=None)
 
 
 @dataclass(frozen=True)
@@ -71,7 +122,7 @@ class Actions:
         return task
 
     async def complete(self, task: ClaimedTask, output: Any = None, spent: str | None = None) -> Status:
-        (moved,) = await self.engine.lifecycle.complete([self.completion(task, output, spent)])
+        (moved,) = await self.engine.work.complete([self.completion(task, output, spent)])
         return moved.unwrap()
 
     @staticmethod
@@ -82,8 +133,9 @@ class Actions:
     async def fail(
         self, task: ClaimedTask, error: str = "it broke", *, uniform: Uniform = lambda: 0.5, **details: Any
     ) -> Status:
-        lifecycle = Lifecycle(self.engine.database, Lanes(), breakers=self.engine.breakers, uniform=uniform)
-        (moved,) = await lifecycle.fail([Failure(ref(task), error, **details)])
+        engine = self.engine
+        fail = Fail(Transitions(engine.database), Lanes(), engine.breakers, engine.slowdowns, uniform=uniform)
+        (moved,) = await fail.fail([Failure(ref(task), error, **details)])
         return moved.unwrap()
 
     async def heartbeat(
@@ -102,7 +154,7 @@ class Actions:
         return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}
 
     async def release(self, task: ClaimedTask, delay_sec: float | None = None) -> Status:
-        (moved,) = await self.engine.lifecycle.release([ref(task)], delay_sec=delay_sec)
+        (moved,) = await release_claims(self.engine, [ref(task)], delay_sec=delay_sec)
         return moved.unwrap()
 
     async def kill(self, agent: AgentInfo, task_id: str | None = None) -> str:
@@ -117,7 +169,7 @@ class Actions:
         agent = await self.agent("finisher")
         count = 0
         while tasks := await self.claim(agent, 100):
-            await self.engine.lifecycle.complete([self.completion(task, output) for task in tasks])
+            await self.engine.work.complete([self.completion(task, output) for task in tasks])
             count += len(tasks)
         return count
 

@@ -18,6 +18,7 @@ from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Presence
 from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
+from tests.world import release_claims
 
 
 @pytest.fixture
@@ -182,15 +183,15 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
 async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
     async with proxied(dsn) as (through, proxy), Engine(through, max_connections=1) as engine:
         engine.database.answer_within_sec = 0.3
-        await engine.working.openings()
+        await engine.schedule.openings()
         proxy.swallow()
 
         began = time.monotonic()
         with pytest.raises(UnavailableError):
-            await engine.working.openings()
+            await engine.schedule.openings()
         assert time.monotonic() - began < 9
 
-        await engine.working.openings()
+        await engine.schedule.openings()
 
 
 @pytest.mark.database_only("what wakes an agent of this process")
@@ -233,7 +234,7 @@ async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_c
     async with at_work(agent, shaft=shaft):
         await soon(begun)
         # As the reaper does after a silence.
-        await engine_of(shaft).lifecycle.release([ClaimRef(task.id, 1)])
+        await release_claims(engine_of(shaft), [ClaimRef(task.id, 1)])
         done = await shaft.wait(task, PATIENCE)
         await soon(ended)
     assert done.result == 2

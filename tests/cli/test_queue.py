@@ -31,9 +31,9 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None) -> 
             (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
             claim = ClaimRef(task.id, task.epoch)
             if error is None:
-                await engine.lifecycle.complete([Completion(claim, b'{"answer": 42}')])
+                await engine.work.complete([Completion(claim, b'{"answer": 42}')])
             else:
-                await engine.lifecycle.fail([Failure(claim, error, category)])
+                await engine.work.fail([Failure(claim, error, category)])
             return task.id
 
     return asyncio.run(once())

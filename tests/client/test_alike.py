@@ -66,7 +66,7 @@ async def a_history(shaft: Lineshaft) -> None:
     )
     (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
     report = msgspec.json.encode({"why": "asked", "what": "a page", "tradeoffs": "none"})
-    await engine.lifecycle.complete(
+    await engine.work.complete(
         [
             Completion(
                 ClaimRef(task.id, task.epoch), output=b'"x"', artifacts=b"[1.50]", decision_report=report

@@ -24,7 +24,7 @@ from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure
-from tests.world import World, ref
+from tests.world import World, ref, without_gates
 
 
 async def claimed(
@@ -83,7 +83,7 @@ async def test_the_reaper_takes_back_lost_tasks(
     assert row == ("a1", "failed", "crash", reason)
     assert connection.execute("SELECT held, reserved_usd FROM lineshaft.agent").fetchone() == (0, 0)
     # The agent that wakes up later gets an error.
-    (late,) = await engine.lifecycle.complete([Completion(ref(task), b"1")])
+    (late,) = await engine.work.complete([Completion(ref(task), b"1")])
     assert late.error is not None
     assert late.error.code == "stale_claim"
     assert "task.late_result" in kinds(connection)
@@ -109,10 +109,9 @@ async def test_a_task_in_validation_by_its_agent_is_reaped(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     """R-072, F-19: its agent is lost."""
-    engine.lifecycle.gatekeeper = None
     gate = OutputContract(validation="regex", validation_schema="x")
     (task,) = await claimed(engine, NewTask("code", output=gate))
-    (moved,) = await engine.lifecycle.complete([Completion(ref(task), b'"x"')])
+    (moved,) = await without_gates(engine).complete([Completion(ref(task), b'"x"')])
     assert moved.status == "VALIDATING"
     clock.advance(91)
 
@@ -140,7 +139,7 @@ async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(
 ) -> None:
     """R-116, R-056."""
     (task,) = await claimed(engine, NewTask("failing", max_attempts=2))
-    await engine.lifecycle.fail([Failure(ref(task), "boom")])
+    await engine.work.fail([Failure(ref(task), "boom")])
     await engine.submission.submit([NewTask("later", run_at=clock.now() + timedelta(seconds=400))])
     assert await Promoter(engine.maintenance).run_once() == {
         "promoted": 0,
@@ -180,7 +179,7 @@ async def test_run_at_does_not_override_dependencies(
 
     (task,) = await claimed(engine)
     assert task.id == dag.tasks["up"].id
-    await engine.lifecycle.complete([Completion(ref(task))])
+    await engine.work.complete([Completion(ref(task))])
     assert statuses(connection) == {"up": "COMPLETED", "down": "READY"}
 
 
@@ -346,8 +345,8 @@ async def test_without_a_retention_the_janitor_deletes_nothing(
 ) -> None:
     """R-250, R-131."""
     done, dead = await claimed(engine, NewTask("done"), NewTask("dead", max_attempts=1))
-    await engine.lifecycle.complete([Completion(ref(done))])
-    await engine.lifecycle.fail([Failure(ref(dead), "boom")])
+    await engine.work.complete([Completion(ref(done))])
+    await engine.work.fail([Failure(ref(dead), "boom")])
     clock.advance(86_400 * 400)
 
     counts = await janitor(engine).run_once()
@@ -405,7 +404,7 @@ async def test_dependencies_of_live_tasks_are_kept(
     await engine.submission.submit(
         [NewTask("down", depends_on=[up.id], run_at=clock.now() + timedelta(days=999))]
     )
-    await engine.lifecycle.complete([Completion(ref(up))])
+    await engine.work.complete([Completion(ref(up))])
     clock.advance(86_400 * 400)
 
     await janitor(engine, keep_tasks=timedelta(days=1)).run_once()
@@ -420,15 +419,15 @@ async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
     ups = await claimed(
         engine, NewTask("for the dead"), NewTask("for the cancelled"), NewTask("for the done")
     )
-    await engine.lifecycle.complete([Completion(ref(up), b'"input"') for up in ups])
+    await engine.work.complete([Completion(ref(up), b'"input"') for up in ups])
     uses = {up.type: {"context_refs": [f"task:{up.id}:output"]} for up in ups}
     dead, done = await claimed(
         engine,
         NewTask("dead", max_attempts=1, spec=uses["for the dead"]),
         NewTask("done", spec=uses["for the done"]),
     )
-    await engine.lifecycle.fail([Failure(ref(dead), "boom")])
-    await engine.lifecycle.complete([Completion(ref(done))])
+    await engine.work.fail([Failure(ref(dead), "boom")])
+    await engine.work.complete([Completion(ref(done))])
     clock.advance(86_400 * 31)
     (cancelled,) = await engine.submission.submit([NewTask("cancelled", spec=uses["for the cancelled"])])
     await engine.operations.cancel(cancelled.id, "not now")

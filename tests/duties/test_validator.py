@@ -45,7 +45,7 @@ async def handed_in(engine: Engine, *gates: Gate, n: int = 1, **fields: Any) -> 
     task = NewTask("code", output=OutputContract(validation=gates), **fields)
     await engine.submission.submit([task] * n)
     tasks = (await engine.claims.claim(agent.id, 1, limit=n, start=True)).tasks
-    moved = await engine.lifecycle.complete([Completion(ref(task), b'"output"') for task in tasks])
+    moved = await engine.work.complete([Completion(ref(task), b'"output"') for task in tasks])
     assert {answer.status for answer in moved} == {"VALIDATING"}
     return tasks
 

@@ -12,7 +12,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure, Spent
 from tests.races.helpers import DAG_ROW, DONE, held, running, status, waiting
-from tests.world import ref
+from tests.world import ref, spawn_children
 
 
 async def two_of_a_batch(engine: Engine) -> tuple[ClaimedTask, ClaimedTask]:
@@ -20,8 +20,8 @@ async def two_of_a_batch(engine: Engine) -> tuple[ClaimedTask, ClaimedTask]:
     children = [NewTask("first"), NewTask("last chance", max_attempts=1)]
     await engine.submission.submit([NewTask("batch", children=children)])
     (first,) = await running(engine)
-    await engine.operations.spawn(ref(first), [NewTask("stray")])
-    await engine.lifecycle.complete([Completion(ref(first), DONE)])
+    await spawn_children(engine, ref(first), [NewTask("stray")])
+    await engine.work.complete([Completion(ref(first), DONE)])
     child, stray = sorted(await running(engine, 5), key=lambda task: task.type)
     return child, stray
 
@@ -34,7 +34,7 @@ async def test_two_of_a_batch_fail_in_one_call(
     child, stray = await two_of_a_batch(one)
     spent = Spent(Decimal("0.25"), 3, 4)
 
-    moved = await one.lifecycle.fail([Failure(ref(stray), "bad", spent=spent), Failure(ref(child), "bad")])
+    moved = await one.work.fail([Failure(ref(stray), "bad", spent=spent), Failure(ref(child), "bad")])
 
     assert [each.status for each in moved] == [Status.CANCELLED, Status.DEAD_LETTERED]
     assert [status(connection, task.id) for task in (stray, child)] == [each.status for each in moved]
@@ -78,11 +78,11 @@ async def nested_batches(engine: Engine) -> dict[str, ClaimedTask]:
     children = [NewTask("first"), inner]
     await engine.submission.submit([NewTask("outer", children=children)])
     (first,) = await running(engine)
-    await engine.operations.spawn(ref(first), [NewTask("stray", max_attempts=1)])
-    await engine.lifecycle.complete([Completion(ref(first), DONE)])
+    await spawn_children(engine, ref(first), [NewTask("stray", max_attempts=1)])
+    await engine.work.complete([Completion(ref(first), DONE)])
     found = await running(engine, 5)
     (stray,) = (task for task in found if task.type == "stray")
-    await engine.operations.spawn(ref(stray), [NewTask("below", max_attempts=1)])
+    await spawn_children(engine, ref(stray), [NewTask("below", max_attempts=1)])
     return {task.type: task for task in [*found, *await running(engine)]}
 
 
@@ -94,7 +94,7 @@ async def test_the_tasks_of_nested_batches_fail_in_one_call(
     tasks = await nested_batches(one)
     failures = [Failure(ref(tasks[name]), "bad") for name in ("below", "in it")]
 
-    moved = await one.lifecycle.fail(failures)
+    moved = await one.work.fail(failures)
 
     assert {each.status for each in moved} == {Status.DEAD_LETTERED}
     assert status(connection, tasks["stray"].id) == Status.CANCELLED
@@ -110,7 +110,7 @@ async def test_children_of_an_outer_and_of_its_inner_batch_fail_in_one_call(
     await one.submission.submit([NewTask("beside it", parent_id=outer.id, max_attempts=1)])
     tasks = await running(one, 5)
 
-    moved = await one.lifecycle.fail([Failure(ref(task), "bad") for task in tasks])
+    moved = await one.work.fail([Failure(ref(task), "bad") for task in tasks])
 
     assert [each.status for each in moved] == [Status.DEAD_LETTERED] * 2
     rows = connection.execute("SELECT id FROM lineshaft.task WHERE is_batch").fetchall()
@@ -125,9 +125,9 @@ async def test_a_task_spawned_while_its_batch_dies_goes_down_with_it(
     assert child.dag_id is not None
     with held(dsn, DAG_ROW, child.dag_id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         # It holds its parent, and waits for the DAG to be counted.
-        spawning = asyncio.ensure_future(two.operations.spawn(ref(stray), [NewTask("new")]))
+        spawning = asyncio.ensure_future(spawn_children(two, ref(stray), [NewTask("new")]))
         await waiting(look, 1)
-        failing = asyncio.ensure_future(one.lifecycle.fail([Failure(ref(child), "no", "auth_failure")]))
+        failing = asyncio.ensure_future(one.work.fail([Failure(ref(child), "no", "auth_failure")]))
         await waiting(look, 2)
         holder.rollback()
         (new,) = await spawning

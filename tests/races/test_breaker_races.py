@@ -15,7 +15,7 @@ from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running, status, waiting
-from tests.world import Actions
+from tests.world import Actions, release_claims
 
 ROW = "SELECT FROM lineshaft.breaker WHERE key = 'code' FOR UPDATE"
 CLAIMERS = 16
@@ -62,9 +62,9 @@ async def test_sixteen_claimers_get_one_probe(
             await Actions(engine).fail(probe)
             clock.advance(61)
         else:
-            await engine.lifecycle.release([ClaimRef(probe.id, probe.epoch)])
+            await release_claims(engine, [ClaimRef(probe.id, probe.epoch)])
     (probe,) = await running(engine)
-    await engine.lifecycle.complete([Completion(ClaimRef(probe.id, probe.epoch), DONE)])
+    await engine.work.complete([Completion(ClaimRef(probe.id, probe.epoch), DONE)])
 
     assert row(connection) == ("closed", None, 0)
     assert len(await running(engine, 9)) == 9
@@ -136,6 +136,6 @@ async def test_a_success_beside_a_failure(engine: Engine, connection: psycopg.Co
     await Actions(engine).fail(first)
     done = Completion(ClaimRef(third.id, third.epoch), DONE)
     with held(dsn, ROW) as holder:
-        await race(connection, holder, engine.lifecycle.complete([done]), Actions(engine).fail(second))
+        await race(connection, holder, engine.work.complete([done]), Actions(engine).fail(second))
 
     assert row(connection) in {("closed", None, 1), ("open", None, 2)}

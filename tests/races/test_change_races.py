@@ -10,7 +10,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.world import ref
+from tests.world import ref, release_claims
 
 
 def asked_and_live(connection: psycopg.Connection, task_id: str) -> tuple[int, int]:
@@ -45,7 +45,7 @@ async def test_a_change_that_waits_for_a_claim_holds_once_the_task_is_handed_bac
         assert [task.id for task in claim.tasks] == [x]
         assert (status(look, x), asked_and_live(look, x)) == (Status.CLAIMED, (40, 40))
 
-    await one.lifecycle.release([ref(claim.tasks[0])])
+    await release_claims(one, [ref(claim.tasks[0])])
     first, second = await running(two, 2, "a2")
     assert (first.id != x, second.id) == (True, x)
 
@@ -78,7 +78,7 @@ async def test_change_against_complete(engines: tuple[Engine, Engine], dsn: str)
             completed, changed = await race(
                 look,
                 holder,
-                one.lifecycle.complete([Completion(ref(task), DONE)]),
+                one.work.complete([Completion(ref(task), DONE)]),
                 two.operations.change(task.id, priority=7),
             )
             row = look.execute("SELECT priority FROM lineshaft.task WHERE id = %s", [task.id]).fetchone()

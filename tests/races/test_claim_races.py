@@ -11,7 +11,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Claim, Completion
 from tests.races.helpers import DONE, held, running, waiting
-from tests.world import World, ref
+from tests.world import World, ref, spawn_children
 
 Engines = tuple[Engine, Engine]
 AGENT = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
@@ -20,7 +20,7 @@ LIVE = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"
 
 @pytest.fixture
 async def weighing(engines: Engines) -> Engines:
-    """Something is paused, though nothing of these tests: the short way is closed."""
+    """Something is paused, though nothing of these tests: the fast path is closed."""
     await engines[0].operations.pause("something else")
     return engines
 
@@ -61,14 +61,14 @@ async def test_a_dag_is_made_while_its_only_task_completes(engines: Engines, dsn
     await one.submission.submit([NewTask("x", max_cost_usd=1)])
     (task,) = await running(one)
     with psycopg.connect(dsn, autocommit=True) as look, psycopg.connect(dsn) as holder:
-        # A breaker has a failure to forget: the short way is closed.
+        # A breaker has a failure to forget: the fast path is closed.
         look.execute("INSERT INTO lineshaft.breaker (key, failures) VALUES ('something else', 1)")
         # A key that is just being taken holds up a spawn after its parent's DAG was made.
         holder.execute("INSERT INTO lineshaft.task_key (key, task_id, content_hash) VALUES ('k', 'o', '')")
         child = NewTask("c", idempotency_key="k")
-        spawning = asyncio.ensure_future(two.operations.spawn(ref(task), [child]))
+        spawning = asyncio.ensure_future(spawn_children(two, ref(task), [child]))
         await waiting(look, 1)
-        completing = asyncio.ensure_future(one.lifecycle.complete([Completion(ref(task), DONE)]))
+        completing = asyncio.ensure_future(one.work.complete([Completion(ref(task), DONE)]))
         await waiting(look, 2)
         holder.rollback()
         await spawning

@@ -10,12 +10,13 @@ import pytest
 from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.transition.complete import Complete
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import ApprovalDecision, NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure, Moved
 from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
-from tests.world import ref
+from tests.world import ref, without_gates
 
 YES = ApprovalDecision(approve=True, reviewer="ann")
 NO = ApprovalDecision(approve=False, reviewer="bob", note="no")
@@ -26,11 +27,13 @@ async def slow(_: Any, __: CandidateOutput) -> bool:
     return True
 
 
-async def handed_in(engine: Engine, *gates: Gate, **fields: Any) -> ClaimedTask:
+async def handed_in(
+    engine: Engine, *gates: Gate, complete: Complete | None = None, **fields: Any
+) -> ClaimedTask:
     output = OutputContract(validation=gates)
     await engine.submission.submit([NewTask("code", output=output, **fields)])
     (task,) = await running(engine)
-    await engine.lifecycle.complete([Completion(ref(task), b'"x"')])
+    await (complete or engine.work).complete([Completion(ref(task), b'"x"')])
     return task
 
 
@@ -154,7 +157,7 @@ async def test_two_validators_never_get_the_same_output(engines: tuple[Engine, E
     output = OutputContract(validation=(Gate("slow"),))
     await one.submission.submit([NewTask("code", output=output)] * 60)
     tasks = await running(one, 60)
-    await one.lifecycle.complete([Completion(ref(task), b"1") for task in tasks])
+    await one.work.complete([Completion(ref(task), b"1") for task in tasks])
 
     taken = await asyncio.gather(*(e.gates.take(limit=7, lease_sec=60) for _ in range(6) for e in (one, two)))
 
@@ -172,9 +175,7 @@ async def test_refusing_against_reaping(
 ) -> None:
     """R-072: the process that should look is slow, and the lease runs out: one failure, not two."""
     one, two = engines
-    gatekeeper, one.lifecycle.gatekeeper = one.lifecycle.gatekeeper, None
-    assert gatekeeper is not None
-    task = await handed_in(one, Gate("regex", "never"))
+    task = await handed_in(one, Gate("regex", "never"), complete=without_gates(one))
     clock.advance(1_000)
 
     with (
@@ -183,7 +184,7 @@ async def test_refusing_against_reaping(
     ):
         # Whoever is first has the task's row and waits for the attempt's.
         if first == "check":
-            checking = asyncio.ensure_future(gatekeeper.check([ref(task)]))
+            checking = asyncio.ensure_future(one.gates.check([ref(task)]))
             await waiting(look, 1)
             assert await two.maintenance.reap(10) == {}, "the reaper leaves alone what is locked"
             holder.rollback()
@@ -191,7 +192,7 @@ async def test_refusing_against_reaping(
         else:
             reaping = asyncio.ensure_future(two.maintenance.reap(10))
             await waiting(look, 1)
-            checking = asyncio.ensure_future(gatekeeper.check([ref(task)]))
+            checking = asyncio.ensure_future(one.gates.check([ref(task)]))
             await waiting(look, 2)
             holder.rollback()
             assert await reaping == {"heartbeat_timeout": 1}
@@ -215,7 +216,7 @@ async def test_a_verdict_against_the_agents_own_failure(
     (output,) = await one.gates.take(limit=1, lease_sec=60)
 
     await against(
-        dsn, task.id, one.gates.settle(output, PASSED), two.lifecycle.fail([Failure(ref(task), "sorry")])
+        dsn, task.id, one.gates.settle(output, PASSED), two.work.fail([Failure(ref(task), "sorry")])
     )
 
     assert len(ends(connection, task.id)) == 1
@@ -230,7 +231,7 @@ async def test_one_completion_sent_twice_at_once(
     (task,) = await running(one)
     item = Completion(ref(task), b'"x"')
 
-    found = await against(dsn, task.id, one.lifecycle.complete([item]), two.lifecycle.complete([item]))
+    found = await against(dsn, task.id, one.work.complete([item]), two.work.complete([item]))
 
     assert [moved.status for (moved,) in found] == ["COMPLETED", "COMPLETED"]
     assert kinds(connection, task.id).count("task.validating") == 1
@@ -249,12 +250,12 @@ async def test_gates_and_neighbours_in_a_dag(
     )
     tasks = {task.id: task for task in await running(one, 20)}
     gated = [dag.tasks[f"{n}"].id for n in range(1, 20, 2)]
-    await one.lifecycle.complete([Completion(ref(tasks[name]), b"1") for name in gated])
+    await one.work.complete([Completion(ref(tasks[name]), b"1") for name in gated])
     plain = [task for name, task in tasks.items() if name not in gated]
 
     await asyncio.gather(
         *(two.approvals.decide(name, YES) for name in gated),
-        *(one.lifecycle.complete([Completion(ref(task), b"1")]) for task in plain),
+        *(one.work.complete([Completion(ref(task), b"1")]) for task in plain),
     )
 
     assert status(connection, dag.tasks["z"].id) == "READY"

@@ -45,9 +45,9 @@ class Crowd:
                 claim = await engine.claims.claim(agent, 1, limit=draw.randrange(1, 6), start=True)
                 claims = [ref(task) for task in claim.tasks]
                 if wish == "work":
-                    await engine.lifecycle.complete([Completion(claim, DONE) for claim in claims])
+                    await engine.work.complete([Completion(claim, DONE) for claim in claims])
                 else:
-                    await engine.parting.hand_back([Release(claim, None) for claim in claims])
+                    await engine.work.release([Release(claim, None) for claim in claims])
             case "submit":
                 made = await engine.submission.submit([task(draw) for _ in range(4)])
                 self.tasks += [one.id for one in made]

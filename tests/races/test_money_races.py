@@ -15,6 +15,7 @@ from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running
+from tests.world import release_claims
 
 DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
 RULES = Rules(daily_budget_usd=Decimal(3))
@@ -56,11 +57,11 @@ async def test_many_claims_and_ends_at_once_stay_within_the_day(engines: tuple[E
         done = 0
         for _ in range(8):
             tasks = await running(engine, 3, agent)
-            await engine.lifecycle.complete([Completion(ClaimRef(t.id, t.epoch), DONE) for t in tasks[:2]])
+            await engine.work.complete([Completion(ClaimRef(t.id, t.epoch), DONE) for t in tasks[:2]])
             spent = await engine.budgets.day()
             assert spent.spent_usd + spent.reserved_usd <= 3
             done += len(tasks[:2])
-            await engine.lifecycle.release([ClaimRef(t.id, t.epoch) for t in tasks[2:]])
+            await release_claims(engine, [ClaimRef(t.id, t.epoch) for t in tasks[2:]])
         return done
 
     assert sum(await asyncio.gather(work(one, "a1"), work(two, "a2"))) == 32

@@ -15,7 +15,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from lineshaft.types.work import Completion, Failure
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
-from tests.world import Actions, ref
+from tests.world import Actions, ref, spawn_children
 
 
 async def test_two_agents_never_get_the_same_task(engines: tuple[Engine, Engine]) -> None:
@@ -90,8 +90,8 @@ async def test_the_last_two_parents_end_at_once(engines: tuple[Engine, Engine], 
         await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(first), DONE)]),
-            two.lifecycle.complete([Completion(ref(second), DONE)]),
+            one.work.complete([Completion(ref(first), DONE)]),
+            two.work.complete([Completion(ref(second), DONE)]),
         )
         assert status(look, child) == Status.READY
         ready = "SELECT count(*) FROM lineshaft.events WHERE task_id = %s AND kind = 'task.ready'"
@@ -110,8 +110,8 @@ async def test_the_last_tasks_of_a_dag_end_at_once(engines: tuple[Engine, Engine
         await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(first), DONE)]),
-            two.lifecycle.fail([Failure(ref(second), "bad", "auth_failure")]),
+            one.work.complete([Completion(ref(first), DONE)]),
+            two.work.fail([Failure(ref(second), "bad", "auth_failure")]),
         )
         kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq"
         assert [row[0] for row in look.execute(kinds, [dag.id])] == [
@@ -132,7 +132,7 @@ async def test_cancel_against_complete(engines: tuple[Engine, Engine], dsn: str)
         completed, cancelled = await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(task), DONE)]),
+            one.work.complete([Completion(ref(task), DONE)]),
             two.operations.cancel(task.id, "not needed"),
         )
         end, child = status(look, task.id), status(look, dag.tasks["c"].id)
@@ -180,7 +180,7 @@ async def test_a_heartbeat_and_a_completion_meet(engines: tuple[Engine, Engine],
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
-        completing = asyncio.ensure_future(two.lifecycle.complete([Completion(ref(task), DONE)]))
+        completing = asyncio.ensure_future(two.work.complete([Completion(ref(task), DONE)]))
         await waiting(look, 1)
         assert await Actions(one).heartbeat("a1", 1, [ref(task)], progress=b"0.5") == {task.id: "continue"}
         holder.rollback()
@@ -206,7 +206,7 @@ async def test_a_waiter_that_arrives_as_the_lock_is_released_is_not_forgotten(
             look,
             holder,
             two.claims.claim("a2", 1, start=True),
-            one.lifecycle.complete([Completion(ref(holder_task), DONE)]),
+            one.work.complete([Completion(ref(holder_task), DONE)]),
         )
     later = (await two.claims.claim("a2", 1, start=True)).tasks
     assert len(claimed.tasks) + len(later) == 1
@@ -231,7 +231,7 @@ async def test_spawn_against_cancel_leaves_no_orphan(engines: tuple[Engine, Engi
         await race(
             look,
             holder,
-            one.operations.spawn(ref(parent), [NewTask("child")], wait=True),
+            spawn_children(one, ref(parent), [NewTask("child")], wait=True),
             two.operations.cancel(parent.id, "stop"),
         )
         rows = look.execute("SELECT status::text FROM lineshaft.tasks").fetchall()
@@ -248,7 +248,7 @@ async def test_an_edge_added_while_its_upstream_completes(engines: tuple[Engine,
         await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(task), DONE)]),
+            one.work.complete([Completion(ref(task), DONE)]),
             two.operations.add_dependencies(down.id, [up.id]),
         )
         assert status(look, up.id) == Status.COMPLETED
@@ -265,7 +265,7 @@ async def test_a_dependent_submitted_while_its_upstream_completes(
         _, submitted = await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(task), DONE)]),
+            one.work.complete([Completion(ref(task), DONE)]),
             two.submission.submit([NewTask("down", depends_on=[up.id])]),
         )
         assert isinstance(submitted, list)
@@ -285,7 +285,7 @@ async def test_a_task_revived_while_its_upstream_completes(engines: tuple[Engine
         await race(
             look,
             holder,
-            one.lifecycle.complete([Completion(ref(up), DONE)]),
+            one.work.complete([Completion(ref(up), DONE)]),
             two.operations.retry(down),
         )
         assert status(look, up.id) == Status.COMPLETED
@@ -345,10 +345,10 @@ async def test_sixteen_clients_doing_everything_at_once(engines: tuple[Engine, E
             match dice.choice(["work", "work", "work", "fail", "cancel", "retry", "submit", "tick"]):
                 case "work":
                     claimed = await running(engine, 2, agent)
-                    await engine.lifecycle.complete([Completion(ref(task), DONE) for task in claimed])
+                    await engine.work.complete([Completion(ref(task), DONE) for task in claimed])
                 case "fail":
                     claimed = await running(engine, 1, agent)
-                    await engine.lifecycle.fail([Failure(ref(task), "bad") for task in claimed])
+                    await engine.work.fail([Failure(ref(task), "bad") for task in claimed])
                 case "cancel":
                     await _allowed(engine.operations.cancel(dice.choice(roots), "no"))
                 case "retry":

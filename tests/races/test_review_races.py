@@ -22,7 +22,7 @@ END_ROW = "SELECT FROM lineshaft.task_end WHERE id = %s FOR UPDATE"
 async def dead(engine: Engine, type_: str = "code") -> str:
     (task,) = await engine.submission.submit([NewTask(type_, max_attempts=1)])
     (claimed,) = await running(engine)
-    await engine.lifecycle.fail([Failure(ref(claimed), "it broke")])
+    await engine.work.fail([Failure(ref(claimed), "it broke")])
     return task.id
 
 
@@ -143,7 +143,7 @@ async def test_a_new_dependent_holds_back_the_revival_until_it_is_there(
     assert results[0].status is Status.READY
     (after,) = await one.submission.submit([NewTask("after", depends_on=[task_id])])
     (claimed,) = await running(one)
-    await one.lifecycle.complete([Completion(ref(claimed), DONE)])
+    await one.work.complete([Completion(ref(claimed), DONE)])
     assert status(connection, after.id) == "READY"
 
 

@@ -22,7 +22,7 @@ from tests.races.helpers import (
     status,
     waiting,
 )
-from tests.world import ref
+from tests.world import ref, spawn_children, spawn_once
 
 
 async def revive_and_complete(engine: Engine, task_id: str) -> None:
@@ -32,7 +32,7 @@ async def revive_and_complete(engine: Engine, task_id: str) -> None:
 async def complete_next(engine: Engine, *, after: Awaitable[Status]) -> None:
     await after
     (task,) = (await engine.claims.claim("a2", 1, types=["up"], start=True)).tasks
-    await engine.lifecycle.complete([Completion(ref(task), DONE)])
+    await engine.work.complete([Completion(ref(task), DONE)])
 
 
 async def test_a_task_is_revived_while_its_upstream_is_revived_and_completes(
@@ -68,7 +68,7 @@ async def test_a_dependent_is_submitted_while_its_upstream_dies_is_revived_and_c
     with psycopg.connect(dsn, autocommit=True) as look:
         async with await psycopg.AsyncConnection.connect(dsn) as caller:
             with held(dsn, AGENT_ROW) as holder:
-                failing = asyncio.ensure_future(one.lifecycle.fail([failure]))
+                failing = asyncio.ensure_future(one.work.fail([failure]))
                 await waiting(look, 1)
                 dependent = NewTask("down", depends_on=[up.id])
                 submitting = asyncio.ensure_future(two.submission.submit([dependent], connection=caller))
@@ -92,7 +92,7 @@ async def test_a_parent_comes_to_wait_for_a_child_while_that_is_revived_and_comp
     await one.submission.submit([NewTask("parent")])
     (parent,) = await running(one)
     made = [NewTask("open"), NewTask("up")]
-    open_child, child = (await one.parting.spawn(ref(parent), "k", made, wait=False)).children
+    open_child, child = (await spawn_once(one, ref(parent), "k", made, wait=False)).children
     await one.operations.cancel(child.id, "for now")
     with (
         held(dsn, LIVE_ROW, open_child.id) as first,
@@ -100,7 +100,7 @@ async def test_a_parent_comes_to_wait_for_a_child_while_that_is_revived_and_comp
         psycopg.connect(dsn, autocommit=True) as look,
     ):
         # It has found one child cancelled, and waits for the other.
-        pausing = asyncio.ensure_future(one.parting.spawn(ref(parent), "k", made, wait=True))
+        pausing = asyncio.ensure_future(spawn_once(one, ref(parent), "k", made, wait=True))
         await blocked_by(look, first)
         reviving = asyncio.ensure_future(two.operations.retry(child.id))
         await passes_or_waits(look, reviving, 2)
@@ -127,7 +127,7 @@ async def test_a_wait_for_children_and_a_new_dependency_close_a_cycle(
     with held(dsn, AGENT_ROW) as holder, psycopg.connect(dsn, autocommit=True) as look:
         # Its edges are written, and it waits for its agent to be let go.
         new = NewTask("new", depends_on=[middle.id])
-        spawning = asyncio.ensure_future(one.operations.spawn(ref(parent), [new], wait=True))
+        spawning = asyncio.ensure_future(spawn_children(one, ref(parent), [new], wait=True))
         await waiting(look, 1)
         adding = asyncio.ensure_future(two.operations.add_dependencies(last.id, [after.id]))
         await passes_or_waits(look, adding, 2)

@@ -38,7 +38,7 @@ async def checking(engine: Engine) -> "AsyncIterator[tuple[ClaimedTask, asyncio.
     await engine.submission.submit([NewTask("code", max_cost_usd=1, output=output)])
     (task,) = await running(engine)
     completion = Completion(ref(task), DONE, spent=Spent(REPORTED))
-    completing = asyncio.ensure_future(engine.lifecycle.complete([completion]))
+    completing = asyncio.ensure_future(engine.work.complete([completion]))
     try:
         await asyncio.to_thread(begun.wait, 60)
         yield task, completing

@@ -35,8 +35,8 @@ async def test_the_last_task_here_and_the_last_hope_elsewhere_die_at_once(
         await race(
             look,
             holder,
-            one.lifecycle.fail(bad(tasks["here"])),
-            two.lifecycle.fail(bad(tasks["elsewhere"])),
+            one.work.fail(bad(tasks["here"])),
+            two.work.fail(bad(tasks["elsewhere"])),
         )
         assert dag_status(look, dag.id) == "failed"
 
@@ -49,8 +49,8 @@ async def test_a_hope_elsewhere_is_revived_while_the_last_task_here_dies(
     (upstream,) = await one.submission.submit([NewTask("elsewhere")])
     dag = await one.submission.submit_dag("d", [NewTask("here"), NewTask("w", depends_on=[upstream.id])])
     tasks = {task.type: task for task in await running(one, 2)}
-    await one.lifecycle.fail(bad(tasks["elsewhere"]))
-    sides = [one.lifecycle.fail(bad(tasks["here"])), two.operations.retry(upstream.id)]
+    await one.work.fail(bad(tasks["elsewhere"]))
+    sides = [one.work.fail(bad(tasks["here"])), two.operations.retry(upstream.id)]
 
     with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         await race(look, holder, *(sides if first == "death" else reversed(sides)))
@@ -74,9 +74,7 @@ async def test_dags_that_depend_on_each_other_fail_at_once(engines: tuple[Engine
         held(dsn, "SELECT FROM lineshaft.dag FOR UPDATE") as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
-        results = await race(
-            look, holder, one.lifecycle.fail(bad(tasks["a"])), two.lifecycle.fail(bad(tasks["b"]))
-        )
+        results = await race(look, holder, one.work.fail(bad(tasks["a"])), two.work.fail(bad(tasks["b"])))
         assert not [result for result in results if isinstance(result, BaseException)]
         assert dag_status(look, first.id) == dag_status(look, second.id) == "failed"
         deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"

@@ -6,7 +6,6 @@ import psycopg
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import LaneDirectory
-from lineshaft.engine.signals import Signals
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.long_poll import DEPARTURE
 from lineshaft.server.waiting_room import WaitingRoom
@@ -45,13 +44,13 @@ async def test_one_run_of_upkeep_serves_all_who_asked_before_it_began(served: Se
     assert served.service.on_demand.runs < 20
 
 
-async def test_a_wake_up_that_was_used_is_not_passed_around(dsn: str, engine: Engine) -> None:
+async def test_a_wake_up_that_was_used_is_not_passed_around(engine: Engine) -> None:
     """Two idle agents would wake each other for ever."""
     await engine.submission.submit([NewTask("code")])  # so that the lane is known
-    directory = LaneDirectory(engine.working, dsn)
+    directory = LaneDirectory(engine.database)
     async with directory.wakeups as wakeups:
         await wakeups.wait_until(healthy=True)
-        room = WaitingRoom(directory, wakeups, Signals(engine.database))
+        room = WaitingRoom(directory, wakeups, engine.fleet)
         agents = [await engine.fleet.register(NewAgent(id=name)) for name in ("a", "b")]
         never = asyncio.create_task(asyncio.Event().wait())
         departure: asyncio.Task[None] = never  # type: ignore[assignment]

@@ -54,10 +54,8 @@ async def test_the_database_goes_before_all_is_read(
     # It was started before, so there is a past to read.
     task_id, token = await client.hold(agent)
     await client.post(f"/v1/tasks/{task_id}/release", {"claim_token": token})
-    owner, name = {
-        "crew": (engine.working, "past_attempts"),
-        "history": (engine.claims, "_read_history"),
-    }.get(way, (engine.read, "tasks_by_id"))
+    history = (engine.claims, "_read_history")
+    owner, name = {"crew": history, "history": history}.get(way, (engine.read, "tasks_by_id"))
 
     def go(owner: Any, name: str) -> None:
         real = getattr(owner, name)
@@ -69,7 +67,7 @@ async def test_the_database_goes_before_all_is_read(
         monkeypatch.setattr(owner, name, gone)
 
     go(owner, name)
-    go(engine.returning, "_release")
+    go(engine.undelivered, "_release")
     reply = await client.post(*call_of(way, agent, task))
 
     assert (reply.status, reply.code) == (503, "unavailable")

@@ -291,13 +291,13 @@ async def test_a_wake_up_is_not_lost_on_one_whose_hands_are_full(served: Served)
 async def test_who_can_not_sit_down_is_not_remembered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, engine = served.client, served.service.engine
+    client = served.client
     agent = await client.register()
 
     async def gone(_: Any) -> Any:
         raise UnavailableError("the database went away in this moment")
 
-    monkeypatch.setattr(engine.working, "lanes_of", gone)
+    monkeypatch.setattr(served.service.directory, "_lanes_of", gone)
     reply = await claiming(client, agent)
 
     assert (reply.status, reply.code) == (503, "unavailable")

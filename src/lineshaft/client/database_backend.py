@@ -58,10 +58,14 @@ from lineshaft.types import (
 from lineshaft.types.json import decoded
 from lineshaft.types.work import (
     Assignment,
+    Cancellation,
     ClaimRef,
     Completion,
     Failure,
     Moved,
+    NewCheckpoint,
+    NewSpawn,
+    NewStep,
     Release,
     RemainingBudgets,
     Spawned,
@@ -201,7 +205,7 @@ class DatabaseBackend:
         return await self.engine.read.task(task_id)
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        return await self.engine.working.finished(ids)
+        return await self.engine.read.ended(ids)
 
     async def dag(self, dag_id: str) -> Dag:
         return await self.engine.read.dag(dag_id)
@@ -337,10 +341,10 @@ class DatabaseBackend:
         return await self.engine.fleet.register(agent)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
-        await self.engine.working.drain(agent_id, incarnation)
+        await self.engine.fleet.drain(agent_id, incarnation)
 
     async def leave(self, agent_id: str, incarnation: int) -> None:
-        await self.engine.working.leave(agent_id, incarnation)
+        await self.engine.fleet.leave(agent_id, incarnation)
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
@@ -351,36 +355,39 @@ class DatabaseBackend:
         if len(claim.tasks) < limit and claim.leaves_some and (agent_id, incarnation) in self._waiters:
             # What woke it may be for another.
             self._waiters[agent_id, incarnation].decline()
-        with self.engine.returning.release_if_undelivered(claim.tasks):
-            past = await self.engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
-            return assignments(claim, past)
+        with self.engine.undelivered.release_if_undelivered(claim.tasks):
+            return assignments(claim, claim.past_attempts)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        return await self.engine.lifecycle.complete(completions)
+        return await self.engine.work.complete(completions)
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        return await self.engine.lifecycle.fail(failures)
+        return await self.engine.work.fail(failures)
 
     async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
-        return await self.engine.parting.hand_back(items)
+        return await self.engine.work.release(items)
 
     async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        await self.engine.parting.cancel_claimed(claim, reason, spent=spent)
+        (moved,) = await self.engine.work.cancel([Cancellation(claim, reason, spent=spent)])
+        moved.unwrap()
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
     ) -> tuple[bytes, RemainingBudgets]:
-        return await self.engine.working.record_step(
-            claim, name, data, cost_usd=cost_usd, cost_so_far_usd=cost_so_far_usd
-        )
+        step = NewStep(claim, name, data, cost_usd, cost_so_far_usd)
+        (recorded,) = await self.engine.work.record_steps([step])
+        return recorded.unwrap(), recorded.budgets
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
-        await self.engine.lifecycle.save_checkpoint(claim, data)
+        (saved,) = await self.engine.work.save_checkpoints([NewCheckpoint(claim, data)])
+        if saved.error is not None:
+            raise saved.error
 
     async def spawn(
         self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
     ) -> Spawned:
-        return await self.engine.parting.spawn(claim, key, tasks, wait=wait, spent=spent)
+        (result,) = await self.engine.work.spawn([NewSpawn(claim, tasks, key, wait, spent)])
+        return result.unwrap()
 
     # What keeps a process of agents going.
 
@@ -390,9 +397,7 @@ class DatabaseBackend:
     async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
         async with self._subscribing:
             if self._directory is None:
-                directory = LaneDirectory(
-                    self.engine.working, self.engine.database.dsn, listen=self._settings.sessions
-                )
+                directory = LaneDirectory(self.engine.database, listen=self._settings.sessions)
                 self._wakeups = await self._resources.enter_async_context(directory.wakeups)
                 self._directory = directory
                 self._resources.push_async_callback(directory.close)
@@ -432,4 +437,4 @@ class DatabaseBackend:
             self._wakeups.wake_all()
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
-        return await self.engine.working.retry_within(types, within_sec)
+        return await self.engine.schedule.retry_within(types, within_sec)

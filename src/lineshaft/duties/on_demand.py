@@ -51,7 +51,7 @@ class OnDemand:
         await Reaper(self._engine.maintenance).run_once()
         await Promoter(self._engine.maintenance).run_once()
         self._validate()
-        openings = await self._engine.working.openings(self._checked_at)
+        openings = await self._engine.schedule.openings(self._checked_at)
         self._checked_at = openings.now
         if openings.opened:
             # There is no event when a slowdown ends, a breaker is due for a probe, or a new day begins.

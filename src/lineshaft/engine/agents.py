@@ -1,34 +1,50 @@
-"""Agents: registering, reading, changing."""
+"""Agents: registration, presence, reads and changes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
-from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.transition.fail import Fail
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SupersededError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.types import AgentInfo, NewAgent, Page
 from lineshaft.types.page import check_limit
 
+_SQL = catalog.load(__name__)
 MAX_SLOTS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    incarnation: int
+    #: active or draining.
+    status: str
+    #: It was offline until now.
+    is_back: bool
+    capabilities: list[str]
+    types: list[str] | None
+    models_available: list[str]
+    #: The end of the longest slowdown of its models; None: no slowdown.
+    slowdown_until: datetime | None
+
+
 class Fleet:
-    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+    def __init__(self, database: Database, fail: Fail) -> None:
         self._database = database
-        self._lifecycle = lifecycle
-        self._sql = catalog.load("agents")
+        self._fail = fail
 
     async def register(self, agent: NewAgent, *, key: str | None = None) -> AgentInfo:
-        """Make a new incarnation; what an earlier one still held fails as `agent_restarted` at once.
+        """Create a new incarnation; claims of an earlier one fail as `agent_restarted` at once.
 
-        With the idempotency key of the incarnation in force it is that one, and nothing is changed.
+        With the idempotency key of the current incarnation, that one is returned and nothing changes.
         """
         _check(agent)
         agent_id = agent.id or new_id("agent")
@@ -52,9 +68,8 @@ class Fleet:
             if existing is not None:
                 return existing
             await self._fail_held(connection, agent_id)
-            cursor = await connection.execute(self._sql["register_agent"], values)
-            (incarnation,) = (await cursor.fetchall())[0]
-            # What the old incarnation claimed just before it was superseded.
+            (incarnation,) = await fetch_column(connection, _SQL["register_agent"], values)
+            # Claims that the old incarnation made just before it was superseded.
             await self._fail_held(connection, agent_id)
             await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
             return agent_id
@@ -62,19 +77,19 @@ class Fleet:
         return await self.read(await self._database.run(work))
 
     async def _registered_with(self, connection: Connection, key: str, wanted: str | None) -> str | None:
-        await connection.execute(self._sql["lock_registration_key"], {"key": key})
-        cursor = await connection.execute(self._sql["registered_with"], {"key": key})
-        row = await cursor.fetchone()
-        if row is not None and wanted not in {None, row[0]}:
-            raise AlreadyExistsError(
-                f"Asked to register agent {wanted!r} with the idempotency key {key!r}, but agent {row[0]!r} "
-                "was registered with it. Use a key of its own for each registration."
-            )
-        return None if row is None else str(row[0])
+        await connection.execute(_SQL["lock_registration_key"], {"key": key})
+        for known in await fetch_column(connection, _SQL["registered_with"], {"key": key}):
+            if wanted not in {None, known}:
+                raise AlreadyExistsError(
+                    f"Asked to register agent {wanted!r} with the idempotency key {key!r}, but agent "
+                    f"{known!r} was registered with it. Use a separate key for each registration."
+                )
+            return str(known)
+        return None
 
     async def _fail_held(self, connection: Connection, agent_id: str) -> None:
-        cursor = await connection.execute(self._sql["held_by"], {"agent_id": agent_id})
-        await self._lifecycle.fail_held(connection, agent_id, [row[0] for row in await cursor.fetchall()])
+        held = await fetch_column(connection, _SQL["held_by"], {"agent_id": agent_id})
+        await self._fail.fail_held(connection, agent_id, held)
 
     async def read(self, agent_id: str) -> AgentInfo:
         found = await self.read_all([agent_id])
@@ -85,16 +100,10 @@ class Fleet:
     async def read_all(
         self, agent_ids: list[str] | None = None, *, seen_within_sec: float | None = None
     ) -> list[AgentInfo]:
-        """`seen_within_sec`: without those that have been offline for longer."""
-        async with (
-            self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(AgentInfo)) as cursor,
-        ):
-            await cursor.execute(
-                self._sql["read_agents"],
-                {**self._database.now, "ids": agent_ids, "seen_within": seen_within_sec},
-            )
-            return await cursor.fetchall()
+        """`seen_within_sec`: without agents that have been offline for longer."""
+        parameters = {**self._database.now, "ids": agent_ids, "seen_within": seen_within_sec}
+        async with self._database.connection() as connection:
+            return await fetch_rows(connection, AgentInfo, _SQL["read_agents"], parameters)
 
     async def page(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         """By id."""
@@ -125,19 +134,53 @@ class Fleet:
             "max_tasks": max_concurrent_tasks,
         }
         async with self._database.connection() as connection:
-            await connection.execute(self._sql["patch_agent"], values)
+            await connection.execute(_SQL["patch_agent"], values)
         return await self.read(agent_id)
 
     async def mark_offline(self) -> list[str]:
+        """Agents without a heartbeat for three intervals, and at least 90 s."""
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["mark_offline"], self._database.now)
-            return [row[0] for row in await cursor.fetchall()]
+            return await fetch_column(connection, _SQL["mark_offline"], self._database.now)
+
+    async def present(self, agent_id: str, incarnation: int) -> Present:
+        """Record that an agent is alive, because it asks for work; also returns what it may claim."""
+        parameters = {**self._database.now, "agent_id": agent_id, "incarnation": incarnation}
+        async with self._database.connection() as connection:
+            found = await fetch_row(connection, Present, _SQL["present"], parameters)
+        check_incarnation(agent_id, incarnation, None if found is None else found.incarnation)
+        assert found is not None  # noqa: S101 - an unknown agent is refused above
+        return found
+
+    async def drain(self, agent_id: str, incarnation: int) -> None:
+        """An agent that is about to stop: it claims nothing more."""
+        await self._execute("drain", agent_id, incarnation)
+
+    async def leave(self, agent_id: str, incarnation: int) -> None:
+        """An agent that has stopped: it is offline at once."""
+        await self._execute("leave", agent_id, incarnation)
+
+    async def _execute(self, statement: str, agent_id: str, incarnation: int) -> None:
+        async with self._database.connection() as connection:
+            await connection.execute(
+                _SQL[statement], {**self._database.now, "agent_id": agent_id, "incarnation": incarnation}
+            )
 
     async def _log(self, connection: Connection, kind: str, agent_id: str, data: Any) -> None:
         encoded = msgspec.json.encode(data).decode()
         await connection.execute(
-            self._sql["log_agent"],
+            _SQL["log_agent"],
             {**self._database.now, "kind": kind, "agent_id": agent_id, "data": encoded},
+        )
+
+
+def check_incarnation(agent_id: str, incarnation: int, current: int | None) -> None:
+    """`current`: None, if the agent is unknown."""
+    if current is None:
+        raise NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
+    if current != incarnation:
+        raise SupersededError(
+            f"Agent {agent_id!r} was registered again: this is incarnation {incarnation}, the current one is "
+            f"{current}. This process must stop; if it is the right one, register it again."
         )
 
 

@@ -61,7 +61,6 @@ touched AS (
         status = CASE WHEN agent.status = 'offline' THEN 'active' ELSE agent.status END::lineshaft.agent_status
     FROM present, clock
     WHERE agent.id = present.id
-    RETURNING agent.id, agent.status
 )
 SELECT input.id AS task_id, input.epoch, NULL AS agent_id,
     CASE
@@ -77,10 +76,9 @@ FROM input
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
--- An agent without an answer was superseded, or is unknown.
-SELECT NULL, NULL, agent.id, coalesce(touched.status, agent.status)::text, agent.max_concurrent_tasks,
+-- An agent without an answer was superseded, or is unknown. One that was offline until now is answered so.
+SELECT NULL, NULL, agent.id, agent.status::text, agent.max_concurrent_tasks,
     -- include: slowdown_until
 FROM lineshaft.agent
 JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
   ON agent.id = own.id AND agent.incarnation = own.incarnation
-LEFT JOIN touched ON touched.id = agent.id

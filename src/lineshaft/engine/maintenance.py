@@ -8,9 +8,10 @@ from typing import Any
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.transition.changes import LockedTask
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.model.retry import SystemReason
 from lineshaft.model.states import Status
@@ -28,15 +29,13 @@ class StuckTasksError(LineshaftError):
 
 
 class Maintenance:
-    def __init__(
-        self, database: Database, lifecycle: Lifecycle, breakers: Breakers, budgets: Budgets
-    ) -> None:
-        self._database = database
-        self._lifecycle = lifecycle
+    def __init__(self, transitions: Transitions, fail: Fail, breakers: Breakers, budgets: Budgets) -> None:
+        self._transitions = transitions
+        self._database = transitions.database
+        self._fail = fail
         self._breakers = breakers
         self._budgets = budgets
         self._sql = catalog.load(__name__)
-        self._moves = catalog.load("transition/changes")
 
     async def reap(self, limit: int, without: Sequence[str] = ()) -> dict[str, int]:
         """Take back what nobody works on any more; counts by reason."""
@@ -47,7 +46,7 @@ class Maintenance:
                 self._sql["lock_expired"], {**self._database.now, "limit": limit, "without": list(without)}
             )
             ids[:] = [row[0] for row in await cursor.fetchall()]
-            return Counter(await self._lifecycle.expire(connection, ids, _expiry_reason))
+            return Counter(await self._fail.expire(connection, ids, _expiry_reason))
 
         with _naming(ids):
             return await self._database.run(work)
@@ -62,7 +61,7 @@ class Maintenance:
             )
             rows = await cursor.fetchall()
             ids[:] = [row[0] for row in rows]
-            await self._lifecycle.finish_batches(
+            await self._transitions.finish_batches(
                 connection, [row[0] for row in rows if row[2] and row[1] == Status.PENDING]
             )
             return len(rows)
@@ -93,7 +92,7 @@ class Maintenance:
             cursor = await connection.execute(self._sql["dags_with_parked"], {"limit": limit})
             dags = [row[0] for row in await cursor.fetchall()]
             if dags:
-                await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": dags})
+                await unpark_budget_waiters(connection, dags)
 
         await self._database.run(work)
 
@@ -110,7 +109,7 @@ class Maintenance:
         cursor = await connection.execute(self._sql[statement], parameters)
         keys = [row[0] for row in await cursor.fetchall()]
         if keys:
-            await connection.execute(self._moves["unpark_lock_waiters"], {"keys": keys})
+            await unpark_lock_waiters(connection, keys)
         return len(keys)
 
     async def turn_generation(self, left: int) -> bool:

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 from datetime import datetime
 
+from lineshaft.engine.claim.schedule import Schedule
 from lineshaft.engine.feed.wakeups import Wakeups
-from lineshaft.engine.transition.working import Working
 from lineshaft.errors import UnavailableError
 
 #: So often it asks what opens next, while anybody waits.
@@ -17,8 +17,8 @@ _SHORTEST_PAUSE_SEC = 0.05
 
 
 class Alarm:
-    def __init__(self, working: Working, wakeups: Wakeups) -> None:
-        self._working = working
+    def __init__(self, schedule: Schedule, wakeups: Wakeups) -> None:
+        self._schedule = schedule
         self._wakeups = wakeups
 
     async def run(self) -> None:
@@ -28,7 +28,7 @@ class Alarm:
             pause = _ASK_EVERY_SEC
             if self._wakeups.waiting or since is None:
                 with contextlib.suppress(UnavailableError):  # then they poll anyway
-                    found = await self._working.openings(since)
+                    found = await self._schedule.openings(since)
                     since = found.now
                     if found.opened:
                         self._wakeups.wake_all()

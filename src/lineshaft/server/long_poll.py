@@ -9,10 +9,10 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from lineshaft.engine.agents import Present
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import Interest
 from lineshaft.engine.feed.wakeups import Waiter
-from lineshaft.engine.signals import Present
 from lineshaft.server.routes import requests
 from lineshaft.server.service import Service
 from lineshaft.types.work import Claim
@@ -58,7 +58,7 @@ async def _claim(service: Service, agent_id: str, asked: requests.Claim) -> Clai
 
 async def _present(service: Service, agent_id: str, asked: requests.Claim) -> Present:
     async with service.turns:
-        return await service.signals.present(agent_id, asked.incarnation)
+        return await service.engine.fleet.present(agent_id, asked.incarnation)
 
 
 async def _wait(
@@ -97,7 +97,7 @@ async def _waiter(service: Service, present: Present, asked: requests.Claim) -> 
 @contextlib.contextmanager
 def telling(engine: Engine, claim: Claim, departure: "asyncio.Task[None]") -> Iterator[None]:
     """Around what makes the answer: if the client won't get it, the tasks go back."""
-    with engine.returning.release_if_undelivered(claim.tasks):
+    with engine.undelivered.release_if_undelivered(claim.tasks):
         yield
         if departure.done():
             raise ClientDisconnect

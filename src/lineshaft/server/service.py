@@ -12,7 +12,6 @@ from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import LaneDirectory
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
-from lineshaft.engine.signals import Signals
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import LOCAL_CALLER, Authenticator, Principal
 from lineshaft.server.framework.streams import Tail
@@ -43,19 +42,18 @@ class Service:
         )
         self.events = Events(self.engine.database)
         self.tokens = self.engine.tokens
-        self.signals = Signals(self.engine.database)
         self.metrics = MetricsReader(self.engine.database, self.engine.read, self.engine.fleet)
         self.tail = Tail(self.events)
-        self.directory = LaneDirectory(self.engine.working, dsn, listen=settings.sessions)
+        self.directory = LaneDirectory(self.engine.database, listen=settings.sessions)
         self.wakeups = self.directory.wakeups
-        self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.signals)
+        self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.engine.fleet)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
         #: Claims take turns on half of the connections: when thousands of agents ask at once, submissions and
         #: completions don't wait behind them, and no request fails for lack of a connection.
         self.turns = asyncio.Semaphore(max(1, max_connections // 2))
         #: Set when the server stops: long polls and streams end then.
         self.stopping = asyncio.Event()
-        self._alarm = Alarm(self.engine.working, self.wakeups)
+        self._alarm = Alarm(self.engine.schedule, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
         self._resources = AsyncExitStack()
 

@@ -10,9 +10,9 @@ import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from lineshaft.engine.agents import Fleet
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
 from lineshaft.engine.feed.wakeups import Waiter, Wakeups
-from lineshaft.engine.signals import Signals
 
 #: Longer than any wait, and the pause between two.
 _CLEARED_AFTER_SEC = 180.0
@@ -37,10 +37,10 @@ class _Seat:
 
 
 class WaitingRoom:
-    def __init__(self, directory: LaneDirectory, wakeups: Wakeups, signals: Signals) -> None:
+    def __init__(self, directory: LaneDirectory, wakeups: Wakeups, fleet: Fleet) -> None:
         self._directory = directory
         self._wakeups = wakeups
-        self._signals = signals
+        self._fleet = fleet
         #: By agent and incarnation.
         self._seats: dict[tuple[str, int], _Seat] = {}
 
@@ -79,7 +79,7 @@ class WaitingRoom:
             seat.trust()
 
     async def _sit_down(self, agent_id: str, incarnation: int, types: frozenset[str]) -> None:
-        agent = await self._signals.present(agent_id, incarnation)
+        agent = await self._fleet.present(agent_id, incarnation)
         interest = Interest(list(types), agent.capabilities, agent.models_available)
         await self._directory.enter(interest)
         with ExitStack() as resources:

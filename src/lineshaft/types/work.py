@@ -165,10 +165,11 @@ class NewStep:
 
     def __post_init__(self) -> None:
         # Checked here, so that one invalid step is rejected alone and not with the whole call.
-        if not 1 <= len(self.name) <= MAX_STEP_NAME or not is_storable(self.name):
-            fault = (
-                f"must be a text of 1 to {MAX_STEP_NAME} characters without U+0000, got {self.name[:100]!r}"
-            )
+        if not 1 <= len(self.name) <= MAX_STEP_NAME:
+            fault = f"must be a text of 1 to {MAX_STEP_NAME} characters, got {self.name[:100]!r}"
+            raise InvalidInputError(errors=[("name", fault)])
+        if not is_storable(self.name):
+            fault = f"contains a character that PostgreSQL can't store, got {self.name[:100]!r}. Remove it"
             raise InvalidInputError(errors=[("name", fault)])
         check_json(data=self.data)
 
@@ -382,6 +383,8 @@ class Claim:
     has_room: bool = True
     #: There may be work that this agent can't take now, for lack of a slot, budget or model. Others may.
     leaves_some: bool = False
+    #: By task id, for those with `resume`, in order.
+    past_attempts: dict[str, list[PastAttempt]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +450,8 @@ class EndedClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswers:
-    #: By agent: active or draining. One that is missing was registered again elsewhere.
+    #: By agent: active, draining, or offline: it was until now, and is active again. One that is missing was
+    #: registered again elsewhere, or is unknown.
     agents: dict[str, str]
     #: Claims that are over.
     over: list[EndedClaim] = field(default_factory=list)

@@ -29,7 +29,7 @@ async def test_an_agent_can_not_spend_more_than_it_has(world: World) -> None:
 async def test_what_is_too_dear_does_not_hold_up_what_is_not(world: World) -> None:
     """R-231, R-233: a cheaper task behind it goes; one without a maximum always fits."""
     agent = await world.agent(budget_usd=1)
-    await world.one("dear", priority=1, max_cost_usd=2)
+    await world.one("expensive", priority=1, max_cost_usd=2)
     await world.one("free", priority=2)
     await world.one("cheap", priority=3, max_cost_usd=1)
 
@@ -93,7 +93,7 @@ async def test_money_for_a_later_task_is_not_held_up_by_an_earlier_one(world: Wo
     agent = await world.agent()
     dag = await world.dag(
         NewTask("code", key="first", priority=1, max_cost_usd=4),
-        NewTask("code", key="dear", priority=2, max_cost_usd=4),
+        NewTask("code", key="expensive", priority=2, max_cost_usd=4),
         NewTask("code", key="cheap", priority=3, max_cost_usd=1),
         NewTask("code", key="free", priority=4),
         ceiling=5,
@@ -102,10 +102,10 @@ async def test_money_for_a_later_task_is_not_held_up_by_an_earlier_one(world: Wo
     while found := await world.claim(agent, limit):
         seen += [task.id for task in found]
 
-    # What costs nothing waits for nobody's money: a batch may take it along before it is clear what is left.
+    # A task without costs waits for no money: a batch may claim it before it is clear what is left.
     paid = [name for name in seen if name != dag.tasks["free"].id]
     assert (len(seen), paid) == (3, [dag.tasks[key].id for key in ("first", "cheap")])
-    assert world.live(dag.tasks["dear"].id)["parked"] == "dag_budget"
+    assert world.live(dag.tasks["expensive"].id)["parked"] == "dag_budget"
 
 
 async def test_a_cheap_task_comes_back_past_one_that_is_still_too_dear(world: World) -> None:
@@ -113,7 +113,7 @@ async def test_a_cheap_task_comes_back_past_one_that_is_still_too_dear(world: Wo
     agent = await world.agent()
     dag = await world.dag(
         NewTask("code", key="first", priority=1, max_cost_usd=5),
-        NewTask("code", key="dear", priority=2, max_cost_usd=5),
+        NewTask("code", key="expensive", priority=2, max_cost_usd=5),
         NewTask("code", key="cheap", priority=3, max_cost_usd=1),
         ceiling=5,
     )

@@ -1,4 +1,4 @@
-"""R-063: an agent may name the very task it wants, and is told why it can't have it."""
+"""R-063: an agent may claim a task by its id, and gets the reason if it can't."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def test_what_nobody_can_pay(world: World) -> None:
 
 
 async def test_what_is_held_back(world: World) -> None:
-    """Each reason by its code, as `why` tells it."""
+    """Each reason by its code, as in `why`."""
     agent = await world.agent()
     await world.one(lock_key="doc:1", priority=1)
     holder = await world.take(agent)
@@ -99,7 +99,7 @@ async def test_what_is_held_back(world: World) -> None:
     assert isinstance(error, NotClaimableError)
     assert [code for code, _ in error.reasons] == ["paused"]
     await world.complete(holder)
-    assert (await claim(world, agent, waits)).id == waits, "parked meanwhile, and free again"
+    assert (await claim(world, agent, waits)).id == waits, "parked in the meantime, and free again"
 
 
 async def test_no_slot_left_or_not_active(world: World) -> None:

@@ -118,7 +118,7 @@ async def test_the_order_of_claims_is_that_of_the_formula(
 async def test_with_deadlines_the_order_is_exact_to_half_a_point(
     world: World, batch: int, groups: list[tuple[int, list[Ask]]], waits: int
 ) -> None:
-    """R-160, R-162: the boost moves by itself; tasks are re-keyed before it is off by more than 0.5."""
+    """R-160, R-162: the boost changes automatically; tasks are re-keyed before it is off by more than 0.5."""
     inputs = await submit_groups(world, groups)
     world.age(seconds=waits)
     now = world.clock.now()
@@ -155,7 +155,7 @@ WISHES = st.lists(
 async def test_after_changes_the_order_is_that_of_the_formula(
     world: World, batch: int, groups: list[tuple[int, list[Ask]]], wishes: list[Wish], waits: int
 ) -> None:
-    """R-167: a task takes the turn that it would have, had it been asked for so from the beginning."""
+    """R-167: a task takes the same place as if it were submitted so."""
     inputs = await submit_groups(world, groups)
     names = list(inputs)
     for number, priority, minutes in wishes:

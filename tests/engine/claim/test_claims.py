@@ -1,4 +1,4 @@
-"""Who gets a task, what stands in the way, and what is handed over with it."""
+"""Claims: which agent gets a task, what prevents it, and what comes with the task."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -8,7 +8,7 @@ import pytest
 
 from lineshaft.errors import NotFoundError, SupersededError
 from lineshaft.model.tasks import NewTask
-from tests.world import World, decoded, ref
+from tests.world import World, decoded, record_step, ref, save_checkpoint, spawn_children
 
 
 async def claimed_ids(world: World, limit: int = 10, **agent: Any) -> list[str]:
@@ -161,7 +161,7 @@ async def test_the_first_preference_the_agent_has(world: World) -> None:
 
 
 async def test_a_slowed_model_is_left_alone(world: World) -> None:
-    """R-218: the next preference is used, else the task waits; `*` slows everyone; each ends by itself."""
+    """R-218: the next preference, else the task waits; `*` slows everyone; each ends automatically."""
     until = world.clock.now() + timedelta(seconds=30)
     world.connection.execute(
         "INSERT INTO lineshaft.slowdown (key, signalled_at, until) VALUES ('model:x', now(), %s)", [until]
@@ -239,17 +239,16 @@ async def test_only_what_is_ready(world: World) -> None:
 async def test_a_task_that_was_started_before_comes_with_what_was_left(world: World) -> None:
     """R-145, R-211: steps, checkpoint, children and the last error."""
     agent = await world.agent()
-    lifecycle = world.engine.lifecycle
     await world.one("parent")
     first = await world.take(agent)
-    await lifecycle.save_step(ref(first), "search", b'{"found": 1}')
-    assert await lifecycle.save_step(ref(first), "search", b'"again"') == b'{"found": 1}'
-    await lifecycle.save_checkpoint(ref(first), b'"here"')
+    await record_step(world.engine, ref(first), "search", b'{"found": 1}')
+    assert await record_step(world.engine, ref(first), "search", b'"again"') == b'{"found": 1}'
+    await save_checkpoint(world.engine, ref(first), b'"here"')
     await world.fail(first, "out of memory")
     await world.engine.operations.retry(first.id)
     second = await world.take(agent)
-    await lifecycle.save_checkpoint(ref(second), b'"there"')
-    (child,) = await world.engine.operations.spawn(ref(second), [NewTask("child")], wait=True)
+    await save_checkpoint(world.engine, ref(second), b'"there"')
+    (child,) = await spawn_children(world.engine, ref(second), [NewTask("child")], wait=True)
     await world.complete(await world.take(agent), [1])
 
     found = await world.claims(agent)

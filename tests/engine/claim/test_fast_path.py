@@ -1,4 +1,4 @@
-"""The short ways (sql/shortcuts.sql) leave behind what the long ones do."""
+"""The fast path has the same effects as the full statements."""
 
 import asyncio
 from decimal import Decimal
@@ -28,7 +28,7 @@ COMPLETION: dict[str, Any] = {
     "output_type": "text",
     "spent": Spent(Decimal("0.25"), 10, 20),
 }
-#: What tells two tasks apart, whichever way they went.
+#: Columns that differ between two tasks, whichever statement moved them.
 OWN = {"id", "task_id", "submission_no", "seq", "xid", "rank"}
 
 
@@ -54,7 +54,7 @@ def as_seen(task: ClaimedTask) -> dict[str, Any]:
 
 @pytest.mark.parametrize("start", [True, False])
 async def test_a_claim(world: World, dsn: str, start: bool) -> None:
-    """The first is claimed among plain tasks; the second by its id, which always goes the long way."""
+    """The first is claimed on the fast path; the second by its id, which never uses it."""
     await world.agent("ann", models_available=["m1"])
     first, second = await world.engine.submission.submit([TASK, TASK])
     (short,) = (await world.engine.claims.claim("ann", 1, start=start)).tasks
@@ -73,7 +73,7 @@ async def test_a_completion(world: World, dsn: str) -> None:
         # As if something waited for it.
         connection.execute("UPDATE lineshaft.task_live SET awaited = true WHERE id = %s", [long.id])
 
-    answers = await world.engine.lifecycle.complete(
+    answers = await world.engine.work.complete(
         [Completion(ref(task), **COMPLETION) for task in (short, long)]
     )
 
@@ -90,13 +90,13 @@ async def test_the_order_is_that_of_the_long_way(world: World) -> None:
     async def order(*extra: NewTask) -> list[tuple[str, int]]:
         await world.engine.submission.submit([*kinds, *extra])
         tasks = (await world.engine.claims.claim("ann", 1, limit=31, start=True)).tasks
-        await world.engine.lifecycle.complete([Completion(ref(task)) for task in tasks])
+        await world.engine.work.complete([Completion(ref(task)) for task in tasks])
         views = [await world.engine.read.task(task.id) for task in tasks if task.lock_key is None]
         return [(view.type, view.priority) for view in views]
 
-    plain = await order()
-    assert len(plain) == 30
-    assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == plain
+    simple = await order()
+    assert len(simple) == 30
+    assert await order(NewTask("locked", lock_key="doc:1", priority=50)) == simple
 
 
 async def test_a_dag_with_a_ceiling_is_weighed(world: World, dsn: str) -> None:
@@ -106,7 +106,7 @@ async def test_a_dag_with_a_ceiling_is_weighed(world: World, dsn: str) -> None:
         "d", [NewTask("code", key="a"), NewTask("code", key="b")], budget_ceiling_usd=1
     )
     (task,) = (await world.engine.claims.claim("ann", 1, start=True)).tasks
-    await world.engine.lifecycle.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
+    await world.engine.work.complete([Completion(ref(task), spent=Spent(Decimal(2)))])
     async with Engine(dsn) as other:
         assert (await other.claims.claim("ann", 1, limit=10)).tasks == []
 
@@ -129,29 +129,29 @@ async def test_a_lease_begins_when_the_claim_is_had(dsn: str) -> None:
         assert begins >= released_at
 
 
-def test_detours_get_longer_but_end() -> None:
-    """Something to weigh sends claims the long way for a while, not for ever."""
+def test_the_fast_path_is_skipped_longer_but_not_forever() -> None:
+    """Something to weigh closes the fast path for a while, not forever."""
 
-    def detour() -> int:
-        shortcut.tried("ann", worked=False)
+    def skips() -> int:
+        fast_path.tried("ann", worked=False)
         tries = 0
-        while not shortcut.is_open("ann"):
+        while not fast_path.is_open("ann"):
             tries += 1
         return tries
 
-    shortcut = FastPath()
-    assert shortcut.is_open("ann")
-    lengths = [detour() for _ in range(12)]
+    fast_path = FastPath()
+    assert fast_path.is_open("ann")
+    lengths = [skips() for _ in range(12)]
     assert lengths[0] < 100
     assert lengths[1] == 2 * lengths[0]
     assert lengths[-1] == lengths[-2] < 10_000
-    assert shortcut.is_open("bob")
-    shortcut.tried("ann", worked=True)
-    assert shortcut.is_open("ann")
-    assert detour() == lengths[0]
+    assert fast_path.is_open("bob")
+    fast_path.tried("ann", worked=True)
+    assert fast_path.is_open("ann")
+    assert skips() == lengths[0]
 
 
-@pytest.mark.parametrize("way", ["claim_plain", "claim_tasks"])
+@pytest.mark.parametrize("way", ["claim_fast", "claim_tasks"])
 async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: str) -> None:
     """By the clock, too: its transaction may have begun before the task was READY."""
     async with Engine(dsn) as engine:
@@ -160,7 +160,7 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             "d", [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
         )
         (first,) = (await engine.claims.claim("ann", 1, start=True)).tasks
-        statement = catalog.load("claim/fast_path" if way == "claim_plain" else "claim/claims")[way]
+        statement = catalog.load("claim/fast_path" if way == "claim_fast" else "claim/claims")[way]
         parameters = {
             "agent_id": "ann",
             "incarnation": 1,
@@ -179,7 +179,7 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             early.transaction(),
         ):
             await early.execute("SELECT now()")
-            await engine.lifecycle.complete([Completion(ref(first))])
+            await engine.work.complete([Completion(ref(first))])
             await early.execute(statement, parameters)
         upstream = await engine.read.task(first.id)
         downstream = await engine.read.task(dag.tasks["b"].id)

@@ -7,7 +7,7 @@ from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Failure
 from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, opened, probing, state, told
-from tests.world import World, ref
+from tests.world import World, ref, spawn_children
 
 
 @pytest.fixture
@@ -113,7 +113,6 @@ async def test_a_probe_that_tells_nothing_frees_its_place(world: World, how: str
     world.age(seconds=61)
     probe = await world.take(agent)
     second = await world.one()
-    lifecycle = world.engine.lifecycle
     match how:
         case "cancelled":
             await world.engine.operations.cancel(probe.id, "no")
@@ -123,9 +122,9 @@ async def test_a_probe_that_tells_nothing_frees_its_place(world: World, how: str
         case "snoozed":
             await world.release(probe, delay_sec=1000)
         case "rate limited":
-            await lifecycle.fail([Failure(ref(probe), "429", retry_after_sec=0)])
+            await world.engine.work.fail([Failure(ref(probe), "429", retry_after_sec=0)])
         case "waits":
-            await world.engine.operations.spawn(ref(probe), [NewTask("child")], wait=True)
+            await spawn_children(world.engine, ref(probe), [NewTask("child")], wait=True)
         case _:
             await world.complete(probe, spent="2")
 

@@ -45,7 +45,7 @@ async def test_many_failures_of_one_call_count_each(world: World) -> None:
     await world.submit(*(NewTask("tough") for _ in range(4)))
     tasks = await world.claim(agent, 4)
 
-    await world.engine.lifecycle.fail([Failure(ref(task), "it broke") for task in tasks])
+    await world.engine.work.fail([Failure(ref(task), "it broke") for task in tasks])
 
     assert await state(world, "tough") == ("open", 4)
     assert told(world) == ["breaker.opened", "alert"]
@@ -253,6 +253,6 @@ async def test_the_agent_of_a_claim_that_was_superseded_is_told(world: World) ->
     await world.one(**AGAIN)
     task = await world.take(agent)
     await world.release(task)
-    await world.engine.lifecycle.fail([Failure(ClaimRef(task.id, task.epoch), "late")])
+    await world.engine.work.fail([Failure(ClaimRef(task.id, task.epoch), "late")])
 
     assert await breaker(world) is None

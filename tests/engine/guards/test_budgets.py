@@ -247,11 +247,11 @@ async def test_whoever_waits_knows_when_a_new_day_brings_money(
 ) -> None:
     """R-237: at midnight UTC; without a daily budget nothing opens then."""
     async with ruled(dsn, connection, clock, rules) as world:
-        before = await world.engine.working.openings()
+        before = await world.engine.schedule.openings()
         midnight = (datetime(2026, 2, 9, tzinfo=UTC) - clock.now()).total_seconds()
         clock.advance(midnight)
-        after = await world.engine.working.openings(before.now)
-        again = await world.engine.working.openings(after.now)
+        after = await world.engine.schedule.openings(before.now)
+        again = await world.engine.schedule.openings(after.now)
 
     daily = rules is DAILY
     assert (before.guard_sec, before.opened) == (midnight if daily else None, False)
@@ -405,7 +405,7 @@ async def test_a_failure_is_paid_for_by_its_agent_on_that_day(world: World) -> N
     agent = await world.agent()
     await world.submit(*(NewTask("code") for _ in range(2)))
     first, second = await world.claim(agent, 2)
-    await world.engine.lifecycle.fail([Failure(ref(first), "x", spent=cost("0.5"))])
+    await world.engine.work.fail([Failure(ref(first), "x", spent=cost("0.5"))])
     await world.complete(second, spent="0.25")
 
     row = world.agent_row(agent)

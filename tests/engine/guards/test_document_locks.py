@@ -9,7 +9,7 @@ import pytest
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion
-from tests.world import World, ref
+from tests.world import World, ref, spawn_children
 
 
 async def waiting(world: World) -> None:
@@ -75,7 +75,7 @@ async def test_every_exit_releases_the_lock(world: World, way: str) -> None:
         case "restart":
             await world.agent("a")
         case _:
-            await world.engine.operations.spawn(ref(task), [NewTask("child")], wait=True)
+            await spawn_children(world.engine, ref(task), [NewTask("child")], wait=True)
 
     assert world.lock("doc:1") is None
     assert [found.id for found in await world.claim(other)] == [second]
@@ -273,13 +273,13 @@ async def test_a_step_of_a_batch_waits_for_one_that_needs_its_document(world: Wo
     await world.engine.submission.submit([NewTask("batch", lock_key="doc", children=steps)])
     (step,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
 
-    (made,) = await world.engine.operations.spawn(ref(step), [NewTask("page", lock_key="doc")], wait=True)
+    (made,) = await spawn_children(world.engine, ref(step), [NewTask("page", lock_key="doc")], wait=True)
 
     (page,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert page.id == made.id
-    await world.engine.lifecycle.complete([Completion(ref(page))])
+    await world.engine.work.complete([Completion(ref(page))])
     (again,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert again.id == step.id
-    await world.engine.lifecycle.complete([Completion(ref(again))])
+    await world.engine.work.complete([Completion(ref(again))])
     (second,) = (await world.engine.claims.claim("ann", 1, limit=5, start=True)).tasks
     assert second.type == "step"

@@ -25,7 +25,7 @@ from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure, Spe
 from tests.conftest import TEMPLATE, NewDatabase
 from tests.engine.stateful import Histories
 from tests.invariants import check_invariants
-from tests.world import Actions
+from tests.world import Actions, release_claims
 
 DAILY = Decimal(12)
 BUDGETS = {"rich": None, "poor": Decimal(4), "broke": Decimal("0.000001")}
@@ -168,10 +168,10 @@ class Money(RuleBasedStateMachine):
         name = self.pick(data)
         agent, task, _ = self.held[name]
         done = Completion(ClaimRef(name, task.epoch), b"1", spent=Spent(cost))
-        (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
+        (moved,) = self.runner.run(self.engine.work.complete([done]))
         assert moved.unwrap() in {"COMPLETED", "DEAD_LETTERED", "VALIDATING"}
         # The answer may have been lost on the way.
-        (again,) = self.runner.run(self.engine.lifecycle.complete([done]))
+        (again,) = self.runner.run(self.engine.work.complete([done]))
         assert again.unwrap() == moved.unwrap()
         self.pay(name, cost)
         if moved.unwrap() == "VALIDATING":
@@ -201,7 +201,7 @@ class Money(RuleBasedStateMachine):
             retry_after_sec=0,
             spent=Spent(cost),
         )
-        self.runner.run(self.engine.lifecycle.fail([failure]))
+        self.runner.run(self.engine.work.fail([failure]))
         self.pay(name, cost)
 
     @precondition(lambda self: self.held)
@@ -218,7 +218,7 @@ class Money(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        self.runner.run(self.engine.lifecycle.release([ClaimRef(name, self.held[name][1].epoch)]))
+        self.runner.run(release_claims(self.engine, [ClaimRef(name, self.held[name][1].epoch)]))
         self.pay(name, None)
 
     @precondition(lambda self: self.held)

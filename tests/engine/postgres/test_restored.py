@@ -18,7 +18,7 @@ async def complete_one(world: World) -> None:
     agent = await world.agent("a")
     await world.engine.submission.submit([NewTask("t")])
     claimed = (await world.engine.claims.claim("a", agent.incarnation, limit=1, start=True)).tasks
-    await world.engine.lifecycle.complete([Completion(ref(task)) for task in claimed])
+    await world.engine.work.complete([Completion(ref(task)) for task in claimed])
 
 
 async def all_kinds(events: Events, after: str | None = None) -> tuple[list[str], str]:

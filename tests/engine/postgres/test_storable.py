@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
 from lineshaft.types.work import ClaimedTask, Completion
-from tests.world import World, ref
+from tests.world import World, record_step, ref, save_checkpoint
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
 MARK = "\N{REPLACEMENT CHARACTER}"
@@ -37,12 +37,12 @@ async def test_an_output_is_refused_alone(world: World, field: str, text: str, c
 
 
 async def checkpoint(world: World, task: ClaimedTask, data: bytes) -> object:
-    await world.engine.lifecycle.save_checkpoint(ref(task), data)
+    await save_checkpoint(world.engine, ref(task), data)
     return None
 
 
 async def step(world: World, task: ClaimedTask, data: bytes) -> object:
-    return await world.engine.lifecycle.save_step(ref(task), "search", data)
+    return await record_step(world.engine, ref(task), "search", data)
 
 
 async def progress(world: World, task: ClaimedTask, data: bytes) -> object:
@@ -91,7 +91,7 @@ async def test_a_name_that_nothing_can_have_is_refused(world: World, name: str) 
     for call in (
         world.engine.operations.cancel(name, "no"),
         world.engine.operations.retry(name),
-        world.engine.lifecycle.save_step(ref(task), name, b"1"),
+        record_step(world.engine, ref(task), name, b"1"),
     ):
         with pytest.raises(InvalidInputError, match=r"a character that PostgreSQL can't store.*Remove it"):
             await call

@@ -276,8 +276,8 @@ async def test_sums_that_are_none(world: World, usd: Any) -> None:
         "more of it": lambda: engine.budgets.add_dag_budget(dag_id, usd),
         "an agent's budget": lambda: world.agent(budget_usd=usd),
         "more budget": lambda: engine.fleet.patch("ann", add_budget_usd=usd),
-        "an output": lambda: engine.lifecycle.complete([Completion(ref(task), b"1", spent=Spent(usd))]),
-        "a failure": lambda: engine.lifecycle.fail([Failure(ref(task), "x", spent=Spent(usd))]),
+        "an output": lambda: engine.work.complete([Completion(ref(task), b"1", spent=Spent(usd))]),
+        "a failure": lambda: engine.work.fail([Failure(ref(task), "x", spent=Spent(usd))]),
         "a heartbeat": lambda: Actions(engine).heartbeat("ann", 1, [ref(task)], spent=Spent(usd)),
         "a verdict": lambda: _verdict(usd),
     }

@@ -70,7 +70,7 @@ async def test_what_nobody_asks_for_is_counted_before_it_is_dropped(
     engine: Engine, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
     (task,) = await claimed(engine, NewTask("code"))
-    await engine.lifecycle.complete([Completion(ref(task))])
+    await engine.work.complete([Completion(ref(task))])
     clock.advance(86_400 * 100)
     (janitor,) = (duty for duty in all_duties(engine, Settings(keep_events_days=1)) if duty.name == "janitor")
 

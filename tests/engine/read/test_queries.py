@@ -19,7 +19,7 @@ from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import DagFilter, TokensUsed
 from lineshaft.types.work import Completion, Spent
 from tests.factory import Factory
-from tests.world import World, every, ref
+from tests.world import World, every, record_step, ref
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ async def test_attempts_include_the_one_that_succeeded(world: World, clock: Mova
     assert outcomes == [(1, "failed"), (2, "running")]
 
     clock.advance(3)
-    await world.engine.lifecycle.complete(
+    await world.engine.work.complete(
         [Completion(ref(task), output=b'"ok"', spent=Spent(Decimal("0.3"), 7, 8))]
     )
     first, second = await world.engine.read.attempts(task.id)
@@ -268,9 +268,9 @@ async def test_steps_by_name(world: World, clock: MovableClock) -> None:
     ann = await world.agent("ann")
     await world.one()
     task = await world.take(ann)
-    await world.engine.lifecycle.save_step(ref(task), "search", b'{"found": 3}')
+    await record_step(world.engine, ref(task), "search", b'{"found": 3}')
     clock.advance(1)
-    await world.engine.lifecycle.save_step(ref(task), "draft", b"null")
+    await record_step(world.engine, ref(task), "draft", b"null")
 
     steps = await world.engine.read.steps(task.id)
     assert {name: bytes(data) for name, data in steps.items()} == {

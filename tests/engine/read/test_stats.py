@@ -222,7 +222,7 @@ async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClo
             return stats.spend_today_usd
 
         await engine.submission.submit([NewTask("code")])
-        await engine.lifecycle.fail([Failure(await take(), "x", spent=Spent(Decimal(1)))])
+        await engine.work.fail([Failure(await take(), "x", spent=Spent(Decimal(1)))])
         assert await spent() == 1
         clock.advance(86_400)
         assert await spent() == 0
@@ -230,12 +230,10 @@ async def test_spend_today_counts_every_attempt_once(dsn: str, clock: MovableClo
         task = await take()
         await Actions(engine).heartbeat("ann", ann.incarnation, [task], spent=Spent(Decimal("0.25")))
         assert await spent() == Decimal("0.25"), "what is under way counts"
-        await engine.lifecycle.complete([Completion(task, b"1", spent=Spent(Decimal(2)))])
+        await engine.work.complete([Completion(task, b"1", spent=Spent(Decimal(2)))])
         assert await spent() == 2
         await engine.submission.submit([NewTask("code")])
-        await engine.lifecycle.fail(
-            [Failure(await take(), "x", category="auth_failure", spent=Spent(Decimal(4)))]
-        )
+        await engine.work.fail([Failure(await take(), "x", category="auth_failure", spent=Spent(Decimal(4)))])
         assert await spent() == 6, "a dead letter's attempt counts once"
 
 

@@ -291,7 +291,7 @@ class Chaos:
             tasks = await Actions(self.engine).claim(agent, self.rng.randint(1, 3))
             done = [Completion(ClaimRef(task.id, task.epoch), b"1") for task in tasks if self.maybe(0.5)]
             if done:
-                await self.engine.lifecycle.complete(done)
+                await self.engine.work.complete(done)
 
     async def tasks(self, n: int) -> None:
         for _ in range(n):

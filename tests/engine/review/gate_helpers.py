@@ -31,7 +31,7 @@ async def hand_in(
         decision_report=None if report is None else msgspec.json.encode(report),
         spent=Spent(**spent),
     )
-    return only(await world.engine.lifecycle.complete([item])).unwrap()
+    return only(await world.engine.work.complete([item])).unwrap()
 
 
 async def slow(_: Any, __: CandidateOutput) -> bool:

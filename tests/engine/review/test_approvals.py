@@ -10,7 +10,7 @@ from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFound
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import Approval, ApprovalDecision, Page
-from tests.world import World, ref
+from tests.world import World, ref, release_claims
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
 FORM = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}
@@ -295,7 +295,7 @@ async def test_the_agent_of_an_output_at_the_gate_has_nothing_to_do_with_it_any_
     task = await world.take(agent)
     await world.complete(task, 1)
 
-    (moved,) = await world.engine.lifecycle.release([ref(task)])
+    (moved,) = await release_claims(world.engine, [ref(task)])
 
     assert isinstance(moved.error, InvalidTransitionError)
 

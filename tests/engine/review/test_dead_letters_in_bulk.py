@@ -19,7 +19,7 @@ async def dead_ones(world: World, n: int, **fields: Any) -> list[str]:
     agent = await world.agent(max_concurrent_tasks=n)
     await world.submit(*(NewTask("code", max_attempts=1, **fields) for _ in range(n)))
     tasks = await world.claim(agent, n)
-    await world.engine.lifecycle.fail([Failure(ref(task), "no access", "auth_failure") for task in tasks])
+    await world.engine.work.fail([Failure(ref(task), "no access", "auth_failure") for task in tasks])
     return [task.id for task in tasks]
 
 

@@ -8,8 +8,9 @@ import pytest
 from lineshaft.errors import InvalidInputError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types.work import Completion, Spent
 from tests.engine.review.gate_helpers import PERSON, REPORT, URL, ZERO, gates, hand_in
-from tests.world import World, only, ref
+from tests.world import World, only, ref, spawn_children, without_gates
 
 # At once.
 
@@ -68,8 +69,7 @@ async def test_an_output_that_is_refused_fails_its_attempt(world: World) -> None
     row = world.agent_row(agent)
     assert (row["held"], row["reserved_usd"], row["spent_usd"]) == (0, ZERO, Decimal("0.25"))
     await world.engine.maintenance.promote_due(10)
-    await world.take(agent)
-    (past,) = (await world.engine.working.past_attempts([task_id]))[task_id]
+    (past,) = (await world.claims(agent)).past_attempts[task_id]
     assert (past.category, past.error) == ("invalid_output", attempt["error"])
 
 
@@ -144,7 +144,7 @@ async def test_a_batch_of_completions_with_and_without_gates(world: World) -> No
     tasks = {task.type: task for task in await world.claim(agent, 4)}
     outputs = {"plain": 1, "good": "http://x", "bad": "x", "ask": 1}
 
-    moved = await world.engine.lifecycle.complete(
+    moved = await world.engine.work.complete(
         [world.completion(tasks[name], said) for name, said in outputs.items()]
     )
 
@@ -174,13 +174,14 @@ async def test_a_call_that_is_repeated_is_answered_as_the_first(world: World) ->
 
 async def test_a_process_that_died_before_it_looked(world: World) -> None:
     """R-072, R-100: the output is safe; the agent's next call goes on with it; the first output counts."""
-    gatekeeper, world.engine.lifecycle.gatekeeper = world.engine.lifecycle.gatekeeper, None
     agent = await world.agent()
     await world.one(output=URL)
     task = await world.take(agent)
-    assert await hand_in(world, task, "http://first", tokens_input=5) is Status.VALIDATING
+    spent = Spent(tokens_input=5)
+    first = Completion(ref(task), b'"http://first"', spent=spent)
+    (moved,) = await without_gates(world.engine).complete([first])
+    assert moved.status is Status.VALIDATING
     assert await world.heartbeat(agent.id, 1, [ref(task)]) == {task.id: "continue"}
-    world.engine.lifecycle.gatekeeper = gatekeeper
 
     assert await hand_in(world, task, "http://second", tokens_input=5) is Status.COMPLETED
 
@@ -196,7 +197,7 @@ async def test_a_stale_holder_is_refused_whatever_it_hands_in(world: World) -> N
     await world.release(task)
     await world.take(agent)
 
-    moved = only(await world.engine.lifecycle.complete([world.completion(task, "http://x")]))
+    moved = only(await world.engine.work.complete([world.completion(task, "http://x")]))
 
     assert isinstance(moved.error, StaleClaimError)
     assert world.kinds(task.id)[-1] == "task.late_result"
@@ -328,6 +329,8 @@ async def test_spawned_tasks_are_looked_at_too(world: World) -> None:
     parent = await world.take(agent)
 
     with pytest.raises(InvalidInputError, match=r"output\.validation_schema"):
-        await world.engine.operations.spawn(
-            ref(parent), [NewTask("x", output=OutputContract(validation="regex", validation_schema="("))]
+        await spawn_children(
+            world.engine,
+            ref(parent),
+            [NewTask("x", output=OutputContract(validation="regex", validation_schema="("))],
         )

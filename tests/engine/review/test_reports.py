@@ -15,7 +15,7 @@ async def reported(world: World, type_: str, **report: Any) -> str:
     task_id = await world.one(type_)
     task = await world.take(await world.agent(), types=[type_])
     item = Completion(ref(task), b"1", decision_report=msgspec.json.encode(report))
-    only(await world.engine.lifecycle.complete([item])).unwrap()
+    only(await world.engine.work.complete([item])).unwrap()
     world.age(minutes=1)
     return task_id
 

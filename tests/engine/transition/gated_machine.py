@@ -1,4 +1,4 @@
-"""The lifecycle with gates on outputs: what is handed in waits for validators and for people.
+"""The lifecycle with gates: outputs wait for validators and for people.
 
 Validators take outputs, come to a verdict or to none, fall behind others or die; people approve and refuse; a
 process dies between taking an output and looking at it. Whatever counts moves the task as the model says;
@@ -17,6 +17,7 @@ from lineshaft.engine.review.gates import GatedOutput
 from lineshaft.types import ApprovalDecision
 from lineshaft.types.work import ClaimRef, Completion, Moved
 from tests.engine.transition.lifecycle_machine import Lifecycle, Task
+from tests.world import without_gates
 
 LEASE_SEC = 60.0
 PAUSE_SEC = 5.0
@@ -44,7 +45,7 @@ class Gated(Lifecycle):
     def waiting(self, method: str) -> list[str]:
         return [name for name, task in self.tasks.items() if task.waits_for == method]
 
-    # Handing in.
+    # Completing.
 
     @precondition(lambda self: self.held())
     @rule(data=st.data(), good=st.booleans())
@@ -53,31 +54,32 @@ class Gated(Lifecycle):
         task = self.tasks[name]
         if task.status == "RUNNING":
             task.good = good or "regex" not in task.gates
-        answers = [self.hand_in(name, task) for _ in range(2)]  # the answer may have been lost on the way
+        answers = [
+            self.record_output(name, task) for _ in range(2)
+        ]  # the answer may have been lost on the way
         self.walk(name, 0)
         assert [answer.unwrap() for answer in answers] == [task.status] * 2
 
     @precondition(lambda self: any(task.status == "RUNNING" and task.gates for task in self.tasks.values()))
     @rule(data=st.data(), good=st.booleans())
-    def hand_in_and_die(self, data: st.DataObject, good: bool) -> None:
-        """The output is safe; nobody has looked at it, and its agent has it until it goes on or is reaped."""
+    def complete_and_die(self, data: st.DataObject, good: bool) -> None:
+        """The output is stored and unchecked; the agent holds the task until it goes on or is reaped."""
         found = [name for name, task in self.tasks.items() if task.status == "RUNNING" and task.gates]
         name = data.draw(st.sampled_from(found))
         task = self.tasks[name]
         task.good = good or "regex" not in task.gates
-        lifecycle = self.engine.lifecycle
-        keeper, lifecycle.gatekeeper = lifecycle.gatekeeper, None
-        assert self.hand_in(name, task).unwrap() == "VALIDATING"
-        lifecycle.gatekeeper = keeper
+        (moved,) = self.runner.run(without_gates(self.engine).complete([self.completion(name, task)]))
+        assert moved.unwrap() == "VALIDATING"
         task.status = "VALIDATING"
 
     def held(self) -> list[str]:
         return [name for name, task in self.tasks.items() if task.agent is not None]
 
-    def hand_in(self, name: str, task: Task) -> Moved:
-        output = b'"good"' if task.good else b'"bad"'
-        done = Completion(ClaimRef(name, task.epoch), output)
-        (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
+    def completion(self, name: str, task: Task) -> Completion:
+        return Completion(ClaimRef(name, task.epoch), b'"good"' if task.good else b'"bad"')
+
+    def record_output(self, name: str, task: Task) -> Moved:
+        (moved,) = self.runner.run(self.engine.work.complete([self.completion(name, task)]))
         return moved
 
     def walk(self, name: str, number: int) -> None:
@@ -120,20 +122,20 @@ class Gated(Lifecycle):
             self.taken.append(output)
 
     def one_taken(self, data: st.DataObject) -> tuple[GatedOutput, Task, bool]:
-        """One that a validator has, and whether it still stands where it was taken."""
+        """An output that a validator has taken, and whether it is still at the same gate."""
         output = data.draw(st.sampled_from(self.taken))
         task = self.tasks[output.id]
-        stands = task.waits_for == "slow" and (task.epoch, task.gate_no) == (output.epoch, output.gate_no)
-        return output, task, stands
+        is_there = task.waits_for == "slow" and (task.epoch, task.gate_no) == (output.epoch, output.gate_no)
+        return output, task, is_there
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), passed=st.booleans())
     def a_validator_says(self, data: st.DataObject, passed: bool) -> None:
         """Also one that was given up for dead: its verdict counts if it is the first."""
-        output, task, stands = self.one_taken(data)
+        output, task, is_there = self.one_taken(data)
         moved = self.runner.run(self.engine.gates.settle(output, Verdict(passed=passed)))
         self.taken.remove(output)
-        if not stands:
+        if not is_there:
             return
         if passed:
             self.walk(output.id, output.gate_no + 1)
@@ -144,8 +146,8 @@ class Gated(Lifecycle):
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def a_validator_has_no_verdict(self, data: st.DataObject) -> None:
-        output, task, stands = self.one_taken(data)
-        counts = stands and task.runs == output.gate_runs
+        output, task, is_there = self.one_taken(data)
+        counts = is_there and task.runs == output.gate_runs
         postponed = self.engine.gates.postpone(output, "the judge is away", delay_sec=PAUSE_SEC)
         assert self.runner.run(postponed) is counts
         if counts:
@@ -154,8 +156,8 @@ class Gated(Lifecycle):
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def a_validator_needs_longer(self, data: st.DataObject) -> None:
-        output, task, stands = self.one_taken(data)
-        counts = stands and task.runs == output.gate_runs
+        output, task, is_there = self.one_taken(data)
+        counts = is_there and task.runs == output.gate_runs
         renewed = self.runner.run(self.engine.gates.renew([output], lease_sec=LEASE_SEC))
         assert renewed == ({output.id} if counts else set())
         if counts:

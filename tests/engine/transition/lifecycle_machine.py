@@ -34,6 +34,7 @@ from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.conftest import TEMPLATE, NewDatabase
 from tests.invariants import check_invariants
+from tests.world import release_claims, spawn_children
 
 MAX_ATTEMPTS = 2
 MAX_WAITS = 10
@@ -62,11 +63,11 @@ class Task:
     waits: int = 0
     epoch: int = 0
     agent: str | None = None
-    #: What its output must pass; where the output stands, and what it waits for there.
+    #: The gates of its output; at which gate the output is, and what it waits for there.
     gates: tuple[str, ...] = ()
     gate_no: int = 0
     waits_for: str | None = None
-    #: Whether the output that was handed in is one that a check lets pass.
+    #: Whether the recorded output is one that a check accepts.
     good: bool = True
     #: How often a validator has begun with the gate, and when the next one may.
     runs: int = 0
@@ -131,7 +132,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.tasks[name].settle()
 
     def ended(self, name: str) -> None:
-        """Whoever waited for this task moves on."""
+        """The dependents of this task move on."""
         for task in self.tasks.values():
             task.awaits.discard(name)
             if self.tasks[name].status == "COMPLETED":
@@ -197,7 +198,7 @@ class Lifecycle(RuleBasedStateMachine):
         name = self.some(data, "RUNNING")
         done = Completion(ClaimRef(name, self.tasks[name].epoch), b"1")
         for _ in range(2):  # the answer may have been lost on the way
-            (moved,) = self.runner.run(self.engine.lifecycle.complete([done]))
+            (moved,) = self.runner.run(self.engine.work.complete([done]))
             assert moved.unwrap() == "COMPLETED"
         self.completed(name)
 
@@ -211,9 +212,7 @@ class Lifecycle(RuleBasedStateMachine):
     def fail(self, data: st.DataObject) -> None:
         name = self.some(data, "RUNNING")
         task = self.tasks[name]
-        (moved,) = self.runner.run(
-            self.engine.lifecycle.fail([Failure(ClaimRef(name, task.epoch), "it broke")])
-        )
+        (moved,) = self.runner.run(self.engine.work.fail([Failure(ClaimRef(name, task.epoch), "it broke")]))
         self.attempt_failed(name)
         assert moved.unwrap() == task.status
         if task.status == "DEAD_LETTERED":
@@ -226,7 +225,7 @@ class Lifecycle(RuleBasedStateMachine):
         name = self.some(data, "RUNNING")
         task = self.tasks[name]
         limited = Failure(ClaimRef(name, task.epoch), "429", retry_after_sec=1)
-        (moved,) = self.runner.run(self.engine.lifecycle.fail([limited]))
+        (moved,) = self.runner.run(self.engine.work.fail([limited]))
         assert task.waits < MAX_WAITS, "more than one history has"
         task.waits += 1
         self.let_go(name, "RETRYING")
@@ -252,7 +251,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         name = self.some(data, "RUNNING")
-        self.runner.run(self.engine.lifecycle.release([ClaimRef(name, self.tasks[name].epoch)]))
+        self.runner.run(release_claims(self.engine, [ClaimRef(name, self.tasks[name].epoch)]))
         self.let_go(name, "READY")
         self.probe_told_nothing(name)
 
@@ -262,7 +261,7 @@ class Lifecycle(RuleBasedStateMachine):
         parent = self.some(data, "RUNNING")
         claim = ClaimRef(parent, self.tasks[parent].epoch)
         new = [self.new_task(set()) for _ in range(n)]
-        children = self.runner.run(self.engine.operations.spawn(claim, new, wait=wait))
+        children = self.runner.run(spawn_children(self.engine, claim, new, wait=wait))
         for child in children:
             self.add(child.id, set(), parent=parent)
         if wait:

@@ -60,7 +60,7 @@ async def test_children_inherit_what_they_leave_out(world: World) -> None:
 
 
 async def test_nested_batches_run_in_order_too(world: World) -> None:
-    """R-191, R-195: what stands under a later child waits for the earlier one."""
+    """R-191, R-195: tasks below a later child wait for the earlier one."""
     agent = await world.agent()
     batch = await world.one(
         "batch",
@@ -173,7 +173,7 @@ async def test_a_child_that_fails_takes_its_batch_along(world: World) -> None:
 
 
 async def test_a_nested_failure_takes_all_batches_along(world: World) -> None:
-    """R-193, R-195: outwards to the parents, and inwards to whatever stands under later siblings."""
+    """R-193, R-195: outwards to the parents, and inwards to all tasks below later siblings."""
     agent = await world.agent()
     outer = await world.one(
         "outer",
@@ -208,7 +208,7 @@ async def test_a_nested_failure_takes_all_batches_along(world: World) -> None:
 
 
 async def test_a_batch_whose_children_were_retried_one_by_one(world: World) -> None:
-    """R-193: then there is nothing left to do but to complete it, and nobody is handed a batch."""
+    """R-193: then it only remains to be completed, and no agent claims a batch."""
     agent = await world.agent()
     batch = await world.one("batch", lock_key="doc:1", children=[NewTask("one"), NewTask("two")])
     await world.fail(await world.take(agent), category="auth_failure")

@@ -10,7 +10,7 @@ from lineshaft.errors import (
     StaleClaimError,
 )
 from lineshaft.model.tasks import NewTask, OutputContract
-from tests.world import World, ref
+from tests.world import World, ref, spawn_children
 
 
 async def test_cancel_cascades(world: World) -> None:
@@ -112,7 +112,7 @@ async def test_cancelling_a_parent_cancels_its_children(world: World) -> None:
     assert len(await world.engine.operations.cancel(batch, "no")) == 3
     await world.one("parent")
     parent = await world.take(agent)
-    (child,) = await world.engine.operations.spawn(ref(parent), [NewTask("child")])
+    (child,) = await spawn_children(world.engine, ref(parent), [NewTask("child")])
 
     assert await world.engine.operations.cancel(parent.id, "no") == sorted([parent.id, child.id])
     assert world.end(child.id)["reason"] == f"Parent {parent.id} cancelled"
@@ -134,7 +134,7 @@ async def test_a_cancellation_does_not_reach_what_waits_for_a_dead_letter(world:
     agent = await world.agent()
     await world.one("parent")
     parent = await world.take(agent)
-    (child,) = await world.engine.operations.spawn(ref(parent), [NewTask("child")])
+    (child,) = await spawn_children(world.engine, ref(parent), [NewTask("child")])
     waits = await world.one("waits", depends_on=[child.id])
     await world.kill(agent, child.id)
 

@@ -6,7 +6,7 @@ from lineshaft.engine.engine import Engine
 
 
 async def test_cancelled_just_as_it_gets_its_connection(dsn: str) -> None:
-    """Whoever waits for it to end must not wait for ever."""
+    """A caller that waits for its end must not wait forever."""
     async with Engine(dsn, max_connections=1) as engine:
         got = asyncio.Event()
 
@@ -16,7 +16,7 @@ async def test_cancelled_just_as_it_gets_its_connection(dsn: str) -> None:
 
         async with engine.database.connection():
             waiting = asyncio.create_task(call())
-            # Until it stands in line, of which the pool tells nobody.
+            # Until it waits for a connection, which the pool does not report.
             while not engine.database._pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         waiting.cancel()
@@ -24,7 +24,7 @@ async def test_cancelled_just_as_it_gets_its_connection(dsn: str) -> None:
 
         assert waiting.cancelled()
         assert not got.is_set()
-        await engine.working.openings()
+        await engine.schedule.openings()
 
 
 async def test_one_that_is_cancelled_already_can_still_clean_up(dsn: str) -> None:
@@ -35,7 +35,7 @@ async def test_one_that_is_cancelled_already_can_still_clean_up(dsn: str) -> Non
             try:
                 await asyncio.Event().wait()
             finally:
-                await engine.working.openings()
+                await engine.schedule.openings()
                 cleaned.set()
 
         working = asyncio.create_task(work())

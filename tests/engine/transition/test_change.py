@@ -52,11 +52,11 @@ async def test_everything_can_be_changed_in_every_live_state(world: World, state
     )
     assert live["rank"] == pytest.approx(rank(inputs, now))
     assert abs(live["rekey_at"] - (rekey_at(deadline, now) or now)) < timedelta(milliseconds=1)
-    told = world.row("SELECT data FROM lineshaft.events WHERE kind = 'task.changed'")["data"]
-    assert told["priority"] == {"from": 80, "to": 20}
-    assert told["deadline"]["from"] is None
-    assert datetime.fromisoformat(told["deadline"]["to"]) == deadline
-    assert told["tags"] == {"from": ["a"], "to": ["b", "c"]}
+    logged = world.row("SELECT data FROM lineshaft.events WHERE kind = 'task.changed'")["data"]
+    assert logged["priority"] == {"from": 80, "to": 20}
+    assert logged["deadline"]["from"] is None
+    assert datetime.fromisoformat(logged["deadline"]["to"]) == deadline
+    assert logged["tags"] == {"from": ["a"], "to": ["b", "c"]}
 
 
 async def test_only_what_is_asked_changes(world: World) -> None:
@@ -74,8 +74,8 @@ async def test_only_what_is_asked_changes(world: World) -> None:
 
     await world.engine.operations.change(task_id, tags=[])
     assert world.task(task_id)["tags"] == []
-    told = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.changed' ORDER BY seq")
-    assert [sorted(row["data"]) for row in told] == [["priority"], ["deadline"], ["tags"]]
+    logged = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.changed' ORDER BY seq")
+    assert [sorted(row["data"]) for row in logged] == [["priority"], ["deadline"], ["tags"]]
 
 
 async def test_what_is_so_already_is_not_told(world: World) -> None:
@@ -158,7 +158,7 @@ async def test_only_a_deadline_can_be_none(world: World, field: str) -> None:
 
 
 async def test_a_deadline_that_is_past_is_told_once(world: World) -> None:
-    """Each deadline that was missed is, whatever else is changed meanwhile."""
+    """Each missed deadline is logged, whatever else changes in the meantime."""
     task_id = await world.one()
     past = world.clock.now() - timedelta(minutes=1)
     await world.engine.operations.change(task_id, deadline=past)

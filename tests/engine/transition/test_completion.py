@@ -12,7 +12,17 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types.work import ClaimRef, Completion, Failure, Release, Spent
-from tests.world import World, cost, only, ref
+from tests.world import (
+    World,
+    cost,
+    only,
+    record_step,
+    ref,
+    release_claims,
+    save_checkpoint,
+    spawn_children,
+    without_gates,
+)
 
 ZERO = Decimal(0)
 
@@ -31,7 +41,7 @@ async def test_completion_records_the_outcome(world: World) -> None:
         spent=Spent(Decimal("0.25"), 100, 20),
     )
 
-    assert only(await world.engine.lifecycle.complete([item])).unwrap() is Status.COMPLETED
+    assert only(await world.engine.work.complete([item])).unwrap() is Status.COMPLETED
 
     end = world.end(task_id)
     assert (end["output"], end["artifacts"], end["decision_report"]) == ({"a": 1}, ["x"], {"why": "so"})
@@ -75,7 +85,7 @@ async def test_many_complete_in_one_call(world: World) -> None:
     )
     tasks = await world.claim(agent, 20)
 
-    moved = await world.engine.lifecycle.complete([world.completion(task, task.id) for task in tasks])
+    moved = await world.engine.work.complete([world.completion(task, task.id) for task in tasks])
 
     assert [answer.status for answer in moved] == [Status.COMPLETED] * 20
     assert [answer.id for answer in moved] == [task.id for task in tasks]
@@ -121,13 +131,14 @@ async def test_costs_that_heartbeats_told_count_too(world: World) -> None:
 )
 async def test_an_output_that_must_be_checked_is_handed_in(world: World, output: OutputContract) -> None:
     """R-032, R-093, R-095: VALIDATING, with the output safe beside it; asking again doesn't let it pass."""
-    world.engine.lifecycle.gatekeeper = None  # as if the process died before it looked
+    complete = without_gates(world.engine).complete
     agent = await world.agent()
     await world.one(output=output, max_cost_usd=1)
     task = await world.take(agent)
 
-    assert await world.complete(task, "abc", spent="0.3") is Status.VALIDATING
-    assert await world.complete(task, "abc", spent="0.3") is Status.VALIDATING
+    for _ in range(2):
+        (moved,) = await complete([world.completion(task, "abc", "0.3")])
+        assert moved.status is Status.VALIDATING
 
     live = world.live(task.id)
     assert (live["status"], live["agent_id"], live["attempt_cost_usd"]) == (
@@ -152,11 +163,10 @@ async def test_a_checked_output_that_is_too_dear_is_refused_at_once(world: World
 
 async def test_a_failed_check_is_a_failed_attempt(world: World) -> None:
     """R-033, R-098: the attempt that was being validated is the one that failed."""
-    world.engine.lifecycle.gatekeeper = None
     agent = await world.agent()
     await world.one(output=OutputContract(validation="regex", validation_schema="^a"), max_attempts=1)
     task = await world.take(agent)
-    await world.complete(task, "xyz", spent="0.3")
+    await without_gates(world.engine).complete([world.completion(task, "xyz", "0.3")])
 
     moved = await world.fail(task, "does not match", category="validation", spent=cost("0.3"))
 
@@ -199,11 +209,11 @@ async def test_a_claim_named_twice_in_one_call_counts_once(world: World) -> None
     agent = await world.agent()
     await world.submit(*[NewTask("code", max_cost_usd=1)] * 4)
     one, two, three, four = await world.claim(agent, 4)
-    lifecycle = world.engine.lifecycle
+    work = world.engine.work
 
-    done = await lifecycle.complete([world.completion(one), world.completion(one)])
-    failed = await lifecycle.fail([Failure(ref(two), "x"), Failure(ref(two), "x")])
-    released = await lifecycle.release([ref(three), ref(three)])
+    done = await work.complete([world.completion(one), world.completion(one)])
+    failed = await work.fail([Failure(ref(two), "x"), Failure(ref(two), "x")])
+    released = await work.release([Release(ref(three)), Release(ref(three))])
 
     assert [answer.status for answer in done] == ["COMPLETED"] * 2
     assert [answer.status for answer in failed] == ["RETRYING"] * 2
@@ -215,9 +225,9 @@ async def test_a_claim_named_twice_in_one_call_counts_once(world: World) -> None
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("how", ["complete", "fail", "release", "hand back"])
+@pytest.mark.parametrize("how", ["complete", "fail", "release"])
 async def test_an_old_claim_and_a_new_one_of_a_task_in_one_call(world: World, how: str, order: int) -> None:
-    """As by an agent that lost a task while the database was away, got it again, and hands in both."""
+    """An agent lost a task while the database was away, claimed it again, and completes both claims."""
     agent = await world.agent()
     await world.one()
     old = await world.take(agent)
@@ -229,13 +239,11 @@ async def test_an_old_claim_and_a_new_one_of_a_task_in_one_call(world: World, ho
     match how:
         case "complete":
             given = [world.completion(task, task.epoch, f"0.0{task.epoch}") for task in claims]
-            answers = await engine.lifecycle.complete(given)
+            answers = await engine.work.complete(given)
         case "fail":
-            answers = await engine.lifecycle.fail([Failure(ref(task), "x") for task in claims])
-        case "release":
-            answers = await engine.lifecycle.release([ref(task) for task in claims])
+            answers = await engine.work.fail([Failure(ref(task), "x") for task in claims])
         case _:
-            answers = await engine.parting.hand_back([Release(ref(task), None) for task in claims])
+            answers = await release_claims(engine, [ref(task) for task in claims])
 
     stale, moved = answers[::order]
     assert isinstance(stale.error, StaleClaimError)
@@ -248,7 +256,7 @@ async def test_an_old_claim_and_a_new_one_of_a_task_in_one_call(world: World, ho
     "how", ["reassigned", "retrying", "released", "snoozed", "cancelled", "dead", "waiting"]
 )
 async def test_a_stale_holder_changes_nothing(world: World, how: str) -> None:
-    """R-100, R-175, F-30: told so, and what it wanted to hand in is kept for inspection."""
+    """R-100, R-175, F-30: refused, and its output is kept for inspection."""
     agent, other = await world.agent(), await world.agent()
     await world.one()
     stale = await world.take(agent)
@@ -267,21 +275,21 @@ async def test_a_stale_holder_changes_nothing(world: World, how: str) -> None:
         case "dead":
             await world.fail(stale, category="auth_failure")
         case _:
-            await world.engine.operations.spawn(ref(stale), [NewTask("child")], wait=True)
+            await spawn_children(world.engine, ref(stale), [NewTask("child")], wait=True)
     before = world.everything()
 
-    moved = only(await world.engine.lifecycle.complete([world.completion(stale, {"late": True})]))
+    moved = only(await world.engine.work.complete([world.completion(stale, {"late": True})]))
 
     assert isinstance(moved.error, StaleClaimError)
     assert world.everything() == before
     late = world.row("SELECT * FROM lineshaft.events WHERE kind = 'task.late_result'")
     assert (late["task_id"], late["epoch"], late["data"]) == (stale.id, 1, {"output": {"late": True}})
     with pytest.raises(StaleClaimError):
-        await world.engine.lifecycle.save_step(ref(stale), "s", b"1")
+        await record_step(world.engine, ref(stale), "s", b"1")
     with pytest.raises(StaleClaimError):
-        await world.engine.lifecycle.save_checkpoint(ref(stale), b"1")
+        await save_checkpoint(world.engine, ref(stale), b"1")
     with pytest.raises((StaleClaimError, InvalidTransitionError)):
-        await world.engine.operations.spawn(ref(stale), [NewTask("child")])
+        await spawn_children(world.engine, ref(stale), [NewTask("child")])
     assert world.everything() == before
 
 
@@ -298,12 +306,12 @@ async def test_what_was_never_started_can_not_complete(world: World) -> None:
 async def test_a_task_that_does_not_exist(world: World) -> None:
     """R-039."""
     gone = ClaimRef("task_nope", 1)
-    lifecycle, operations = world.engine.lifecycle, world.engine.operations
+    work, operations = world.engine.work, world.engine.operations
     for moved in (
-        await lifecycle.start([gone]),
-        await lifecycle.complete([Completion(gone)]),
-        await lifecycle.fail([Failure(gone, "x")]),
-        await lifecycle.release([gone]),
+        await work.start([gone]),
+        await work.complete([Completion(gone)]),
+        await work.fail([Failure(gone, "x")]),
+        await work.release([Release(gone)]),
     ):
         assert isinstance(only(moved).error, NotFoundError)
     with pytest.raises(NotFoundError):
@@ -311,6 +319,6 @@ async def test_a_task_that_does_not_exist(world: World) -> None:
     with pytest.raises(NotFoundError):
         await operations.retry("task_nope")
     with pytest.raises(NotFoundError):
-        await operations.spawn(gone, [NewTask("x")])
+        await spawn_children(world.engine, gone, [NewTask("x")])
     with pytest.raises(NotFoundError):
         await operations.add_dependencies("task_nope", [])

@@ -82,7 +82,7 @@ async def test_costs_add_up_over_attempts(world: World) -> None:
 
 
 async def test_a_rate_limit_uses_no_attempt(world: World) -> None:
-    """U13, R-212, R-216: told by text or category; the provider's wait, in bounds, else doubled from 60 s."""
+    """U13, R-212, R-216: recognized by text or category; the provider's wait, else doubled from 60 s."""
     agent = await world.agent()
     task_id = await world.one()
     waits = []
@@ -112,7 +112,7 @@ async def test_a_rate_limit_uses_no_attempt(world: World) -> None:
     ("error", "end"), [("rate limit", "RETRYING"), ("insufficient quota", "DEAD_LETTERED")]
 )
 async def test_after_ten_waits_a_rate_limit_counts(world: World, error: str, end: str) -> None:
-    """U13, R-217: as a failed attempt, and the waits start anew; a spent quota is a dead letter."""
+    """U13, R-217: as a failed attempt, and the waits start again; a spent quota is a dead letter."""
     agent = await world.agent()
     task_id = await world.one()
     for n in range(10):
@@ -218,8 +218,8 @@ async def test_the_total_over_all_attempts(world: World) -> None:
     await world.engine.operations.retry(task_id)
 
     assert await world.fail(await world.take(agent), spent=cost("0.2")) is Status.DEAD_LETTERED
-    told = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.dead_lettered'")
-    assert told[0]["data"]["because"] == "budget_exceeded"
+    logged = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.dead_lettered'")
+    assert logged[0]["data"]["because"] == "budget_exceeded"
 
 
 async def test_an_error_of_any_bytes_is_recorded(world: World) -> None:

@@ -12,7 +12,7 @@ from lineshaft.errors import (
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimRef, EndedClaim, HeldTask, Presence
-from tests.world import World, cost, only, ref
+from tests.world import World, cost, only, ref, release_claims
 
 ZERO = Decimal(0)
 
@@ -24,7 +24,7 @@ async def test_start(world: World) -> None:
     (task,) = await world.claim(agent, start=False)
     world.age(seconds=30)
 
-    assert only(await world.engine.lifecycle.start([ref(task)])).unwrap() is Status.RUNNING
+    assert only(await world.engine.work.start([ref(task)])).unwrap() is Status.RUNNING
 
     live = world.live(task.id)
     now = world.clock.now()
@@ -33,7 +33,7 @@ async def test_start(world: World) -> None:
     assert (live["lease_until"] - now).total_seconds() == 60
     assert (live["limit_at"] - now).total_seconds() == 300
     assert world.kinds(task.id)[-1] == "task.started"
-    again = only(await world.engine.lifecycle.start([ref(task)]))
+    again = only(await world.engine.work.start([ref(task)]))
     assert again.unwrap() is Status.RUNNING
     assert world.kinds(task.id).count("task.started") == 1
 
@@ -45,7 +45,7 @@ async def test_a_batch_of_claims_is_answered_one_by_one(world: World) -> None:
     one, two = await world.claim(agent, 2, start=False)
     claims = [ref(one), ClaimRef(two.id, 7), ClaimRef("nope", 1)]
 
-    moved = await world.engine.lifecycle.start(claims)
+    moved = await world.engine.work.start(claims)
 
     assert [answer.id for answer in moved] == [one.id, two.id, "nope"]
     assert moved[0].status is Status.RUNNING
@@ -187,7 +187,7 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
     first, second = await world.agent("a"), await world.agent("b")
     await world.one()
     (lost,) = await world.claim(first)
-    await world.engine.lifecycle.release([ref(lost)])
+    await release_claims(world.engine, [ref(lost)])
     (held,) = await world.claim(second)
 
     answers = await world.engine.work.heartbeat(

@@ -10,11 +10,11 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.world import World, ref
+from tests.world import World, ref, spawn_children
 
 
 async def test_a_dependency_added_later(world: World) -> None:
-    """R-143, and the HTTP contract: READY goes back to PENDING; what is done already holds nobody up."""
+    """R-143, and the HTTP contract: READY becomes PENDING; a COMPLETED dependency blocks nothing."""
     agent = await world.agent()
     done = await world.one("done")
     await world.complete(await world.take(agent))
@@ -99,7 +99,10 @@ async def test_the_critical_path_follows_the_graph(world: World) -> None:
     assert downstream(single) == [3]
 
     parent = await world.take(agent)
-    child, last = await world.engine.operations.spawn(
-        ref(parent), [NewTask("child", key="child"), NewTask("last", depends_on=["child"])], wait=True
+    child, last = await spawn_children(
+        world.engine,
+        ref(parent),
+        [NewTask("child", key="child"), NewTask("last", depends_on=["child"])],
+        wait=True,
     )
     assert downstream(child.id, last.id) == [5, 4]

@@ -12,7 +12,7 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Operation, Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
-from tests.world import World, only, ref
+from tests.world import World, only, ref, release_claims, spawn_children
 
 VISIBLE = sorted(LIVE | ENDED)
 TABLE = {(row.source, row.operation): row for row in TRANSITIONS}
@@ -60,41 +60,41 @@ async def make(world: World, status: Status) -> Subject:
 
 
 async def start(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.start([task.claim])).unwrap()
+    return only(await task.world.engine.work.start([task.claim])).unwrap()
 
 
 async def complete(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.complete([Completion(task.claim, b'"output"')])).unwrap()
+    return only(await task.world.engine.work.complete([Completion(task.claim, b'"output"')])).unwrap()
 
 
 async def fail(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.fail([Failure(task.claim, "it broke")])).unwrap()
+    return only(await task.world.engine.work.fail([Failure(task.claim, "it broke")])).unwrap()
 
 
 async def fail_for_good(task: Subject) -> Status:
     failure = Failure(task.claim, "no access", "auth_failure")
-    return only(await task.world.engine.lifecycle.fail([failure])).unwrap()
+    return only(await task.world.engine.work.fail([failure])).unwrap()
 
 
 async def rate_limit(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.fail([Failure(task.claim, "HTTP 429")])).unwrap()
+    return only(await task.world.engine.work.fail([Failure(task.claim, "HTTP 429")])).unwrap()
 
 
 async def release(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.release([task.claim])).unwrap()
+    return only(await release_claims(task.world.engine, [task.claim])).unwrap()
 
 
 async def snooze(task: Subject) -> Status:
-    return only(await task.world.engine.lifecycle.release([task.claim], delay_sec=60)).unwrap()
+    return only(await release_claims(task.world.engine, [task.claim], delay_sec=60)).unwrap()
 
 
 async def wait_for_children(task: Subject) -> Status:
-    await task.world.engine.operations.spawn(task.claim, [NewTask("child")], wait=True)
+    await spawn_children(task.world.engine, task.claim, [NewTask("child")], wait=True)
     return Status(task.world.status(task.id))
 
 
 async def spawn(task: Subject) -> Status:
-    await task.world.engine.operations.spawn(task.claim, [NewTask("child")])
+    await spawn_children(task.world.engine, task.claim, [NewTask("child")])
     return Status(task.world.status(task.id))
 
 
@@ -138,7 +138,7 @@ async def claim_and_start(task: Subject) -> Status:
 
 async def heartbeat(task: Subject) -> Status:
     answer = await task.world.heartbeat(task.agent_id, 1, [task.claim])
-    # While a person looks at its output, a task is nobody's.
+    # While a person reviews its output, no agent holds the task.
     held = task.status in {Status.CLAIMED, Status.RUNNING}
     gone = "cancel" if task.status is Status.CANCELLED else "lost"
     assert answer == {task.id: "continue" if held else gone}
@@ -189,7 +189,7 @@ REPEATS = {
         for call in (fail, fail_for_good, rate_limit)
         for end in (Status.RETRYING, Status.DEAD_LETTERED)
     ),
-    # A retry that was due meanwhile.
+    # A retry that became due in the meantime.
     *((call, Status.READY) for call in (fail, fail_for_good, rate_limit)),
     (release, Status.READY),
     (snooze, Status.PENDING),
@@ -225,7 +225,7 @@ async def test_the_engine_keeps_to_the_table(world: World, act: Act) -> None:
     await world.one("upstream", run_at=world.clock.now() + timedelta(days=1))
     subjects = [await make(world, status) for status in VISIBLE]
     for task in subjects:
-        told = len(world.kinds(task.id))
+        known = len(world.kinds(task.id))
         before = world.everything()
         expected = path(act, task.status)
 
@@ -238,7 +238,7 @@ async def test_the_engine_keeps_to_the_table(world: World, act: Act) -> None:
         if expected is not None:
             target, events = expected
             assert (task.status, answer, status) == (task.status, target, target)
-            assert is_within(events, world.kinds(task.id)[told:])
+            assert is_within(events, world.kinds(task.id)[known:])
         elif (act, task.status) in STAYS:
             assert (task.status, answer, status) == (task.status, task.status, task.status)
             assert world.everything() != before
@@ -249,7 +249,7 @@ async def test_the_engine_keeps_to_the_table(world: World, act: Act) -> None:
 
 
 async def test_every_row_of_the_table_has_a_call(world: World) -> None:
-    """The table says nothing that nobody carries out; what the matrix doesn't call is tested by name."""
+    """Every transition of the table is carried out; those that the matrix doesn't call are tested by name."""
     called = {operation for ways in CALLS.values() for way in ways for operation in way}
     elsewhere = {
         Operation.JOIN_DAG,  # every submission
@@ -276,8 +276,8 @@ async def test_answers_are_one_or_the_other(world: World) -> None:
     await world.one()
     task = await world.take(agent)
     answers: list[Moved] = [
-        *await world.engine.lifecycle.complete([world.completion(task)]),
-        *await world.engine.lifecycle.release([ref(task)]),
+        *await world.engine.work.complete([world.completion(task)]),
+        *await release_claims(world.engine, [ref(task)]),
     ]
     assert [(answer.status is None, answer.error is None) for answer in answers] == [
         (False, True),

@@ -9,7 +9,7 @@ import pytest
 from lineshaft.errors import NotFoundError, StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimRef, Failure, Release, Spent
-from tests.world import World, cost, ref
+from tests.world import World, cancel_claim, cost, record_step, ref, spawn_once
 
 KIDS = [NewTask("kid"), NewTask("kid")]
 
@@ -18,10 +18,9 @@ async def test_a_spawn_that_is_repeated_answers_as_the_first_time_did(world: Wor
     """The answer was lost on the way; the parent waits already."""
     await world.one("parent")
     parent = await world.take(types=["parent"])
-    parting = world.engine.parting
 
-    first = await parting.spawn(ref(parent), "k", KIDS, wait=True)
-    again = await parting.spawn(ref(parent), "k", KIDS, wait=True)
+    first = await spawn_once(world.engine, ref(parent), "k", KIDS, wait=True)
+    again = await spawn_once(world.engine, ref(parent), "k", KIDS, wait=True)
 
     assert first == again
     assert first.paused
@@ -34,7 +33,7 @@ async def test_of_two_spawns_at_once_one_makes_children(world: World) -> None:
     parent = await world.take(types=["parent"])
 
     both = await asyncio.gather(
-        *(world.engine.parting.spawn(ref(parent), "k", KIDS, wait=False) for _ in range(2))
+        *(spawn_once(world.engine, ref(parent), "k", KIDS, wait=False) for _ in range(2))
     )
 
     assert both[0] == both[1]
@@ -45,10 +44,10 @@ async def test_children_that_have_ended_are_not_waited_for(world: World) -> None
     await world.one("parent")
     agent = await world.agent()
     parent = await world.take(agent, types=["parent"])
-    await world.engine.parting.spawn(ref(parent), "k", KIDS[:1], wait=False)
+    await spawn_once(world.engine, ref(parent), "k", KIDS[:1], wait=False)
     await world.complete(await world.take(agent, types=["kid"]), {"n": 1})
 
-    spawned = await world.engine.parting.spawn(ref(parent), "k", KIDS[:1], wait=True)
+    spawned = await spawn_once(world.engine, ref(parent), "k", KIDS[:1], wait=True)
 
     assert (spawned.paused, [child.output for child in spawned.children]) == (False, [{"n": 1}])
     assert world.status(parent.id) == "RUNNING"
@@ -61,27 +60,26 @@ async def test_only_the_holder_cancels(world: World) -> None:
     stale = ClaimRef(task.id, task.epoch)
     await world.release(task)
     task = await world.take(agent)
-    parting = world.engine.parting
 
     with pytest.raises(StaleClaimError):
-        await parting.cancel_claimed(stale, "no", spent=cost("1"))
+        await cancel_claim(world.engine, stale, "no", spent=cost("1"))
     with pytest.raises(NotFoundError):
-        await parting.cancel_claimed(ClaimRef("task_nope", 1), "no", spent=cost("1"))
+        await cancel_claim(world.engine, ClaimRef("task_nope", 1), "no", spent=cost("1"))
     assert world.status(task_id) == "RUNNING"
     assert world.live(task_id)["attempt_cost_usd"] == 0
 
-    await parting.cancel_claimed(ref(task), "enough", spent=cost("0.5"))
-    await parting.cancel_claimed(ref(task), "enough", spent=cost("0.5"))
+    await cancel_claim(world.engine, ref(task), "enough", spent=cost("0.5"))
+    await cancel_claim(world.engine, ref(task), "enough", spent=cost("0.5"))
 
     end = world.end(task_id)
     assert (end["status"], end["reason"], end["cost_usd"]) == ("CANCELLED", "enough", Decimal("0.5"))
 
 
-async def test_what_is_not_started_yet_is_cancelled_without_a_detour(world: World) -> None:
+async def test_a_task_that_is_not_started_yet_is_cancelled_directly(world: World) -> None:
     await world.one()
     task = await world.take(start=False)
 
-    await world.engine.parting.cancel_claimed(ref(task), "enough", spent=cost("0"))
+    await cancel_claim(world.engine, ref(task), "enough", spent=cost("0"))
 
     assert world.status(task.id) == "CANCELLED"
     assert "task.released" not in world.kinds(task.id)
@@ -91,19 +89,19 @@ USED = Spent(Decimal("0.25"), tokens_input=300, tokens_output=20)
 
 
 async def _snooze(world: World, claim: ClaimRef) -> None:
-    await world.engine.parting.hand_back([Release(claim, 5.0, USED)])
+    await world.engine.work.release([Release(claim, 5.0, USED)])
 
 
 async def _pause(world: World, claim: ClaimRef) -> None:
-    await world.engine.parting.spawn(claim, "k", KIDS, wait=True, spent=USED)
+    await spawn_once(world.engine, claim, "k", KIDS, wait=True, spent=USED)
 
 
 async def _limit(world: World, claim: ClaimRef) -> None:
-    await world.engine.lifecycle.fail([Failure(claim, "429", spent=USED)])
+    await world.engine.work.fail([Failure(claim, "429", spent=USED)])
 
 
 async def _cancel(world: World, claim: ClaimRef) -> None:
-    await world.engine.parting.cancel_claimed(claim, "enough", spent=USED)
+    await cancel_claim(world.engine, claim, "enough", spent=USED)
 
 
 @pytest.mark.parametrize("part", [_snooze, _pause, _limit, _cancel])
@@ -130,7 +128,7 @@ async def test_what_heartbeats_said_was_spent_stays_spent(world: World) -> None:
     task = await world.take(agent)
     await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=cost("0.75"))
 
-    await world.engine.parting.hand_back([Release(ref(task), None, cost("0.5"))])
+    await world.engine.work.release([Release(ref(task), None, cost("0.5"))])
 
     assert world.live(task.id)["cost_usd"] == Decimal("0.75")
 
@@ -140,7 +138,7 @@ async def test_hand_backs_of_different_delays(world: World) -> None:
     agent = await world.agent()
     one, two = await world.claim(agent, 2)
 
-    moved = await world.engine.parting.hand_back(
+    moved = await world.engine.work.release(
         [Release(ref(one), 5.0, cost("0.25")), Release(ref(two), None, cost("0.5"))]
     )
 
@@ -150,15 +148,13 @@ async def test_hand_backs_of_different_delays(world: World) -> None:
 
 
 async def test_a_claim_that_has_failed_already_is_over(world: World) -> None:
-    """The reaper was quicker, and nobody has claimed the task since: the epoch is still its own."""
+    """The reaper was faster, and there was no claim since: the epoch is still the same."""
     await world.one()
     task = await world.take()
     world.age(hours=1)
     await world.engine.maintenance.reap(10)
 
-    with pytest.raises(StaleClaimError, match=r"it is RETRYING now\. The claim ended"):
-        await world.engine.parting.spawn(ref(task), "k", KIDS, wait=False)
-    with pytest.raises(StaleClaimError, match=r"it is RETRYING now\. The claim ended"):
-        await world.engine.working.record_step(
-            ref(task), "s", b"1", cost_usd=Decimal(0), cost_so_far_usd=Decimal(0)
-        )
+    with pytest.raises(StaleClaimError, match=r"it is RETRYING with epoch 1\. The claim ended"):
+        await spawn_once(world.engine, ref(task), "k", KIDS, wait=False)
+    with pytest.raises(StaleClaimError, match=r"it is RETRYING with epoch 1\. The claim ended"):
+        await record_step(world.engine, ref(task), "s", b"1")

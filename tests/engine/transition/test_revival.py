@@ -1,4 +1,4 @@
-"""Retries by hand: what was dead or cancelled begins anew."""
+"""Manual retries: dead-lettered and cancelled tasks start again."""
 
 from decimal import Decimal
 
@@ -11,7 +11,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from tests.world import World, cost, ref
+from tests.world import World, cost, ref, spawn_children
 
 
 async def test_retry_starts_anew_but_the_epoch_goes_on(world: World) -> None:
@@ -130,11 +130,11 @@ async def test_a_revived_task_takes_its_key_back(world: World) -> None:
 
 
 async def test_a_revived_child_that_was_spawned_locks_for_itself(world: World) -> None:
-    """R-206: its parent is no batch and holds nothing for it."""
+    """R-206: its parent is not a batch and holds no lock for it."""
     agent = await world.agent()
     await world.one("parent")
     parent = await world.take(agent)
-    await world.engine.operations.spawn(ref(parent), [NewTask("child", lock_key="doc:1")])
+    await spawn_children(world.engine, ref(parent), [NewTask("child", lock_key="doc:1")])
     child = await world.kill(agent)
     await world.engine.operations.retry(child)
 

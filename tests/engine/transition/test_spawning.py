@@ -1,6 +1,7 @@
 """Children that a running task makes, and waits for or not."""
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from lineshaft.errors import (
     InvalidTransitionError,
 )
 from lineshaft.model.tasks import NewTask
-from tests.world import World, cost, decoded, ref
+from lineshaft.types.work import ClaimRef
+from tests.world import World, cost, decoded, ref, spawn_children
 
 
 async def test_spawn_and_go_on(world: World) -> None:
@@ -25,8 +27,8 @@ async def test_spawn_and_go_on(world: World) -> None:
     dag_id = world.task(parent.id)["dag_id"]
     assert world.rows("SELECT * FROM lineshaft.dag") == []
 
-    a, b = await world.engine.operations.spawn(
-        ref(parent), [NewTask("a", key="a"), NewTask("b", depends_on=["a"])]
+    a, b = await spawn_children(
+        world.engine, ref(parent), [NewTask("a", key="a"), NewTask("b", depends_on=["a"])]
     )
 
     assert world.statuses([parent.id, a.id, b.id]) == ["RUNNING", "READY", "PENDING"]
@@ -59,7 +61,7 @@ async def test_spawn_and_wait(world: World, virtual: bool) -> None:
     parent = await world.take(agent)
     await world.heartbeat(agent.id, 1, [ref(parent)], spent=cost("0.1"))
 
-    one, two = await world.engine.operations.spawn(ref(parent), [NewTask("x"), NewTask("x")], wait=True)
+    one, two = await spawn_children(world.engine, ref(parent), [NewTask("x"), NewTask("x")], wait=True)
 
     live = world.live(parent.id)
     assert (live["status"], live["blocked"], live["attempts"]) == ("PENDING", 2, 0)
@@ -91,7 +93,7 @@ async def test_a_waiting_parent_resumes_however_its_children_end(world: World) -
     await world.one("parent")
     parent = await world.take(agent)
     names = ("done", "dead", "cancelled")
-    children = await world.engine.operations.spawn(ref(parent), [NewTask(name) for name in names], wait=True)
+    children = await spawn_children(world.engine, ref(parent), [NewTask(name) for name in names], wait=True)
     done, dead, cancelled = (found.id for found in children)
     await world.fail(await world.take(agent, types=["dead"]), category="auth_failure")
     await world.engine.operations.retry(dead)
@@ -117,11 +119,11 @@ async def test_a_parent_may_wait_for_the_same_child_again(world: World) -> None:
     await world.one("parent")
     new = [NewTask("child", idempotency_key="c")]
     parent = await world.take(agent)
-    (child,) = await world.engine.operations.spawn(ref(parent), new, wait=True)
+    (child,) = await spawn_children(world.engine, ref(parent), new, wait=True)
     await world.complete(await world.take(agent))
     parent = await world.take(agent)
 
-    (same,) = await world.engine.operations.spawn(ref(parent), new, wait=True)
+    (same,) = await spawn_children(world.engine, ref(parent), new, wait=True)
 
     assert (same.id, same.duplicate) == (child.id, True)
     # All have ended already: it is READY at once.
@@ -146,12 +148,12 @@ async def test_waiting_in_circles_is_refused(world: World) -> None:
         NewTask("parent", idempotency_key="parent"),
     ):
         with pytest.raises(CycleError, match=parent.id):
-            await world.engine.operations.spawn(ref(parent), [child], wait=True)
+            await spawn_children(world.engine, ref(parent), [child], wait=True)
 
     assert world.everything() == before
     # Without waiting there is no circle: the child comes after its parent.
     refs = {"context_refs": [f"task:{parent.id}:output"]}
-    (after,) = await world.engine.operations.spawn(ref(parent), [NewTask("child", spec=refs)])
+    (after,) = await spawn_children(world.engine, ref(parent), [NewTask("child", spec=refs)])
     await world.complete(parent, "mine")
     found = await world.claims(agent, 10)
     assert after.id in {task.id for task in found.tasks}
@@ -163,10 +165,13 @@ async def test_what_can_not_be_spawned(world: World) -> None:
     agent = await world.agent()
     await world.one("parent")
     (claimed,) = await world.claim(agent, start=False)
-    spawn = world.engine.operations.spawn
+
+    async def spawn(claim: ClaimRef, tasks: list[NewTask], **options: Any) -> None:
+        await spawn_children(world.engine, claim, tasks, **options)
+
     with pytest.raises(InvalidTransitionError):
         await spawn(ref(claimed), [NewTask("x")])
-    await world.engine.lifecycle.start([ref(claimed)])
+    await world.engine.work.start([ref(claimed)])
     before = world.everything()
 
     with pytest.raises(InvalidInputError, match="at least one"):
@@ -191,11 +196,11 @@ async def test_many_children_go_by_copy(world: World) -> None:
     await world.one("parent")
     parent = await world.take(agent)
 
-    children = await world.engine.operations.spawn(ref(parent), [NewTask("x")] * 200, wait=True)
+    children = await spawn_children(world.engine, ref(parent), [NewTask("x")] * 200, wait=True)
 
     assert world.live(parent.id)["blocked"] == len(children) == 200
     tasks = await world.claim(agent, 200)
-    await world.engine.lifecycle.complete([world.completion(task) for task in tasks])
+    await world.engine.work.complete([world.completion(task) for task in tasks])
     assert (await world.take(agent)).id == parent.id
 
 
@@ -204,8 +209,8 @@ async def test_a_spawned_batch_is_waited_for_as_a_whole(world: World) -> None:
     agent = await world.agent()
     await world.one("parent")
     parent = await world.take(agent)
-    (batch,) = await world.engine.operations.spawn(
-        ref(parent), [NewTask("batch", children=[NewTask("one"), NewTask("two")])], wait=True
+    (batch,) = await spawn_children(
+        world.engine, ref(parent), [NewTask("batch", children=[NewTask("one"), NewTask("two")])], wait=True
     )
     for n in (1, 2):
         await world.complete(await world.take(agent), n)

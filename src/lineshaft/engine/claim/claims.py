@@ -1,8 +1,9 @@
-"""Claiming: which agent gets which tasks. The statement `claim_tasks` does it all; this hands it over.
+"""Claims: which agent gets which tasks.
 
-Where nothing is to be weighed the shorter `claim_plain` gives the same answer, and is tried first.
+The statement `claim_tasks` decides about everything. Where there is nothing to weigh, the shorter
+`claim_fast` gives the same result, and is tried first.
 
-A breaker that may be probed is left alone by ordinary claims. They tell that there is one, and the agent's
+A breaker that may be probed is left alone by ordinary claims. They report that there is one, and the agent's
 next claim begins with the probe, or this one ends with it if there is room: otherwise an agent with enough
 other work would never try.
 """
@@ -14,24 +15,28 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 
-from lineshaft.engine.claim.fast_path import FastPath
+from lineshaft.engine.agents import check_incarnation
+from lineshaft.engine.claim.fast_path import FastPath, claim_fast
+from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.pipeline import pipelined, transaction
-from lineshaft.errors import LineshaftError, NotFoundError, SupersededError, UnavailableError
-from lineshaft.types.work import Claim, ClaimedTask, Resumed
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.transition.changes import unpark_lock_waiters
+from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.types.work import Claim, ClaimedTask, PastAttempt, Resumed
 
+_SQL = catalog.load(__name__)
 LOCK_TTL_SEC = 600.0
-#: A claim that found tasks in the way looks again, this often at most; what is parked is in nobody's way.
+#: A claim that found other tasks in its way looks again, at most this often; parked tasks aren't in the way.
 _ROUNDS = 1_000
-#: So long it waits for those who hold all that it found. Mostly that is another claim, over at once.
+#: How long it waits for transactions that hold all tasks it found: mostly other claims, which end soon.
 _PAUSES_SEC = (0.01, 0.04, 0.16)
 #: A new generation is worth opening after so many claims; one that can't be closed yet is tried again sooner.
 _TURN_AFTER = 5_000
@@ -40,54 +45,52 @@ _MOVED_AT_ONCE = 5_000
 
 
 class Generations(Protocol):
-    """What claims ask of maintenance."""
+    """What claims need of the maintenance."""
 
     async def turn_generation(self, left: int) -> bool: ...
 
     async def close_generations(self, limit: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """What one statement gave."""
+class _Outcome(Protocol):
+    """The columns of `claim_tasks` that are about the whole claim: those of the first row."""
 
-    tasks: list[ClaimedTask]
+    id: str | None
+    now: datetime
+    claim_ttl_sec: float
     #: The agent could take something.
     has_room: bool
-    #: There may be something that it can't take, though others can.
+    #: There may be a task that other agents can take, but not this one.
     leaves_some: bool
-    #: Some were in the way of others, and are no more; or it must be decided anew what can be paid.
+    #: Tasks that were in the way of others are parked now; or the money must be counted again.
     again: bool
-    #: Where others were just taking what was best, though there is more elsewhere.
+    #: Parts of lanes where other claims took the best tasks, though there is more elsewhere.
     contested: list[int]
-    #: Somebody else holds all that is there.
+    #: Other transactions hold everything that is claimable.
     missed: bool
-    #: Who has a lock for nothing.
+    #: Tasks that have a document lock, but weren't claimed.
     stranded: list[str]
     #: A breaker may be probed.
     probe_due: bool
     slowdown_until: datetime | None
 
 
-class _Plain(NamedTuple):
-    """What the short way gave."""
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The result of one statement."""
 
     tasks: list[ClaimedTask]
-    has_room: bool
-    #: Nothing is to be weighed, and there is nothing elsewhere.
-    is_all: bool
-    #: Somebody else holds all that is there.
-    missed: bool
+    outcome: _Outcome
 
 
-class Returns(Protocol):
-    """Takes back what nobody is told of."""
+class Undelivered(Protocol):
+    """Releases claims that don't reach their agent."""
 
     def release_if_undelivered(self, tasks: list[ClaimedTask]) -> AbstractContextManager[None]: ...
 
 
 class _ProbeTakenError(Exception):
-    """Another claim was quicker with the probe: this one is rolled back."""
+    """Another claim was faster with the probe: this one is rolled back."""
 
 
 class Claims:
@@ -97,23 +100,19 @@ class Claims:
         generations: Generations,
         why_not: Callable[[str, str], Awaitable[LineshaftError]],
         breakers: Breakers,
-        returning: Returns,
+        undelivered: Undelivered,
         *,
         daily_budget_usd: Decimal | None = None,
     ) -> None:
-        """`why_not` tells why an agent, named second, can't have a task."""
+        """`why_not` returns why an agent, named second, can't claim a task."""
         self._database = database
         self._why_not = why_not
         self._generations = generations
         self._breakers = breakers
-        self._returning = returning
+        self._undelivered = undelivered
         self._daily_budget = daily_budget_usd
-        self._sql = catalog.load("claim/claims")
-        self._plain = catalog.load("claim/fast_path")["claim_plain"]
-        self._shortcut = FastPath()
-        self._take_probing = catalog.load("guards/breakers")["take_probing"]
-        self._unpark = catalog.load("transition/changes")["unpark_lock_waiters"]
-        #: Tasks this process has claimed since it last saw to the generations.
+        self._fast_path = FastPath()
+        #: Tasks that this process has claimed since it last turned the generation.
         self._left = 0
         self._turn_at = _TURN_AFTER
         #: Agents whose last claim found a breaker that may be probed.
@@ -135,14 +134,18 @@ class Claims:
         tried = agent_id in self._probers
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
-        elif self._daily_budget is None and self._shortcut.is_open(agent_id):
-            plain = await self._database.run_alone(lambda own: self._claim_plain(own, parameters))
-            if plain.is_all:
-                whole = Claim(plain.tasks, has_room=plain.has_room, leaves_some=not plain.has_room)
-                return await self._claimed(whole)
-            if plain.missed:
+        elif self._daily_budget is None and self._fast_path.is_open(agent_id):
+            fast = await self._database.run_alone(
+                lambda own: claim_fast(own, {**self._database.now, **parameters})
+            )
+            self._fast_path.tried(agent_id, worked=not fast.weigh)
+            if fast.is_all:
+                return await self._claimed(
+                    Claim(fast.tasks, has_room=fast.has_room, leaves_some=not fast.has_room)
+                )
+            if fast.missed and not fast.contested:
                 await asyncio.sleep(_PAUSES_SEC[0])
-            tasks = plain.tasks
+            tasks = fast.tasks
         claim = Claim(tasks)
         try:
             last = await self._claim_in_rounds(parameters, limit, tasks, stranded)
@@ -158,17 +161,17 @@ class Claims:
             if stranded := stranded - {task.id for task in tasks}:
                 await self._database.run(lambda own: self._free(own, sorted(stranded)))
         except UnavailableError:
-            # What is had already is given: nobody else knows who has it.
+            # Return what was claimed so far; no other process knows about it.
             if not tasks:
                 raise
         return await self._claimed(claim)
 
     async def _claim_in_rounds(
         self, parameters: dict[str, Any], limit: int, tasks: list[ClaimedTask], stranded: set[str]
-    ) -> _Round:
-        """Look until there are enough, or no more to be had; gives the last round.
+    ) -> _Outcome:
+        """Claim until there are enough tasks, or no more are available; returns the last outcome.
 
-        Whoever is told that there is nothing, while there is, waits for the next wake-up, or poll.
+        An agent that finds nothing, though there is something, waits for the next notification, or poll.
         """
         pauses = iter(_PAUSES_SEC)
         rounds, missed = 0, False
@@ -177,23 +180,24 @@ class Claims:
             parameters["limit"] = limit - len(tasks)
             found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
             tasks += found.tasks
-            stranded.update(found.stranded)
-            missed = missed or found.missed
+            outcome = found.outcome
+            stranded.update(outcome.stranded)
+            missed = missed or outcome.missed
             if len(tasks) == limit or rounds == _ROUNDS:
-                return found
-            if found.again or found.contested or found.stranded:
-                parameters["passed_over"] = [*parameters["passed_over"], *found.contested]
+                return outcome
+            if outcome.again or outcome.contested or outcome.stranded:
+                parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
                 continue
             pause = next(pauses, None)
             if tasks or not missed or pause is None:
-                return found
+                return outcome
             await asyncio.sleep(pause)
             missed, parameters["passed_over"] = False, []
 
     async def _claimed(self, claim: Claim) -> Claim:
         self._left += len(claim.tasks)
         if self._left >= self._turn_at:
-            # The tasks are taken, whatever becomes of that.
+            # The tasks are claimed, whether this works or not.
             with contextlib.suppress(UnavailableError):
                 await self._turn()
         return await self._with_history(claim)
@@ -201,17 +205,17 @@ class Claims:
     async def claim_task(
         self, agent_id: str, incarnation: int, task_id: str, *, start: bool = False
     ) -> Claim:
-        """Take this very task, whoever comes before it in the queue; or say why it can't be had (R-063)."""
+        """Claim this task, whatever its place in the queue; or raise why it can't be claimed."""
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
         found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
-        tasks, stranded = found.tasks, set(found.stranded)
-        if not tasks and found.probe_due:
+        tasks, stranded = found.tasks, set(found.outcome.stranded)
+        if not tasks and found.outcome.probe_due:
             tasks = await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         if not tasks:
             raise await self._why_not(task_id, agent_id)
-        return await self._with_history(Claim(tasks, slowdown_until=found.slowdown_until))
+        return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
 
     def _parameters(
         self,
@@ -237,7 +241,7 @@ class Claims:
         }
 
     async def _claim_probes(self, parameters: dict[str, Any], stranded: set[str]) -> list[ClaimedTask]:
-        """One task of each breaker that waits for a probe, as far as this agent can take one."""
+        """One task for each breaker that waits for a probe, if this agent can take one."""
         tasks: list[ClaimedTask] = []
         for _ in range(_ROUNDS):
             try:
@@ -247,17 +251,16 @@ class Claims:
             if found is None:
                 break
             tasks += found.tasks
-            stranded.update(found.stranded)
-            # What was parked made room for others, as in any claim.
-            if len(tasks) == parameters["limit"] or not (found.tasks or found.again):
+            stranded.update(found.outcome.stranded)
+            # Parked tasks made room for others, as in any claim.
+            if len(tasks) == parameters["limit"] or not (found.tasks or found.outcome.again):
                 break
         return tasks
 
     async def _claim_probe(self, connection: Connection, parameters: dict[str, Any]) -> _Round | None:
-        """None: there is nothing to probe, or another claim is at it."""
-        taking = (self._take_probing, self._database.now)
-        async with transaction(connection, taking) as (rows,):
-            probing = {row[0] for row in rows}
+        """None: there is nothing to probe, or another claim is probing."""
+        async with transaction(connection, (_SQL["lock_due_breakers"], self._database.now)) as (rows,):
+            probing = {key for (key,) in rows}
             if not probing:
                 return None
             found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
@@ -273,74 +276,61 @@ class Claims:
         open_ones = await self._generations.close_generations(_MOVED_AT_ONCE)
         if turned:
             self._left = 0
-        # A generation that could not be closed yet is looked into by every claim: try again soon.
+        # Every claim reads a generation that could not be closed yet: try again soon.
         self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
     async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
-        calls = [(self._sql["claim_tasks"], {**self._database.now, **parameters})]
+        calls = [(_SQL["claim_tasks"], {**self._database.now, **parameters})]
         if parameters["daily_budget"] is not None:
-            calls.insert(0, (self._sql["lock_day"], {}))
+            calls.insert(0, (_SQL["lock_day"], {}))
         *_, rows = await pipelined(connection, *calls)
-        now, claim_ttl_sec, *of_all = rows[0][-10:]
+        outcome: _Outcome = rows[0]
         agent_id = parameters["agent_id"]
-        tasks: list[ClaimedTask] = []
-        if rows[0][0] is not None:
-            common = (parameters["start"], now, claim_ttl_sec)
-            tasks = [ClaimedTask(*row[:-10] + common) for row in rows]
-        found = _Round(tasks, *of_all)
-        (self._probers.add if found.probe_due else self._probers.discard)(agent_id)
-        if tasks:
-            return found
-        # Nothing to do, or nobody to do it: an agent that was superseded must be told.
-        agent = await connection.execute(self._sql["find_agent"], {"agent_id": agent_id})
-        _check_agent(agent_id, parameters["incarnation"], await agent.fetchone())
-        return found
-
-    async def _claim_plain(self, connection: Connection, parameters: dict[str, Any]) -> _Plain:
-        (rows,) = await pipelined(connection, (self._plain, {**self._database.now, **parameters}))
-        rows.sort(key=itemgetter(-1))
-        *_, now, claim_ttl_sec, has_room, weigh, contested, missed, _ = rows[0]
-        self._shortcut.tried(parameters["agent_id"], worked=not weigh)
-        common = (parameters["start"], now, claim_ttl_sec)
-        tasks = [ClaimedTask(*row[:-7] + common) for row in rows if row[0] is not None]
-        return _Plain(tasks, has_room, not (weigh or contested or missed), missed and not contested)
+        (self._probers.add if outcome.probe_due else self._probers.discard)(agent_id)
+        if outcome.id is not None:
+            tasks = claimed_tasks(
+                rows, started=parameters["start"], claimed_at=outcome.now, claim_ttl_sec=outcome.claim_ttl_sec
+            )
+            return _Round(tasks, outcome)
+        # Nothing to claim, or the agent is unknown or superseded.
+        found = await fetch_column(connection, _SQL["current_incarnation"], {"agent_id": agent_id})
+        check_incarnation(agent_id, parameters["incarnation"], next(iter(found), None))
+        return _Round([], outcome)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:
-        cursor = await connection.execute(self._sql["free_stranded"], {"ids": task_ids})
-        keys = [row[0] for row in await cursor.fetchall()]
-        if keys:
-            await connection.execute(self._unpark, {"keys": keys})
+        if keys := await fetch_column(connection, _SQL["free_stranded"], {"ids": task_ids}):
+            await unpark_lock_waiters(connection, keys)
 
     async def _with_history(self, claim: Claim) -> Claim:
         resumed = [task.id for task in claim.tasks if task.resume]
         wanted = sorted({name for task in claim.tasks for name in _context_tasks(task.spec)})
         if not resumed and not wanted:
             return claim
-        with self._returning.release_if_undelivered(claim.tasks):
+        with self._undelivered.release_if_undelivered(claim.tasks):
             await self._read_history(claim, resumed, wanted)
         return claim
 
     async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[str]) -> None:
         async with self._database.connection() as connection:
             if resumed:
-                async with connection.cursor(row_factory=class_row(Resumed)) as cursor:
-                    await cursor.execute(self._sql["resumed"], {"ids": resumed})
-                    claim.resumed.update({row.id: row for row in await cursor.fetchall()})
+                for found in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
+                    claim.resumed[found.id] = found
+                async with connection.cursor(row_factory=dict_row) as cursor:
+                    await cursor.execute(_SQL["past_attempts"], {"ids": resumed})
+                    async for row in cursor:
+                        task_id = row.pop("task_id")
+                        claim.past_attempts.setdefault(task_id, []).append(PastAttempt(**row))
             if wanted:
-                # A source that was cancelled is there as None.
+                # The input of a cancelled task is None.
                 claim.inputs.update(dict.fromkeys(wanted))
-                outputs = await connection.execute(self._sql["inputs"], {"ids": wanted})
-                claim.inputs.update({row[0]: row[1] for row in await outputs.fetchall()})
+                for output in await fetch_rows(connection, _Output, _SQL["inputs"], {"ids": wanted}):
+                    claim.inputs[output.id] = output.output
 
 
-def _check_agent(agent_id: str, incarnation: int, found: tuple[Any, ...] | None) -> None:
-    if found is None:
-        raise NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
-    if found[0] != incarnation:
-        raise SupersededError(
-            f"Agent {agent_id!r} was registered again: this is incarnation {incarnation}, the one in force "
-            f"is {found[0]}. This process must stop; if it is the right one, register it anew."
-        )
+@dataclass(frozen=True, slots=True)
+class _Output:
+    id: str
+    output: bytes | None
 
 
 def _context_tasks(spec: bytes) -> list[str]:

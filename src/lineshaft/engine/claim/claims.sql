@@ -1,22 +1,21 @@
--- Claiming: who gets which tasks. Used by store/claims.py.
-
--- name: find_agent
+-- name: current_incarnation
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: claim_tasks
--- Takes up to `limit` tasks, best first, and with `start` starts them too; or the one task that is named. With `probing` it takes
--- only what these breakers hold back: whoever called makes the task their probe. `daily_budget` is what all may spend today, NULL: no limit.
--- `passed_over` are parts of lanes (see `part`) that an earlier round found in the hands of others.
+-- Claims up to `limit` tasks, best first, and with `start` starts them too; or only `task_id`. With `probing` it claims only tasks that these
+-- breakers hold back: the caller makes each the probe of its breaker. `daily_budget` is what all agents may spend today, NULL: no limit.
+-- `passed_over` are parts of lanes (see `part`) that other claims locked in an earlier round.
 --
--- Every look-up of READY tasks goes through task_live_claimable, (generation, lane_id, rank, submission_no): one probe a lane for
--- the head, then no more rows than are taken. OFFSET 0 keeps the planner from turning the probes into a join over the whole
--- table, whatever its statistics say.
+-- Every look-up of READY tasks uses task_live_claimable, (generation, lane_id, rank, submission_no): one probe per lane for the head, then
+-- no more rows than are claimed. OFFSET 0 keeps the planner from turning the probes into a join over the whole table, whatever its
+-- statistics say.
 --
--- One statement is enough here. Its snapshot may be older than the locks it waits for, but whatever it decides by is read again from the
--- row as it is once the lock is had: the agent's slots and money, each task, each DAG's money, each document lock.
+-- One statement is enough here, and one is much cheaper than several; this is why it is long. Its snapshot may be older than the locks it
+-- waits for, but everything that decides is read again from the locked row: the agent's slots and money, each task, each DAG's money, each
+-- document lock.
 WITH clock AS MATERIALIZED (
-    -- Not now(), the time at which the transaction began: what this sees may have happened since, while the statement was planned, and
-    -- a task must not seem to have started before what it waited for was done.
+    -- Not now(), when the transaction began: what this statement sees may have happened since, while it was planned, and a task must not
+    -- seem to have started before its dependencies ended.
     SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
 ),
 -- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
@@ -25,26 +24,26 @@ me AS MATERIALIZED (
         capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
         budget_usd IS NOT NULL AS has_budget,
-        -- The smaller of what it has left and what all have left for today; NULL: no limit.
+        -- The smaller of what the agent has left and what all agents have left today; NULL: no limit.
         least(budget_usd - spent_usd - reserved_usd, CASE WHEN %(daily_budget)s::numeric IS NOT NULL THEN (
             SELECT %(daily_budget)s::numeric - coalesce(sum(
-                CASE WHEN purse.spend_day >= clock.today THEN purse.spent_on_day_usd ELSE 0 END + purse.reserved_usd
+                CASE WHEN each.spend_day >= clock.today THEN each.spent_on_day_usd ELSE 0 END + each.reserved_usd
             ), 0)
-            FROM lineshaft.agent AS purse, (SELECT (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
-            -- Nobody holds a reservation for a month without claiming or ending anything.
-            WHERE purse.spend_day > clock.today - 31
+            FROM lineshaft.agent AS each, (SELECT (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
+            -- No reservation lasts for a month without a claim or an end.
+            WHERE each.spend_day > clock.today - 31
         ) END) AS money
     FROM lineshaft.agent
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
     FOR NO KEY UPDATE
 ),
--- Models and types that nobody should use now: slowed down after a rate limit, or with a breaker that isn't closed.
+-- Models and types that can't be used now: slowed down after a rate limit, or with a breaker that isn't closed.
 barred AS MATERIALIZED (
     SELECT key FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock)
     UNION ALL
     SELECT key FROM lineshaft.breaker WHERE state <> 'closed' AND (key = ANY (%(probing)s::text[])) IS NOT TRUE
 ),
--- The lanes that this agent may take from.
+-- The lanes that this agent may claim from.
 eligible AS MATERIALIZED (
     SELECT
         lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model,
@@ -73,7 +72,7 @@ eligible AS MATERIALIZED (
       AND (%(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[]) OR 'model:' || chosen.model = ANY (%(probing)s::text[]))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
 ),
--- Breakers of which a probe may be handed out: none, while all goes well.
+-- Breakers that may be probed: usually none.
 due_breaker AS MATERIALIZED (
     SELECT key FROM lineshaft.breaker
     WHERE state <> 'closed' AND NOT forced AND probe_task_id IS NULL AND probe_at < (SELECT now FROM clock)
@@ -98,12 +97,12 @@ head AS MATERIALIZED (
     WHERE %(task_id)s::text IS NULL
       AND (eligible.id::bigint << 32) + generation.no <> ALL (%(passed_over)s::bigint[])
 ),
--- The best `room` tasks lie in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
+-- The best `room` tasks are in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
 best_head AS MATERIALIZED (
     SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
     FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
 ),
--- How many to take from each lane. Read without locks; from a single lane it is simply all.
+-- How many to claim from each lane. Read without locks; from a single lane it is simply all.
 quota AS MATERIALIZED (
     SELECT id, generation, part, aged, cost, model, (SELECT room FROM me)::bigint AS n
     FROM best_head WHERE heads = 1
@@ -131,16 +130,16 @@ quota AS MATERIALIZED (
         GROUP BY id, generation
     ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
 ),
--- Contested rows are skipped, not waited for; the next ones of the lane take their place. (NO KEY: somebody who only holds back a
--- task's end, because a new one depends on it, is no rival.)
+-- Locked rows are skipped; the next ones of the lane take their place. (NO KEY: a submission that only blocks a task's end, because a new
+-- task depends on it, doesn't conflict.)
 locked AS MATERIALIZED (
     SELECT
         taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
-        -- Nothing to weigh: no lock to take, nobody's money to count. Most tasks. A DAG that has spent more than its ceiling pays for
-        -- nothing, not even for what may cost nothing: that is what it has been overdrawn by.
+        -- Nothing to weigh: no lock to take, no money to count. Most tasks. A DAG that has spent more than its budget pays for nothing, not
+        -- even for tasks without a cost limit: these are what it was overdrawn by.
         taken.lock_key IS NULL AND (SELECT money FROM me) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
             SELECT (dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd) IS NOT TRUE FROM lineshaft.dag WHERE dag.id = taken.dag_id
-        ) IS TRUE)) AS plain
+        ) IS TRUE)) AS is_simple
     FROM quota
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
@@ -161,35 +160,35 @@ locked AS MATERIALIZED (
     JOIN lineshaft.task_live AS live ON live.id = named.id
     JOIN eligible ON eligible.id = live.lane_id
 ),
--- From here on to `decided`: tasks that want a lock, or that somebody must be able to pay.
+-- From here on to `decided`: tasks that need a lock, or money.
 --
--- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a ceiling; what doesn't fit even
--- alone is not counted against those after it.
+-- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a budget; a task that doesn't fit
+-- even alone isn't counted against those after it.
 weighed AS MATERIALIZED (
     SELECT
         affordable.*,
-        affordable.dag_id IS NOT NULL AND purse.is_seen IS NULL AS has_unseen_dag,
-        coalesce(purse.money >= affordable.cost, true) AS fits_alone,
-        coalesce(purse.money >= sum(affordable.cost) FILTER (WHERE purse.money >= affordable.cost)
+        affordable.dag_id IS NOT NULL AND funds.is_seen IS NULL AS has_unseen_dag,
+        coalesce(funds.money >= affordable.cost, true) AS fits_alone,
+        coalesce(funds.money >= sum(affordable.cost) FILTER (WHERE funds.money >= affordable.cost)
             OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT plain
+        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT is_simple
     ) AS affordable
     LEFT JOIN LATERAL (
         SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
         FROM lineshaft.dag WHERE dag.id = affordable.dag_id
         OFFSET 0
-    ) AS purse ON true
+    ) AS funds ON true
     WHERE ((SELECT money FROM me) >= affordable.cost_so_far) IS NOT FALSE
 ),
--- One task a lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
--- its condition doesn't hold, so nobody can release the lock between here and the parking of those who didn't get it.
+-- One task per lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
+-- its condition doesn't hold, so the lock can't be released between here and the parking of the tasks that didn't get it.
 lock_granted AS (
     INSERT INTO lineshaft.lock AS held (key, holder_task_id, agent_id, acquired_at, expires_at)
     SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.ttl * interval '1 second'
     FROM (
         SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder,
-            -- It lasts no less than the lease: who needs to give a sign of life only once an hour keeps it that long.
+            -- It lasts at least as long as the lease: with a heartbeat interval of an hour it must, too.
             greatest(
                 %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(weighed.heartbeat_sec, me.heartbeat_interval_sec)
             ) AS ttl
@@ -204,7 +203,7 @@ lock_granted AS (
             expires_at = excluded.expires_at, token = nextval('lineshaft.lock_token')
         WHERE held.holder_task_id = excluded.holder_task_id
            OR (held.expires_at < excluded.acquired_at
-               -- A batch keeps its lock while it has children to run: nobody heartbeats during a child's back-off.
+               -- A batch keeps its lock while it has children to run: there are no heartbeats during a child's back-off.
                -- (Not EXISTS: the planner might read all batches for that.)
                AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE id = held.holder_task_id), true))
     RETURNING key, holder_task_id
@@ -220,21 +219,21 @@ unlocked AS MATERIALIZED (
     ), false) AS has_lock
     FROM weighed
 ),
--- What this claim takes from each DAG. Most have no row.
+-- What this claim takes from each DAG. Most DAGs have no row.
 dag_share AS MATERIALIZED (
     SELECT dag_id AS id, sum(cost) AS needed
     FROM (
         SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
         UNION ALL
-        SELECT dag_id, 0 FROM locked WHERE plain AND dag_id IS NOT NULL
+        SELECT dag_id, 0 FROM locked WHERE is_simple AND dag_id IS NOT NULL
     ) AS claimed
     GROUP BY dag_id
 ),
--- DAGs whose first claim this is. Locked, so that of two claims only one finds it so and tells it.
+-- DAGs whose first claim this is. Locked, so that of two claims only one logs it.
 dag_first AS MATERIALIZED (
     SELECT id FROM lineshaft.dag WHERE id = ANY (ARRAY(SELECT id FROM dag_share)) AND status <> 'running' ORDER BY id FOR NO KEY UPDATE
 ),
--- The condition is checked again on the row as it is when its lock is had: another claim may have been quicker.
+-- The condition is checked again on the locked row: another claim may have been faster.
 dag_reserved AS (
     UPDATE lineshaft.dag
     SET reserved_usd = dag.reserved_usd + share.needed,
@@ -251,9 +250,9 @@ decided AS MATERIALIZED (
         unlocked.*,
         CASE
             WHEN NOT unlocked.fits_alone THEN 'dag_budget'
-            -- Next time, when it is known what the better ones have left.
+            -- In the next round, when it is known what the better ones leave.
             WHEN NOT unlocked.fits THEN 'later'
-            -- Its DAG was made while this waited.
+            -- Its DAG was created while this statement waited.
             WHEN unlocked.has_unseen_dag THEN 'contended'
             WHEN NOT unlocked.has_lock THEN 'lock'
             WHEN unlocked.dag_id IS NULL OR unlocked.cost = 0 THEN NULL
@@ -262,14 +261,15 @@ decided AS MATERIALIZED (
     FROM unlocked
     LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
 ),
--- By itself: where a row is newer than the snapshot, PostgreSQL checks it again with what it is joined to. That is remembered for a CTE,
--- but not for the parts of a UNION ALL in FROM, which would be read anew from their start: the row would be lost, its money and lock not.
+-- A CTE of its own: where a row is newer than the snapshot, PostgreSQL checks it again together with the rows it is joined to. It keeps
+-- those for a CTE, but not for the parts of a UNION ALL in FROM, which it would read again from the start: the row would be lost, but not
+-- its money and lock.
 claimable AS MATERIALIZED (
-    SELECT id, chosen_model, cost, resume, effective FROM locked WHERE plain
+    SELECT id, chosen_model, cost, resume, effective FROM locked WHERE is_simple
     UNION ALL
     SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
 ),
--- All that a READY row has no value for yet; whatever puts a row back empties these again.
+-- Columns that are empty in a READY row; statements that put a row back empty them again.
 moved AS (
     UPDATE lineshaft.task_live AS live
     SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
@@ -284,7 +284,7 @@ moved AS (
         started_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) END,
         first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN (SELECT now FROM clock) ELSE live.first_started_at END,
         limit_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) + live.limit_sec * interval '1 second' END,
-        -- From when it is had: a claim may have waited for its agent's row longer than a short lease lasts.
+        -- From the end of the wait: a claim may have waited for its agent's row longer than a short lease lasts.
         lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
             WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)), live.limit_sec)
             ELSE (SELECT claim_ttl_sec FROM me)
@@ -300,8 +300,8 @@ parked AS (
     FROM decided
     WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
 ),
--- Others that want a lock which was found held would only be found again by every claim: out of sight with them, some thousands at
--- a time. Nobody can release the lock meanwhile: its row is locked by lock_granted.
+-- Other tasks that need a held lock would be found by every claim again: park them too, some thousands at a time. The lock can't be
+-- released in the meantime: its row is locked by lock_granted.
 rivals AS MATERIALIZED (
     SELECT rival.id
     FROM (SELECT DISTINCT lock_key FROM decided WHERE obstacle = 'lock') AS contended
@@ -309,7 +309,7 @@ rivals AS MATERIALIZED (
         SELECT id FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
           AND id <> ALL (ARRAY(SELECT id FROM decided))
-          -- The next child of the batch that has the lock waits for nobody.
+          -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
             SELECT FROM lineshaft.lock WHERE lock.key = contended.lock_key AND lock.holder_task_id = task_live.lock_owner
           )
@@ -344,12 +344,11 @@ SELECT
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
     task.require_decision_report,
-    -- The rest tells of the whole claim, in the first row, which is there even when nothing was claimed.
+    -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     coalesce((SELECT room > 0 FROM me), false) AS has_room,
-    -- Whether there may be something that another agent can take, but not this one: it lacks a slot, the money, or a model that may be
-    -- used now.
+    -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
         WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT has_budget FROM me) OR EXISTS (SELECT FROM barred)) THEN EXISTS (
@@ -373,19 +372,19 @@ SELECT
         )
         ELSE false
     END AS leaves_some,
-    -- Whoever called looks again if some were in the way of others: parked by now, or too dear together with what came before them ...
+    -- The caller looks again if some tasks were in the way of others: parked by now, or too expensive together with those before them ...
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
-            (SELECT count(*) FROM locked WHERE NOT plain) > (SELECT count(*) FROM decided WHERE obstacle IS NULL)
+            (SELECT count(*) FROM locked WHERE NOT is_simple) > (SELECT count(*) FROM decided WHERE obstacle IS NULL)
     END AS again,
-    -- ... and into other lanes, if others were just taking what was best ...
+    -- ... and into other lanes, if other claims were just taking the best tasks ...
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1 THEN ARRAY(
             SELECT quota.part FROM quota WHERE quota.n > (SELECT count(*) FROM locked WHERE locked.part = quota.part)
         )
         ELSE '{}'
     END AS contested,
-    -- ... and a little later, if somebody holds what is there: it may stay, and nobody would be told ...
+    -- ... and a little later, if other transactions hold everything: the tasks may stay READY without a notification ...
     CASE
         WHEN moved.n IS NULL THEN EXISTS (
             SELECT
@@ -400,12 +399,12 @@ SELECT
         )
         ELSE false
     END AS missed,
-    -- ... and if some got their document's lock, but another claim was quicker with their DAG's money.
+    -- ... and if tasks got their document lock, but another claim was faster with their DAG's money.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
             ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
     END AS stranded,
-    -- ... and if a breaker may be probed, for which this agent could take a task.
+    -- ... and if a breaker may be probed with a task that this agent could claim.
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (
             SELECT
@@ -432,7 +431,7 @@ SELECT
         )
         ELSE false
     END AS probe_due,
-    -- Until when this agent's models are slowed down.
+    -- The end of the longest slowdown of this agent's models.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (
             SELECT
@@ -448,12 +447,12 @@ LEFT JOIN (
 ORDER BY moved.n
 
 -- name: lock_day
--- With a daily ceiling claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees all that
--- others have reserved.
+-- With a daily budget claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees everything
+-- that others have reserved.
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))
 
 -- name: free_stranded
--- Locks of tasks that were not claimed after all; unless another claim has taken them since.
+-- Locks of tasks that weren't claimed in the end; unless another claim has taken them since.
 DELETE FROM lineshaft.lock
 USING (
     SELECT id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
@@ -478,3 +477,20 @@ FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])
 -- name: inputs
 -- Outputs that tasks refer to by task:ID:output.
 SELECT id, output FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+
+-- name: past_attempts
+-- How earlier attempts ended, also before the last revival.
+SELECT task_id, number, agent_id, model, outcome, category, error, started_at, ended_at, cost_usd
+FROM lineshaft.attempt
+WHERE task_id = ANY (%(ids)s::text[]) AND outcome <> 'validating'
+ORDER BY task_id, epoch
+
+-- name: lock_due_breakers
+-- Breakers that may be probed, for one claim at a time: a claim that doesn't get the advisory lock leaves the breaker to the other one. It
+-- never waits for the lock, which ends with the transaction.
+WITH due AS MATERIALIZED (
+    SELECT key FROM lineshaft.breaker
+    WHERE state <> 'closed' AND NOT forced AND probe_task_id IS NULL AND probe_at < coalesce(%(now)s::timestamptz, now())
+    ORDER BY key
+)
+SELECT key FROM due WHERE pg_try_advisory_xact_lock(hashtextextended('lineshaft.breaker ' || key, 0))

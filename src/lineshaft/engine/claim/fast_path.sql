@@ -1,10 +1,8 @@
--- The same as claim_tasks and complete_tasks, in short, for tasks that have nothing to do with anything else, as most of a big
--- fleet's are: a third of the server's work at a time. Used by store/claims.py and store/completing.py, which go the long way with
--- whatever these leave alone.
+-- claim_tasks in short, for tasks that need no lock and no money, as most of a big fleet's: a third of the work for the server.
 
--- name: claim_plain
--- Nothing to weigh: no lock to take, nobody's money to count, no model or type to leave alone. If one of the tasks whose turn it is needs
--- more than that, nothing is claimed and `weigh` says so.
+-- name: claim_fast
+-- Nothing to weigh: no lock to take, no money to count, no model or type to leave out. If one of the best tasks needs more than that,
+-- nothing is claimed and `weigh` is true: claim_tasks must decide.
 WITH me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
@@ -111,7 +109,7 @@ moved AS (
     FROM locked, me
     WHERE live.ctid = locked.place
       AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
-      -- The first claim of a DAG is told, and one with a ceiling may have reached it.
+      -- The first claim of a DAG is logged, and one with a budget may have reached it.
       AND true = ALL (ARRAY(
         SELECT (SELECT dag.status = 'running' AND dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)
         FROM (SELECT DISTINCT dag_id FROM locked WHERE dag_id IS NOT NULL) AS of
@@ -138,76 +136,22 @@ SELECT
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd, task.gates,
     task.require_decision_report,
-    -- The rest stands in the first row, which is there even when nothing was claimed; `weigh`: claim_tasks must decide.
+    -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM me) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     (SELECT room > 0 FROM me) AS has_room,
     moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
-    -- Others were just taking some of what was best: there may be more, here or in other lanes ...
+    -- Other claims were just taking some of the best tasks: there may be more, here or in other lanes ...
     (moved.n IS NULL OR moved.n = 1) AND (
         (SELECT count(*) FROM moved) < (SELECT count(*) FROM locked)
         OR ((SELECT count(*) FROM head) > 1 AND (SELECT sum(n) FROM quota) > (SELECT count(*) FROM locked))
     ) AS contested,
-    -- ... or they hold all there is.
+    -- ... or they hold everything.
     moved.n IS NULL AND EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM locked) AS missed,
-    -- Whoever called sorts by this: it costs less there than sorting whole specs here.
+    -- The caller sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always
 LEFT JOIN (
     (SELECT *, row_number() OVER (ORDER BY effective, submission_no) AS n FROM moved) AS moved
     JOIN lineshaft.task ON task.id = moved.id
 ) ON true
-
--- name: complete_plain
--- RUNNING → COMPLETED where nothing else moves: no DAG, no lock, nobody waiting, no gate, no breaker with failures to forget. One
--- statement is enough: whoever comes to depend on one of these tasks marks its row (lock_upstream), so that it is not overlooked.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
-gone AS (
-    DELETE FROM lineshaft.task_live AS live
-    USING unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
-        %(output_types)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
-    ) AS input (id, epoch, output, artifacts, report, output_type, cost, tokens_in, tokens_out)
-    WHERE live.id = input.id
-      AND live.epoch = input.epoch
-      AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
-      AND (
-        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
-        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
-      )
-      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
-    RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
-        live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
-        input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
-        input.tokens_in, input.tokens_out
-),
-ended AS (
-    INSERT INTO lineshaft.task_end (
-        id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
-        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
-    )
-    SELECT
-        gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
-        gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
-        gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
-        gone.output, gone.artifacts, gone.report, gone.output_type
-    FROM gone CROSS JOIN clock
-),
-settled AS (
-    UPDATE lineshaft.agent
-    SET
-        -- include: settle_agent
-    FROM (
-        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
-        FROM gone GROUP BY agent_id ORDER BY agent_id
-    ) AS share
-    WHERE agent.id = share.agent_id
-),
-logged AS (
-    INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, epoch)
-    SELECT clock.now, '{task.validating,task.completed}', gone.id, gone.agent_id, gone.epoch
-    FROM gone CROSS JOIN clock
-)
-SELECT id FROM gone

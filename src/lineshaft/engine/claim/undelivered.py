@@ -1,8 +1,7 @@
-"""What was claimed for somebody who never got to know of it goes back.
+"""Undelivered claims: tasks whose claim never reached an agent are released.
 
-Their client has left, or the database went away before all was read that belongs to the answer. Without this
-such tasks would be in nobody's hands until their leases run out, which costs those that were started an
-attempt.
+The client has left, or the database went away before the whole response was read. Without this such tasks
+would wait until their leases expire, which uses an attempt of those that were started.
 """
 
 import asyncio
@@ -10,49 +9,49 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from lineshaft.types.work import ClaimedTask, ClaimRef, Moved
+from lineshaft.types.work import ClaimedTask, ClaimRef, Moved, Release
 
-#: Two minutes in all, while the database doesn't answer: after that their leases are mostly over.
+#: Two minutes in all, while the database doesn't answer: after that most of their leases have expired.
 _PAUSES_SEC = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 23)
-#: Whoever closes waits no longer than this.
+#: `close` waits no longer than this.
 _CLOSES_WITHIN_SEC = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class UndeliveredClaims:
-    def __init__(self, release: Callable[[Sequence[ClaimRef]], Awaitable[list[Moved]]]) -> None:
+    def __init__(self, release: Callable[[Sequence[Release]], Awaitable[list[Moved]]]) -> None:
         self._release = release
-        self._going: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def release_if_undelivered(self, tasks: Sequence[ClaimedTask]) -> Iterator[None]:
-        """Around what remains to be done until the tasks are in somebody's hands."""
+        """Around everything that remains to be done until the agent has the tasks."""
         try:
             yield
         except BaseException:
             if tasks:
-                claims = [ClaimRef(task.id, task.epoch) for task in tasks]
-                going = asyncio.get_running_loop().create_task(self._hand_back(claims))
-                self._going.add(going)
-                going.add_done_callback(self._going.discard)
+                claims = [Release(ClaimRef(task.id, task.epoch)) for task in tasks]
+                releasing = asyncio.get_running_loop().create_task(self._keep_trying(claims))
+                self._releasing.add(releasing)
+                releasing.add_done_callback(self._releasing.discard)
             raise
 
-    async def _hand_back(self, claims: Sequence[ClaimRef]) -> None:
+    async def _keep_trying(self, claims: Sequence[Release]) -> None:
         for pause in _PAUSES_SEC:
             try:
-                # What has moved on meanwhile, as its lease ran out, is left alone.
+                # A claim that has ended in the meantime, because its lease expired, is refused.
                 await self._release(claims)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the tasks are still there
-                _log.warning("Tasks that nobody was told of can't be handed back, trying again: %s", error)
+            except Exception as error:  # noqa: BLE001 - the claims still exist, whatever the error is
+                _log.warning("Can't release %d undelivered claims, retrying: %s", len(claims), error)
                 await asyncio.sleep(pause)
             else:
                 return
 
     async def close(self) -> None:
-        if not self._going:
+        if not self._releasing:
             return
-        _, late = await asyncio.wait(self._going, timeout=_CLOSES_WITHIN_SEC)
-        for going in late:
-            going.cancel()
+        _, late = await asyncio.wait(self._releasing, timeout=_CLOSES_WITHIN_SEC)
+        for releasing in late:
+            releasing.cancel()
         await asyncio.gather(*late, return_exceptions=True)

@@ -7,10 +7,23 @@ as the thousandth.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from lineshaft.engine.feed.wakeups import Waiter, Wakeups
-from lineshaft.engine.transition.working import LaneInfo, Working
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.errors import LineshaftError
+
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneInfo:
+    id: int
+    type: str
+    required_capabilities: list[str]
+    models: list[str]
 
 
 class Interest:
@@ -25,7 +38,7 @@ class Interest:
         self._models = frozenset(models)
         self.lanes: set[int] = set()
 
-    def learn(self, lane: LaneInfo) -> None:
+    def learn(self, lane: _LaneInfo) -> None:
         if (
             (self.types is None or lane.type in self.types)
             and self._capabilities.issuperset(lane.required_capabilities)
@@ -35,10 +48,10 @@ class Interest:
 
 
 class LaneDirectory:
-    def __init__(self, working: Working, dsn: str, *, listen: bool = True) -> None:
-        """The caller opens and closes `wakeups`; see there for `dsn` and `listen`."""
-        self._working = working
-        self.wakeups = Wakeups(dsn, listen=listen, on_unwanted=self._look_up)
+    def __init__(self, database: Database, *, listen: bool = True) -> None:
+        """The caller opens and closes `wakeups`; see there for `listen`."""
+        self._database = database
+        self.wakeups = Wakeups(database.dsn, listen=listen, on_unwanted=self._look_up)
         self._interests: set[Interest] = set()
         self._known: set[int] = set()
         #: Lanes that are being looked up.
@@ -48,7 +61,7 @@ class LaneDirectory:
     async def enter(self, interest: Interest) -> None:
         self._interests.add(interest)
         try:
-            lanes = await self._working.lanes_of(_types_of([interest]))
+            lanes = await self._lanes_of([interest])
         except BaseException:
             self._interests.discard(interest)
             raise
@@ -81,13 +94,17 @@ class LaneDirectory:
         with contextlib.suppress(LineshaftError):
             while unknown := self._unknown:
                 self._unknown = set()
-                for lane in await self._working.lanes_of(_types_of(self._interests)):
+                for lane in await self._lanes_of(self._interests):
                     for interest in self._interests:
                         interest.learn(lane)
                 # Including lanes that interest no waiter: one look-up is enough.
                 self._known |= unknown
                 for lane_id in unknown:
                     self.wakeups.wake(lane_id)
+
+    async def _lanes_of(self, interests: Iterable[Interest]) -> list[_LaneInfo]:
+        async with self._database.connection() as connection:
+            return await fetch_rows(connection, _LaneInfo, _SQL["lanes_of"], {"types": _types_of(interests)})
 
 
 def _types_of(interests: Iterable[Interest]) -> list[str] | None:

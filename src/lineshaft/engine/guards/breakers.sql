@@ -40,25 +40,6 @@ logged AS (
 )
 SELECT pg_notify('lineshaft', '*') FROM input WHERE kinds LIKE '%%breaker.closed%%' HAVING count(*) > 0
 
--- name: take_probing
--- Breakers of which a probe may be handed out, for one claim at a time: whoever doesn't get the lock leaves it to the other. It is
--- only tried, so nobody ever waits for it, and it ends with the transaction.
-WITH due AS MATERIALIZED (
-    SELECT key FROM lineshaft.breaker
-    WHERE state <> 'closed' AND NOT forced AND probe_task_id IS NULL AND probe_at < coalesce(%(now)s::timestamptz, now())
-    ORDER BY key
-)
-SELECT key FROM due WHERE pg_try_advisory_xact_lock(hashtextextended('lineshaft.breaker ' || key, 0))
-
--- name: free_probes
--- Probes that told nothing: cancelled, released, rate-limited, over their budget, waiting for children. Their place is free for another.
-WITH freed AS (
-    UPDATE lineshaft.breaker SET probe_task_id = NULL
-    WHERE state <> 'closed' AND probe_task_id = ANY (%(ids)s::text[])
-    RETURNING key
-)
-SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0
-
 -- name: free_lost_probes
 -- Probes that nobody works on. There should be none: a half-open breaker whose probe is gone would never close (F-1).
 WITH lost AS MATERIALIZED (

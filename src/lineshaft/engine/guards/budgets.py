@@ -14,7 +14,8 @@ from lineshaft.engine.guards.rules import CostVelocity, Rules
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.submit.dags import give_dag_a_row
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.changes import unpark_budget_waiters
+from lineshaft.engine.transition.task_locks import TaskLocks
 from lineshaft.errors import InvalidTransitionError, NotFoundError
 from lineshaft.model.budget import money
 from lineshaft.model.storable import is_storable
@@ -30,12 +31,11 @@ class Day:
 
 
 class Budgets:
-    def __init__(self, database: Database, lifecycle: Lifecycle, rules: Rules) -> None:
+    def __init__(self, database: Database, locks: TaskLocks, rules: Rules) -> None:
         self._database = database
-        self._lifecycle = lifecycle
+        self._locks = locks
         self._rules = rules
         self._sql = catalog.load(__name__)
-        self._moves = catalog.load("transition/changes")
 
     # By hand.
 
@@ -60,7 +60,7 @@ class Budgets:
             if await cursor.fetchone() is None:
                 await self._make_real(connection, dag_id)
                 await connection.execute(self._sql["set_dag_budget"], values)
-            await connection.execute(self._moves["unpark_budget_waiters"], {"dag_ids": [dag_id]})
+            await unpark_budget_waiters(connection, [dag_id])
 
         await self._database.run(work)
 
@@ -70,7 +70,7 @@ class Budgets:
         found = await cursor.fetchone()
         if found is None:
             raise NotFoundError(f"There is no DAG {dag_id}.")
-        task = (await self._lifecycle.lock(connection, [found[0]])).get(found[0])
+        task = (await self._locks.lock(connection, [found[0]])).get(found[0])
         if task is None:
             raise InvalidTransitionError(f"DAG {dag_id} is over: its only task has ended.")
         if task.dag_id is None:

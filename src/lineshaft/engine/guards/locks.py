@@ -2,6 +2,7 @@
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import NotFoundError
 from lineshaft.model.storable import is_storable
 
@@ -10,7 +11,6 @@ class Locks:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = catalog.load(__name__)
-        self._unpark = catalog.load("transition/changes")["unpark_lock_waiters"]
 
     async def release(self, key: str) -> None:
         """Take a document lock away from its holder; the next waiter gets it."""
@@ -22,6 +22,6 @@ class Locks:
             cursor = await connection.execute(self._sql["delete_lock"], {**self._database.now, "key": key})
             if await cursor.fetchone() is None:
                 raise unknown
-            await connection.execute(self._unpark, {"keys": [key]})
+            await unpark_lock_waiters(connection, [key])
 
         await self._database.run(work)

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.transition.changes import wake_all
 from lineshaft.errors import NotFoundError
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
 from lineshaft.model.storable import is_storable, replace_unstorable
@@ -33,7 +34,6 @@ class Slowdowns:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = catalog.load(__name__)
-        self._wake_everybody = catalog.load("transition/operations")["wake_everybody"]
 
     async def signal_slowdowns(self, connection: Connection, limits: Sequence[RateLimited]) -> None:
         """As part of the transaction that records the rate limits."""
@@ -77,7 +77,7 @@ class Slowdowns:
             cursor = await connection.execute(self._sql["end_slowdown"], {**self._database.now, "key": key})
             if await cursor.fetchone() is None:
                 raise unknown
-            await connection.execute(self._wake_everybody, {})
+            await wake_all(connection)
 
         await self._database.run(work)
 

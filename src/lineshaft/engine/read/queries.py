@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.dags import read_dags
+from lineshaft.engine.read.ended import read_ended
 from lineshaft.engine.read.guards import (
     read_breaker,
     read_breakers,
@@ -85,6 +86,10 @@ class Queries:
             return Page(await read_tasks(reader, keys.ids), keys.next_cursor)
 
         return await in_snapshot(self._database, read, for_filters=True)
+
+    async def ended(self, ids: Sequence[str]) -> dict[str, str]:
+        """For each id: `open`, ended as a `task` or as a `dag`, or `unknown`."""
+        return await read_ended(self._database, ids)
 
     async def attempts(self, task_id: str) -> list[Attempt]:
         """All claims, in order, including the current and the successful one."""

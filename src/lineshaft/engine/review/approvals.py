@@ -18,13 +18,13 @@ from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN
 from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import raw_json
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.gates import GatedOutput, Gates, Said, Step
 from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
@@ -41,9 +41,9 @@ class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
 
 
 class Approvals:
-    def __init__(self, database: Database, lifecycle: Lifecycle, gates: Gates, queries: Queries) -> None:
-        self._database = database
-        self._lifecycle = lifecycle
+    def __init__(self, transitions: Transitions, gates: Gates, queries: Queries) -> None:
+        self._database = transitions.database
+        self._locks = transitions.locks
         self._gates = gates
         self._queries = queries
         self._sql = catalog.load(__name__)
@@ -130,7 +130,7 @@ class Approvals:
             step = Step(asked.claim, 0, (said,), 0, None, category=FailureCategory.CANCELLED)
 
         async def work(connection: Connection) -> Moved:
-            task = (await self._lifecycle.lock_with_dependents(connection, [asked.id])).get(asked.id)
+            task = (await self._locks.lock_with_dependents(connection, [asked.id])).get(asked.id)
             if task is None or task.status != Status.READY or task.epoch + 1 != asked.epoch:
                 raise await self._refusal(asked.id)
             await self._take(connection, task, asked, decision)
@@ -155,7 +155,7 @@ class Approvals:
         if task.dag_id is not None:
             await connection.execute(self._sql["start_dag"], {**self._database.now, "id": task.dag_id})
         changes = Changes(self._database.now)
-        locked = await self._lifecycle.lock(connection, [task.id])
+        locked = await self._locks.lock(connection, [task.id])
         told = {"by": decision.reviewer, "note": decision.note}
         changes.event(locked[task.id], ["task.claimed", "task.started", "task.validating"], told)
         await changes.write(connection)

@@ -22,7 +22,10 @@ from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_uns
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.engine.read.tasks import read_failed_attempts
 from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
-from lineshaft.engine.transition.operations import Operations
+from lineshaft.engine.transition.cancel import Cancel
+from lineshaft.engine.transition.changes import NewEvent, log_events
+from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.revive import Revive
 from lineshaft.errors import (
     AlreadyReviewedError,
     InvalidInputError,
@@ -83,10 +86,14 @@ _Resolved = tuple[set[str], dict[str, LineshaftError]]
 
 
 class DeadLetters:
-    def __init__(self, database: Database, operations: Operations) -> None:
+    def __init__(
+        self, database: Database, reviews: Reviews, cancel: Cancel, revive: Revive, dependencies: Dependencies
+    ) -> None:
         self._database = database
-        self._operations = operations
-        self._reviews = Reviews(database)
+        self._reviews = reviews
+        self._cancel = cancel
+        self._revive = revive
+        self._dependencies = dependencies
 
     # Reads.
 
@@ -228,20 +235,19 @@ class DeadLetters:
         review: NewReview,
     ) -> Iterable[str]:
         """Returns all tasks that were moved."""
-        cancelling, reviving = self._operations.cancelling, self._operations.reviving
         match review.resolution:
             case Resolution.ESCALATE:
                 return await self._escalate(connection, dead, review)
             case Resolution.CANCEL | Resolution.DELETE:
-                return await cancelling.cancel_dead_letters(connection, [each.id for each in dead], review)
+                return await self._cancel.cancel_dead_letters(connection, [each.id for each in dead], review)
             case Resolution.RETRY:
                 delays = {each.id: _delay(each, decision) for each in dead}
-                return await reviving.revive(connection, delays, review)
+                return await self._revive.revive(connection, delays, review)
             case Resolution.MODIFY_AND_RETRY:
                 moved: list[str] = []
                 for each in dead:
                     changed = await self._change_spec(connection, each, decision.spec, review)
-                    moved += await reviving.revive(connection, {each.id: _delay(each, decision)}, changed)
+                    moved += await self._revive.revive(connection, {each.id: _delay(each, decision)}, changed)
                 return moved
 
     async def _escalate(
@@ -249,8 +255,17 @@ class DeadLetters:
     ) -> list[str]:
         ids = [each.id for each in dead]
         causes = await self._reviews.record(connection, ids, review)
-        events = [(each.id, each.dag_id, each.epoch, _alert(each, review) | causes[each.id]) for each in dead]
-        await self._operations.reviving.log(connection, ["task.resolved", "alert"], events)
+        events = [
+            NewEvent.of(
+                ["task.resolved", "alert"],
+                each.id,
+                each.dag_id,
+                epoch=each.epoch,
+                data=_alert(each, review) | causes[each.id],
+            )
+            for each in dead
+        ]
+        await log_events(connection, self._database.now, events)
         return ids
 
     async def _change_spec(
@@ -260,7 +275,7 @@ class DeadLetters:
         row = resolve(NewTask(dead.type, spec=spec, preset=dead.preset))
         before = msgspec.json.decode(dead.spec)
         after = msgspec.json.decode(row.spec)
-        await self._operations.wait_for_inputs(connection, dead.id, row.context_tasks)
+        await self._dependencies.add_inputs(connection, dead.id, row.context_tasks)
         await connection.execute(
             _SQL["change_spec"],
             {"id": dead.id, "spec": row.spec.decode(), **_limits(dead, row, before, after)},

@@ -24,9 +24,10 @@ from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.transition.complete import Acceptance
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidTransitionError, LineshaftError
 from lineshaft.model.budget import money
 from lineshaft.model.retry import FailureCategory
@@ -119,9 +120,10 @@ class Step:
 
 
 class Gates:
-    def __init__(self, database: Database, lifecycle: Lifecycle, checks: Checks) -> None:
-        self._database = database
-        self._lifecycle = lifecycle
+    def __init__(self, transitions: Transitions, acceptance: Acceptance, checks: Checks) -> None:
+        self._database = transitions.database
+        self._locks = transitions.locks
+        self._acceptance = acceptance
         self._sql = catalog.load(__name__)
         self.checks = checks
 
@@ -129,7 +131,7 @@ class Gates:
 
     async def begin(self, connection: Connection, ids: Sequence[str]) -> None:
         """Outputs that were just handed in: let go of those whose first gate runs elsewhere, at once."""
-        locked = await self._lifecycle.lock(connection, ids)
+        locked = await self._locks.lock(connection, ids)
         waiting = []
         for task in locked.values():
             gates = _GATES.decode(task.gates) if task.gates else ()
@@ -236,7 +238,7 @@ class Gates:
         """No verdict this time; it is tried again. False: it was no longer this validator's."""
 
         async def work(connection: Connection) -> bool:
-            task = (await self._lifecycle.lock(connection, [output.id])).get(output.id)
+            task = (await self._locks.lock(connection, [output.id])).get(output.id)
             cost = money(cost_usd or 0)
             cursor = await connection.execute(
                 self._sql["postpone_gate"],
@@ -280,7 +282,7 @@ class Gates:
     ) -> list[Moved]:
         """As part of a transaction; `strict`: what doesn't stand there any more is refused."""
         ids = [step.claim.id for step in steps]
-        locked = await self._lifecycle.lock_with_dependents(connection, ids)
+        locked = await self._locks.lock_with_dependents(connection, ids)
         stands = await self._stands(connection, ids)
         going: list[tuple[LockedTask, Step]] = []
         stale: list[Step] = []
@@ -305,7 +307,7 @@ class Gates:
             moved[step.claim.id] = Moved(step.claim.id, None, InvalidTransitionError(message))
         if stale and not strict:
             late = [Completion(step.claim, step.data) for step in stale]
-            answers = await self._lifecycle.answer_again(connection, late)
+            answers = await self._acceptance.refuse(connection, late)
             moved |= {answer.id: answer for answer in answers}
         return [moved[step.claim.id] for step in steps]
 
@@ -370,7 +372,7 @@ class Gates:
         ids = [step.claim.id for step in steps]
         cursor = await connection.execute(self._sql["lock_attempts"], {"ids": ids})
         outputs = {row[0]: _PARTS.decode(row[5]) for row in await cursor.fetchall()}
-        await self._lifecycle.accept(
+        await self._acceptance.accept(
             connection, [_completion(step.claim, outputs[step.claim.id]) for step in steps]
         )
         cursor = await connection.execute(
@@ -390,7 +392,7 @@ class Gates:
     async def _refuse(
         self, connection: Connection, steps: Sequence[tuple[LockedTask, Step]]
     ) -> dict[str, Moved]:
-        return await self._lifecycle.reject(
+        return await self._acceptance.reject(
             connection,
             [
                 (

@@ -112,22 +112,6 @@ named AS (
 )
 SELECT task_id FROM closed
 
--- name: answered_before
--- Which of these claims handed in an output that is still being checked, or was refused, and where their tasks are now: a call that is
--- repeated is answered so.
-SELECT attempt.task_id, coalesce(live.status, ended.status)::text AS status
-FROM lineshaft.attempt
-JOIN unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch) ON attempt.task_id = input.id AND attempt.epoch = input.epoch
-LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
-LEFT JOIN lineshaft.task_end AS ended ON ended.id = attempt.task_id AND ended.epoch = attempt.epoch
-WHERE attempt.output IS NOT NULL AND CASE coalesce(live.status, ended.status)
-    WHEN 'VALIDATING' THEN attempt.outcome = 'validating'
-    WHEN 'RETRYING' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
-    WHEN 'READY' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
-    WHEN 'DEAD_LETTERED' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
-    ELSE false
-  END
-
 -- name: verdicts
 -- What the gates said about each attempt at a task, and what the current one waits for.
 SELECT attempt.epoch, attempt.outcome, attempt.gate, attempt.gate_since, attempt.gate_runs, attempt.gate_error, attempt.verdicts

@@ -1,68 +1,131 @@
-"""Cancelling: a task, and everything that goes down with it.
+"""Cancelling a task, its children and, with `cascade`, all tasks that depend on it.
 
-Cancelling cascades along dependencies and to children. A dead letter that a person gives up is cancelled the
-same way, though it had ended: what waits for it would wait for ever (U6).
+A dead letter that a person cancels is treated the same way, though it has ended: its dependents would wait
+forever.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
-from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.outcomes import HELD
-from lineshaft.engine.transition.revive import Reviving
+from lineshaft.engine.transition.changes import Changes, LockedTask, NewEvent, log_events
+from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.task_locks import HELD
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, UnavailableError
 from lineshaft.model.states import Status
-from lineshaft.types.work import UNREPORTED, ClaimRef, Spent
+from lineshaft.model.storable import replace_unstorable
+from lineshaft.types.work import UNREPORTED, Cancellation, Moved, Spent
+
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    id: str
+    parent_id: str | None
+    waits_for: list[str]
 
 
 @dataclass(slots=True)
-class _Doomed:
-    """What a cancellation takes along, locked."""
+class _Subtree:
+    """The tasks of one cancellation, locked."""
 
     roots: Sequence[str]
-    #: For each task all that it hangs on.
-    above: dict[str, list[str]] = field(default_factory=dict)
+    members: dict[str, _Member] = field(default_factory=dict)
     live: dict[str, LockedTask] = field(default_factory=dict)
     dead_letters: dict[str, LockedDeadLetter] = field(default_factory=dict)
 
-    def reason(self, name: str, asked: str) -> str:
+    def reason(self, name: str, given: str) -> str:
         if name in self.roots:
-            return asked
-        going = (
+            return given
+        member = self.members[name]
+        cancelled = (
             upstream
-            for upstream in self.above[name]
+            for upstream in (*member.waits_for, member.parent_id)
             if upstream in self.live or upstream in self.dead_letters
         )
-        return f"Parent {next(going, self.roots[0])} cancelled"
+        return f"Parent {next(cancelled, self.roots[0])} cancelled"
 
-    def hung_on_others(self) -> list[str]:
-        """Tasks that waited for some that go on."""
-        return [name for name in self.live if any(other not in self.live for other in self.above[name][:-1])]
+    def with_other_upstream(self) -> list[str]:
+        """Live tasks that waited for tasks outside the cancellation."""
+        return [
+            name
+            for name in self.live
+            if any(other not in self.live for other in self.members[name].waits_for)
+        ]
 
 
-class Cancelling:
-    def __init__(self, database: Database, lifecycle: Lifecycle, reviving: Reviving) -> None:
-        self._database = database
-        self._lifecycle = lifecycle
-        self._reviving = reviving
-        self._sql = catalog.load("transition/operations")
-        self._moves = catalog.load("transition/revive")
-        self._reviews = Reviews(database)
+class Cancel:
+    def __init__(self, transitions: Transitions, dependencies: Dependencies, reviews: Reviews) -> None:
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
+        self._dependencies = dependencies
+        self._reviews = reviews
 
-    async def cancel(
-        self, connection: Connection, roots: Sequence[str], reason: str, *, cascade: bool
-    ) -> list[str]:
-        """Whatever of these has not ended; gives who was cancelled."""
-        return await self._cancel(connection, roots, reason, cascade=cascade)
+    async def cancel(self, task_id: str, reason: str, *, cascade: bool = True) -> list[str]:
+        """Returns the cancelled tasks: none, if the task was cancelled before.
 
-    async def cancel_claimed(
-        self, connection: Connection, claim: ClaimRef, spent: Spent, reason: str, *, cascade: bool
-    ) -> list[str]:
-        """As `cancel`, by whoever holds the task and has spent so much on it; nobody, if it is not held."""
-        return await self._cancel(connection, [claim.id], reason, cascade=cascade, held=(claim, spent))
+        A COMPLETED or DEAD_LETTERED task can't be cancelled.
+        """
+
+        async def work(connection: Connection) -> list[str]:
+            cancelled = await self._cancel(connection, [task_id], replace_unstorable(reason), cascade=cascade)
+            if task_id not in cancelled:
+                status = await self._locks.end_status(connection, task_id)
+                if status is not Status.CANCELLED:
+                    raise InvalidTransitionError(f"Can't cancel task {task_id}: it is {status} already.")
+            return cancelled
+
+        return await self._database.run(work)
+
+    async def cancel_dag(self, dag_id: str, reason: str) -> list[str]:
+        """Cancel the tasks of a DAG that haven't ended, and their dependents elsewhere; returns them."""
+
+        async def work(connection: Connection) -> list[str]:
+            cancelled: list[str] = []
+            while True:
+                members = await fetch_column(connection, _SQL["dag_members"], {"dag_id": dag_id})
+                if not members:
+                    raise NotFoundError(f"There is no DAG {dag_id}.")
+                # Until no running task has added others in the meantime.
+                more = await self._cancel(connection, members, replace_unstorable(reason), cascade=True)
+                if not more:
+                    return sorted(cancelled)
+                cancelled += more
+
+        return await self._database.run(work)
+
+    async def cancel_claims(self, items: Sequence[Cancellation]) -> list[Moved]:
+        """Cancel held tasks by their claims; each item is a transaction of its own."""
+        return [await self._cancel_claim(item) for item in items]
+
+    async def _cancel_claim(self, item: Cancellation) -> Moved:
+        async def work(connection: Connection) -> Moved:
+            cancelled = await self._cancel(
+                connection,
+                [item.claim.id],
+                replace_unstorable(item.reason),
+                cascade=item.cascade,
+                held=item,
+            )
+            if item.claim.id in cancelled:
+                return Moved(item.claim.id, Status.CANCELLED)
+            (refused,) = await self._locks.refuse(
+                connection, [item.claim], "cancel", repeated=[Status.CANCELLED]
+            )
+            return refused
+
+        try:
+            return await self._database.run(work)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            return Moved(item.claim.id, None, error)
 
     async def _cancel(
         self,
@@ -71,92 +134,91 @@ class Cancelling:
         reason: str,
         *,
         cascade: bool,
-        held: tuple[ClaimRef, Spent] | None = None,
+        held: Cancellation | None = None,
     ) -> list[str]:
-        doomed = await self._lock_doomed(connection, roots, cascade=cascade)
+        """Returns the cancelled tasks; none, if the claim in `held` doesn't hold its task."""
+        subtree = await self._lock_subtree(connection, roots, cascade=cascade)
         spent: dict[str, Spent] = {}
         if held is not None:
-            claim, used = held
-            task = doomed.live.get(claim.id)
-            if task is None or task.epoch != claim.epoch or task.status not in HELD:
+            task = subtree.live.get(held.claim.id)
+            if task is None or task.epoch != held.claim.epoch or task.status not in HELD:
                 return []
-            spent[task.id] = used.no_less_than_known(task)
-        if not doomed.live:
+            spent[task.id] = held.spent.no_less_than_known(task)
+        if not subtree.live:
             return []
-        changes = Changes(self._database.now)
-        self._end_doomed(changes, doomed, reason, spent)
-        await self._bury(connection, changes, doomed)
-        return sorted(doomed.live)
+        changes = self._transitions.changes()
+        _end(changes, subtree, reason, spent)
+        await self._write(connection, changes, subtree)
+        return sorted(subtree.live)
 
     async def cancel_dead_letters(
         self, connection: Connection, roots: Sequence[str], review: NewReview
     ) -> list[str]:
-        """Give up dead letters with all that waits for them, as part of a review; gives who was cancelled."""
-        doomed = await self._lock_doomed(connection, roots, cascade=True, dead_letters=True)
+        """Cancel dead letters with all their dependents, as part of a review; returns the cancelled tasks."""
+        subtree = await self._lock_subtree(connection, roots, cascade=True, dead_letters=True)
         reason = review.note or f"{review.resolution} by {review.reviewer}"
-        reasons = {name: doomed.reason(name, reason) for name in doomed.dead_letters}
+        reasons = {name: subtree.reason(name, reason) for name in subtree.dead_letters}
         await connection.execute(
-            self._sql["cancel_dead_letters"],
+            _SQL["cancel_dead_letters"],
             {**self._database.now, "ids": list(reasons), "reasons": list(reasons.values())},
         )
-        await self._log_dead_letters(connection, doomed, reasons, review)
-        changes = Changes(self._database.now)
-        for name, found in doomed.dead_letters.items():
+        await self._log_dead_letters(connection, subtree, reasons, review)
+        changes = self._transitions.changes()
+        for name, found in subtree.dead_letters.items():
             changes.give_up(name, found.dag_id)
-        self._end_doomed(changes, doomed, reason, {})
-        await self._bury(connection, changes, doomed)
-        return sorted([*doomed.dead_letters, *doomed.live])
+        _end(changes, subtree, reason, {})
+        await self._write(connection, changes, subtree)
+        return sorted([*subtree.dead_letters, *subtree.live])
 
     async def _log_dead_letters(
-        self, connection: Connection, doomed: _Doomed, reasons: Mapping[str, str], review: NewReview
+        self, connection: Connection, subtree: _Subtree, reasons: Mapping[str, str], review: NewReview
     ) -> None:
         causes = await self._reviews.record(connection, list(reasons), review)
-        await self._reviving.log(
-            connection,
-            ["task.resolved", "task.cancelled"],
-            [
-                (
-                    name,
-                    doomed.dead_letters[name].dag_id,
-                    doomed.dead_letters[name].epoch,
-                    review.event_data(name) | causes.get(name, {}) | {"reason": why},
-                )
-                for name, why in reasons.items()
-            ],
-        )
-
-    async def _lock_doomed(
-        self, connection: Connection, roots: Sequence[str], *, cascade: bool, dead_letters: bool = False
-    ) -> _Doomed:
-        known: set[str] = set()
-        doomed = _Doomed(roots)
-        # Whoever adds a dependent locks its upstream first: once these are locked, the set can't grow.
-        while True:
-            cursor = await connection.execute(
-                self._sql["doomed"], {"ids": list(roots), "cascade": cascade, "letters": dead_letters}
+        events = [
+            NewEvent.of(
+                ["task.resolved", "task.cancelled"],
+                name,
+                subtree.dead_letters[name].dag_id,
+                epoch=subtree.dead_letters[name].epoch,
+                data=review.event_data(name) | causes.get(name, {}) | {"reason": reason},
             )
-            above = {row[0]: [*row[2], row[1]] for row in await cursor.fetchall()}
-            if above.keys() <= known:
+            for name, reason in reasons.items()
+        ]
+        await log_events(connection, self._database.now, events)
+
+    async def _lock_subtree(
+        self, connection: Connection, roots: Sequence[str], *, cascade: bool, dead_letters: bool = False
+    ) -> _Subtree:
+        subtree = _Subtree(roots)
+        parameters = {"ids": list(roots), "cascade": cascade, "dead_letters": dead_letters}
+        # Adding a dependent locks its upstream first: once these are locked, the set can't grow.
+        while True:
+            found = await fetch_rows(connection, _Member, _SQL["subtree"], parameters)
+            members = {member.id: member for member in found}
+            if members.keys() <= subtree.members.keys():
                 break
-            known = set(above)
+            subtree.members = members
             if dead_letters:
-                doomed.dead_letters = await self._reviews.lock(connection, sorted(above))
-            doomed.live = await self._lifecycle.lock_with_dependents(connection, sorted(above))
-        doomed.above = above
-        doomed.live = {name: task for name, task in doomed.live.items() if name in above}
-        doomed.dead_letters = {name: found for name, found in doomed.dead_letters.items() if name in above}
-        return doomed
+                subtree.dead_letters = await self._reviews.lock(connection, sorted(members))
+            subtree.live = await self._locks.lock_with_dependents(connection, sorted(members))
+        subtree.members = members
+        subtree.live = {name: task for name, task in subtree.live.items() if name in members}
+        subtree.dead_letters = {
+            name: found for name, found in subtree.dead_letters.items() if name in members
+        }
+        return subtree
 
-    def _end_doomed(self, changes: Changes, doomed: _Doomed, reason: str, spent: Mapping[str, Spent]) -> None:
-        for name, task in doomed.live.items():
-            why = doomed.reason(name, reason)
-            used = spent.get(name, UNREPORTED)
-            changes.end(task, Status.CANCELLED, spent=used, reason=why)
-            changes.attempt(task, "cancelled", spent=used)
-            changes.event(task, ["task.cancelled"], {"reason": why})
+    async def _write(self, connection: Connection, changes: Changes, subtree: _Subtree) -> None:
+        await self._transitions.write(connection, changes)
+        # The critical paths above these tasks are shorter now.
+        if waited := subtree.with_other_upstream():
+            await self._dependencies.rekey_paths(connection, waited)
 
-    async def _bury(self, connection: Connection, changes: Changes, doomed: _Doomed) -> None:
-        await self._lifecycle.finish(connection, changes)
-        # What these tasks waited for has less below it now.
-        if waited := doomed.hung_on_others():
-            await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": waited})
+
+def _end(changes: Changes, subtree: _Subtree, reason: str, spent: Mapping[str, Spent]) -> None:
+    for name, task in subtree.live.items():
+        why = subtree.reason(name, reason)
+        used = spent.get(name, UNREPORTED)
+        changes.end(task, Status.CANCELLED, spent=used, reason=why)
+        changes.attempt(task, "cancelled", spent=used)
+        changes.event(task, ["task.cancelled"], {"reason": why})

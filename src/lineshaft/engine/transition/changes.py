@@ -1,9 +1,9 @@
-"""What one transition does to a set of tasks, collected first and then written in one go.
+"""Changes of one transition, collected first and then written together.
 
-A transition locks its tasks, decides in Python, and describes the result here. `write` sends it all in one
-pipeline, in the order in which rows are locked everywhere: tasks, agents, document locks, DAGs. Whatever must
-see what others committed meanwhile (dependents, waiters for a lock, the verdict on a DAG) comes last, under
-snapshots newer than the locks.
+A transition locks its tasks, decides in Python, and describes the result here. `write` sends everything in
+one pipeline, in the order in which rows are locked everywhere: tasks, agents, document locks, DAGs.
+Statements that must see what others have just committed (dependents, waiters for a lock, the status of a DAG)
+come last, under snapshots newer than the locks.
 """
 
 from collections import defaultdict
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -23,10 +24,14 @@ from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
 from lineshaft.types.work import NOTHING, Spent
 
+_SQL = catalog.load(__name__)
+#: Follows a statement that ends tasks, in the same transaction. Its rows are `Unblocked`.
+UNBLOCK_DEPENDENTS = _SQL["unblock_dependents"]
+
 
 @dataclass(frozen=True, slots=True)
 class LockedTask:
-    """A live task as `lock_tasks` reads it: all that decides what becomes of it."""
+    """A live task as `lock_tasks` reads it: everything that decides about a transition."""
 
     id: str
     epoch: int
@@ -74,6 +79,130 @@ class LockedTask:
     heartbeat_sec: float
 
 
+class Unblocked(NamedTuple):
+    """A task that waits for less than before."""
+
+    id: str
+    #: It is a batch, and its children have all ended.
+    batch_done: bool
+
+
+# One row of a statement's array parameters each, under the parameters' names.
+
+
+class _Requeued(NamedTuple):
+    ids: str
+    statuses: Status
+    delays: float | None
+    lane_ids: int
+    attempts: int
+    rate_limits: int
+    blocked: int
+    costs: Decimal
+    tokens_in: int
+    tokens_out: int
+    categories: str | None
+
+
+class _Ended(NamedTuple):
+    ids: str
+    statuses: Status
+    attempts: int
+    costs: Decimal
+    tokens_in: int
+    tokens_out: int
+    reasons: str | None
+    categories: str | None
+    outputs: str | None
+
+
+class _Attempt(NamedTuple):
+    task_ids: str
+    epochs: int
+    numbers: int
+    revivals: int
+    agent_ids: str | None
+    models: str | None
+    claimed_at: datetime | None
+    started_at: datetime | None
+    outcomes: str
+    categories: str | None
+    errors: str | None
+    costs: Decimal
+    tokens_in: int
+    tokens_out: int
+
+
+class _DeadLetter(NamedTuple):
+    task_ids: str
+    epochs: int
+    revivals: int
+    costs: Decimal
+    poison: bool
+    categories: str | None
+    errors: str | None
+    patterns: str
+
+
+class NewEvent(NamedTuple):
+    #: An array, as text.
+    kinds: str
+    task_ids: str
+    dag_ids: str | None
+    agent_ids: str | None
+    epochs: int | None
+    data: str | None
+
+    @classmethod
+    def of(
+        cls,
+        kinds: Sequence[str],
+        task_id: str,
+        dag_id: str | None = None,
+        *,
+        agent_id: str | None = None,
+        epoch: int | None = None,
+        data: Any = None,
+    ) -> "NewEvent":
+        encoded = None if data is None else msgspec.json.encode(data)
+        check_json(data=encoded)
+        return cls(
+            "{" + ",".join(kinds) + "}",
+            task_id,
+            dag_id,
+            agent_id,
+            epoch,
+            None if encoded is None else encoded.decode(),
+        )
+
+
+class _FreedKey(NamedTuple):
+    keys: str
+    task_ids: str
+
+
+class _HeldLock(NamedTuple):
+    keys: str
+    holders: str
+
+
+class _AgentShare(NamedTuple):
+    agent_ids: str
+    counts: int
+    reserved: Decimal
+    actual: Decimal
+
+
+class _DagShare(NamedTuple):
+    dag_ids: str
+    reserved: Decimal
+    actual: Decimal
+    added: int
+    completed: int
+    cancelled: int
+    dead: int
+
+
 @dataclass(slots=True)
 class _Share:
     count: int = 0
@@ -88,19 +217,18 @@ class _Share:
 @dataclass(slots=True)
 class Changes:
     now: dict[str, Any]
-    _requeued: list[tuple[Any, ...]] = field(default_factory=list)
-    _ended: list[tuple[Any, ...]] = field(default_factory=list)
-    _attempts: list[tuple[Any, ...]] = field(default_factory=list)
-    _events: list[tuple[Any, ...]] = field(default_factory=list)
-    _dead_letters: list[tuple[Any, ...]] = field(default_factory=list)
-    _freed_keys: list[tuple[str, str]] = field(default_factory=list)
+    _requeued: list[_Requeued] = field(default_factory=list)
+    _ended: list[_Ended] = field(default_factory=list)
+    _attempts: list[_Attempt] = field(default_factory=list)
+    _events: list[NewEvent] = field(default_factory=list)
+    _dead_letters: list[_DeadLetter] = field(default_factory=list)
+    _freed_keys: list[_FreedKey] = field(default_factory=list)
     _agents: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
     _dags: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
-    _locks: list[tuple[str, str]] = field(default_factory=list)
-    _ended_ids: list[str] = field(default_factory=list)
-    #: Claims that ended without telling anything about their type: if one was a breaker's probe, another may.
+    _locks: list[_HeldLock] = field(default_factory=list)
+    #: Claims that ended without evidence about their type: if one was a breaker's probe, another task may be.
     _blameless: list[str] = field(default_factory=list)
-    #: Whatever waits for these can't run any more, or can again.
+    #: Tasks whose dependents can no longer run, or can again.
     _prospects: list[str] = field(default_factory=list)
 
     def requeue(
@@ -116,25 +244,26 @@ class Changes:
         blocked: int = 0,
         category: str | None = None,
     ) -> None:
-        """Out of an agent's hands, but not ended."""
+        """The claim ends, the task doesn't."""
+        cost = spent.cost(task)
         self._requeued.append(
-            (
-                task.id,
-                status,
-                delay_sec,
-                task.lane_id if lane_id is None else lane_id,
-                task.attempts if attempts is None else attempts,
-                task.rate_limits if rate_limits is None else rate_limits,
-                blocked,
-                spent.cost(task),
-                spent.tokens_input,
-                spent.tokens_output,
-                category,
+            _Requeued(
+                ids=task.id,
+                statuses=status,
+                delays=delay_sec,
+                lane_ids=task.lane_id if lane_id is None else lane_id,
+                attempts=task.attempts if attempts is None else attempts,
+                rate_limits=task.rate_limits if rate_limits is None else rate_limits,
+                blocked=blocked,
+                costs=cost,
+                tokens_in=spent.tokens_input,
+                tokens_out=spent.tokens_output,
+                categories=category,
             )
         )
-        self._settle(task, spent.cost(task))
+        self._settle(task, cost)
         if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append((task.lock_key, task.id))
+            self._locks.append(_HeldLock(task.lock_key, task.id))
 
     def end(
         self,
@@ -151,19 +280,18 @@ class Changes:
         """CANCELLED, DEAD_LETTERED, or a batch COMPLETED."""
         cost = spent.cost(task)
         self._ended.append(
-            (
-                task.id,
-                status,
-                task.attempts if attempts is None else attempts,
-                cost,
-                spent.tokens_input,
-                spent.tokens_output,
-                reason,
-                category,
-                None if output is None else output.decode(),
+            _Ended(
+                ids=task.id,
+                statuses=status,
+                attempts=task.attempts if attempts is None else attempts,
+                costs=cost,
+                tokens_in=spent.tokens_input,
+                tokens_out=spent.tokens_output,
+                reasons=reason,
+                categories=category,
+                outputs=None if output is None else output.decode(),
             )
         )
-        self._ended_ids.append(task.id)
         if status is not Status.COMPLETED:
             self._prospects.append(task.id)
         self._settle(task, cost)
@@ -173,22 +301,22 @@ class Changes:
             share.cancelled += status is Status.CANCELLED
             share.dead += status is Status.DEAD_LETTERED
         if task.lock_key is not None:
-            self._locks.append((task.lock_key, task.id))
+            self._locks.append(_HeldLock(task.lock_key, task.id))
         if status is Status.DEAD_LETTERED:
             self._dead_letters.append(
-                (
-                    task.id,
-                    task.epoch,
-                    task.revivals,
-                    task.cost_usd + cost,
-                    poison_pill,
-                    category,
-                    reason,
-                    error_pattern(reason or ""),
+                _DeadLetter(
+                    task_ids=task.id,
+                    epochs=task.epoch,
+                    revivals=task.revivals,
+                    costs=task.cost_usd + cost,
+                    poison=poison_pill,
+                    categories=category,
+                    errors=reason,
+                    patterns=error_pattern(reason or ""),
                 )
             )
         if status is not Status.COMPLETED and task.idempotency_key is not None:
-            self._freed_keys.append((task.idempotency_key, task.id))
+            self._freed_keys.append(_FreedKey(task.idempotency_key, task.id))
 
     def attempt(
         self,
@@ -199,49 +327,40 @@ class Changes:
         category: str | None = None,
         error: str | None = None,
     ) -> None:
-        """How the claim ended; nothing for a task that nobody had claimed."""
+        """How the claim ended; nothing for a task without a claim."""
         if task.status not in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
             return
         if outcome != "failed" or not counts_against(category or ""):
             self._blameless.append(task.id)
         self._attempts.append(
-            (
-                task.id,
-                task.epoch,
-                task.attempts + 1,
-                task.revivals,
-                task.agent_id,
-                task.model,
-                task.claimed_at,
-                task.started_at,
-                outcome,
-                category,
-                error,
-                spent.cost(task),
-                spent.tokens_input,
-                spent.tokens_output,
+            _Attempt(
+                task_ids=task.id,
+                epochs=task.epoch,
+                numbers=task.attempts + 1,
+                revivals=task.revivals,
+                agent_ids=task.agent_id,
+                models=task.model,
+                claimed_at=task.claimed_at,
+                started_at=task.started_at,
+                outcomes=outcome,
+                categories=category,
+                errors=error,
+                costs=spent.cost(task),
+                tokens_in=spent.tokens_input,
+                tokens_out=spent.tokens_output,
             )
         )
 
     def event(self, task: LockedTask, kinds: Sequence[str], data: Any = None) -> None:
-        told = None if data is None else msgspec.json.encode(data)
-        check_json(data=told)
         self._events.append(
-            (
-                "{" + ",".join(kinds) + "}",
-                task.id,
-                task.dag_id,
-                task.agent_id,
-                task.epoch,
-                None if told is None else told.decode(),
-            )
+            NewEvent.of(kinds, task.id, task.dag_id, agent_id=task.agent_id, epoch=task.epoch, data=data)
         )
 
     def touch_dag(self, dag_id: str, *, added: int = 0) -> None:
         self._dags[dag_id].added += added
 
     def revive(self, task_id: str, dag_id: str | None, status: Status) -> None:
-        """A task that had ended has not ended any more."""
+        """A task that ended is live again."""
         self.reconsider(task_id, dag_id)
         if dag_id is not None:
             share = self._dags[dag_id]
@@ -249,39 +368,39 @@ class Changes:
             share.dead -= status is Status.DEAD_LETTERED
 
     def give_up(self, task_id: str, dag_id: str | None) -> None:
-        """A dead letter that a person cancelled: it has ended in another way now."""
+        """A dead letter that a person cancelled."""
         self.revive(task_id, dag_id, Status.DEAD_LETTERED)
         if dag_id is not None:
             self._dags[dag_id].cancelled += 1
 
     def reconsider(self, task_id: str, dag_id: str | None) -> None:
-        """Judge the DAGs of a task, and of what waits for it, anew: it waits for more or less than before."""
+        """Update the status of the DAGs of a task and of its dependents: its dependencies have changed."""
         self._prospects.append(task_id)
         if dag_id is not None:
             self.touch_dag(dag_id)
 
     def lend_lock(self, task: LockedTask) -> None:
-        """A part of a batch waits for others, which may need the document of the batch."""
+        """A part of a batch waits for other tasks, which may need the document lock of the batch."""
         if task.lock_key is not None and task.lock_owner is not None:
-            self._locks.append((task.lock_key, task.lock_owner))
+            self._locks.append(_HeldLock(task.lock_key, task.lock_owner))
 
     def hand_over(self, task: LockedTask) -> None:
         """Its output waits for a gate that runs elsewhere: slot, money and lock are free again."""
         self._settle(task, task.attempt_cost_usd)
         if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append((task.lock_key, task.id))
-        # The wait may be long: if this was a breaker's probe, another may be one meanwhile.
+            self._locks.append(_HeldLock(task.lock_key, task.id))
+        # The wait may be long: if this was a breaker's probe, another task may be in the meantime.
         self._blameless.append(task.id)
 
     def charge(self, task: LockedTask, agent_id: str | None, cost: Decimal) -> None:
-        """A gate has cost something, which is no part of what the attempt had reserved."""
+        """The cost of a gate, which isn't part of the attempt's reservation."""
         if agent_id is not None:
             self._agents[agent_id].actual += cost
         if task.dag_id is not None:
             self._dags[task.dag_id].actual += cost
 
     def _settle(self, task: LockedTask, cost: Decimal) -> None:
-        # A gate that runs elsewhere gave the agent's slot and money back when it began.
+        # A gate that runs elsewhere returned the agent's slot and money when it began.
         if task.agent_id is None:
             return
         shares = [self._agents[task.agent_id]]
@@ -293,97 +412,105 @@ class Changes:
             share.actual += cost
 
     async def write(self, connection: Connection) -> list[str]:
-        """Write everything; gives the batches whose children are all done, which have to be finished next."""
-        sql = catalog.load("transition/changes")
+        """Write everything; returns the batches whose children have all ended, which must be ended next."""
         async with connection.pipeline():
-            send = _Sender(connection, sql, self.now)
-            await send("requeue_tasks", _REQUEUE, self._requeued)
-            await send("end_tasks", _END, self._ended)
-            await send("record_attempts", _ATTEMPT, self._attempts)
-            agents = [(name, s.count, s.reserved, s.actual) for name, s in sorted(self._agents.items())]
-            await send("settle_agents", ("agent_ids", "counts", "reserved", "actual"), agents)
-            dags = [
-                (name, s.reserved, s.actual, s.added, s.completed, s.cancelled, s.dead)
-                for name, s in sorted(self._dags.items())
-            ]
-            await send("release_locks", ("keys", "holders"), sorted(self._locks))
-            names = [row[0] for row in dags]
+            await self._write_rows(connection)
+            dags = self._dag_shares()
+            names = [share.dag_ids for share in dags]
             below = None
             if self._prospects:
-                below = await connection.execute(
-                    sql["lock_dags_below"], {"ids": self._prospects, "dag_ids": names}
-                )
-            await send("settle_dags", _DAG, dags)
-            await send("free_keys", ("keys", "task_ids"), self._freed_keys)
-            await send("insert_dead_letters", _LETTER, self._dead_letters)
-            await send("insert_events", _EVENT, self._events)
-            batches = None
-            if self._ended_ids:
-                batches = await connection.execute(
-                    sql["unblock_dependents"], {**self.now, "ids": self._ended_ids}
-                )
+                below = connection.cursor(row_factory=scalar_row)
+                await below.execute(_SQL["lock_dags_below"], {"ids": self._prospects, "dag_ids": names})
+            await self._send(connection, "settle_dags", dags)
+            await self._send(connection, "free_keys", self._freed_keys)
+            await self._send(connection, "insert_dead_letters", self._dead_letters)
+            await self._send(connection, "insert_events", self._events)
+            unblocked = None
+            if self._ended:
+                unblocked = connection.cursor()
+                ids = [task.ids for task in self._ended]
+                await unblocked.execute(UNBLOCK_DEPENDENTS, {**self.now, "ids": ids})
             if self._locks:
-                keys = sorted({key for key, _ in self._locks})
-                await connection.execute(sql["unpark_lock_waiters"], {"keys": keys})
-            if dags:
-                await connection.execute(sql["unpark_budget_waiters"], {"dag_ids": names})
-            judged = names if below is None else [row[0] for row in await below.fetchall()]
+                await unpark_lock_waiters(connection, sorted({lock.keys for lock in self._locks}))
+            if names:
+                await unpark_budget_waiters(connection, names)
+            judged = names if below is None else await below.fetchall()
             if judged:
-                await connection.execute(sql["judge_dags"], {**self.now, "dag_ids": judged})
-            ready = [row[0] for row in self._requeued if row[1] is Status.READY]
-            if ready:
-                await connection.execute(sql["wake_ready"], {"ids": ready})
+                await judge_dags(connection, self.now, judged)
+            if ready := [task.ids for task in self._requeued if task.statuses is Status.READY]:
+                await wake_ready(connection, ready)
             if self._blameless:
-                free_probes = catalog.load("guards/breakers")["free_probes"]
-                await connection.execute(free_probes, {"ids": self._blameless})
-        if batches is None:
+                await connection.execute(_SQL["free_probes"], {"ids": self._blameless})
+        if unblocked is None:
             return []
-        return [row[0] for row in await batches.fetchall() if row[1]]
+        return finished_batches(await unblocked.fetchall())
 
+    async def _write_rows(self, connection: Connection) -> None:
+        """The rows of tasks, their claims and agents, and document locks."""
+        await self._send(connection, "requeue_tasks", self._requeued)
+        await self._send(connection, "end_tasks", self._ended)
+        await self._send(connection, "record_attempts", self._attempts)
+        agents = [
+            _AgentShare(name, share.count, share.reserved, share.actual)
+            for name, share in sorted(self._agents.items())
+        ]
+        await self._send(connection, "settle_agents", agents)
+        await self._send(connection, "release_locks", sorted(self._locks))
 
-_REQUEUE = (
-    "ids",
-    "statuses",
-    "delays",
-    "lane_ids",
-    "attempts",
-    "rate_limits",
-    "blocked",
-    "costs",
-    "tokens_in",
-    "tokens_out",
-    "categories",
-)
-_END = ("ids", "statuses", "attempts", "costs", "tokens_in", "tokens_out", "reasons", "categories", "outputs")
-_ATTEMPT = (
-    "task_ids",
-    "epochs",
-    "numbers",
-    "revivals",
-    "agent_ids",
-    "models",
-    "claimed_at",
-    "started_at",
-    "outcomes",
-    "categories",
-    "errors",
-    "costs",
-    "tokens_in",
-    "tokens_out",
-)
-_LETTER = ("task_ids", "epochs", "revivals", "costs", "poison", "categories", "errors", "patterns")
-_EVENT = ("kinds", "task_ids", "dag_ids", "agent_ids", "epochs", "data")
-_DAG = ("dag_ids", "reserved", "actual", "added", "completed", "cancelled", "dead")
+    def _dag_shares(self) -> list[_DagShare]:
+        return [
+            _DagShare(
+                name,
+                share.reserved,
+                share.actual,
+                share.added,
+                share.completed,
+                share.cancelled,
+                share.dead,
+            )
+            for name, share in sorted(self._dags.items())
+        ]
 
-
-@dataclass(frozen=True, slots=True)
-class _Sender:
-    connection: Connection
-    sql: dict[str, Any]
-    now: dict[str, Any]
-
-    async def __call__(self, name: str, columns: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Send one statement with a row an element; none, if there are no rows."""
+    async def _send(self, connection: Connection, name: str, rows: Sequence[NamedTuple]) -> None:
+        """Send one statement with an element per row; nothing, if there are no rows."""
         if rows:
-            arrays = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
-            await self.connection.execute(self.sql[name], {**self.now, **arrays})
+            await connection.execute(_SQL[name], {**self.now, **_columns(rows)})
+
+
+def _columns(rows: Sequence[NamedTuple]) -> dict[str, list[Any]]:
+    return dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def finished_batches(unblocked: Iterable[Sequence[Any]]) -> list[str]:
+    """Of the rows of `UNBLOCK_DEPENDENTS`, the batches whose children have all ended."""
+    return [found.id for found in map(Unblocked._make, unblocked) if found.batch_done]
+
+
+async def log_events(connection: Connection, now: dict[str, Any], events: Sequence[NewEvent]) -> None:
+    if events:
+        await connection.execute(_SQL["insert_events"], {**now, **_columns(events)})
+
+
+async def unpark_lock_waiters(connection: Connection, keys: Sequence[str]) -> None:
+    """The best waiters for these document locks can be claimed again."""
+    await connection.execute(_SQL["unpark_lock_waiters"], {"keys": list(keys)})
+
+
+async def unpark_budget_waiters(connection: Connection, dag_ids: Sequence[str]) -> None:
+    """Tasks that these DAGs can pay for again can be claimed again."""
+    await connection.execute(_SQL["unpark_budget_waiters"], {"dag_ids": list(dag_ids)})
+
+
+async def judge_dags(connection: Connection, now: dict[str, Any], dag_ids: Sequence[str]) -> None:
+    """Update the status of DAGs from their counters; their rows are locked."""
+    await connection.execute(_SQL["judge_dags"], {**now, "dag_ids": list(dag_ids)})
+
+
+async def wake_ready(connection: Connection, ids: Sequence[str]) -> None:
+    """Notify processes that wait for work about tasks that have just become READY."""
+    await connection.execute(_SQL["wake_ready"], {"ids": list(ids)})
+
+
+async def wake_all(connection: Connection) -> None:
+    """Notify all processes that wait for work."""
+    await connection.execute(_SQL["wake_all"], {})

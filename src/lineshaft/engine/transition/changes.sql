@@ -1,8 +1,7 @@
--- What Python has decided, written down. Used by store/changes.py, which sends them in one pipeline: the tasks are locked, and all that
--- decides was read (lock_tasks). Only claim and complete are worth a statement of their own.
+-- The statements of changes.py, which sends them in one pipeline: the tasks are locked, and everything that decides was read (lock_tasks).
 
 -- name: requeue_tasks
--- Out of the agent's hands without ending: RETRYING after a failure or a rate limit, READY after a release, PENDING after a snooze or
+-- The claim ends, the task doesn't: RETRYING after a failure or a rate limit, READY after a release, PENDING after a release with a delay or
 -- while it waits for children. Guarded by the row locks that lock_tasks holds.
 UPDATE lineshaft.task_live AS live
 SET status = input.status::lineshaft.task_status,
@@ -52,7 +51,7 @@ SELECT
 FROM gone
 
 -- name: record_attempts
--- How a claim ended; one that was being validated has its row already.
+-- How a claim ended; an attempt that was being validated has its row already.
 INSERT INTO lineshaft.attempt (
     task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, ended_at, outcome, category, error, cost_usd, tokens_input,
     tokens_output
@@ -71,7 +70,7 @@ FROM unnest(
 ON CONFLICT (task_id, epoch) DO UPDATE
     SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, ended_at = excluded.ended_at,
         gate = NULL, gate_due_at = NULL,
-        -- What was booked when the output was handed in, or by a gate since, stays.
+        -- Costs that were booked with the output, or by a gate since then, stay.
         cost_usd = greatest(attempt.cost_usd, excluded.cost_usd),
         tokens_input = greatest(attempt.tokens_input, excluded.tokens_input),
         tokens_output = greatest(attempt.tokens_output, excluded.tokens_output)
@@ -98,8 +97,8 @@ FROM unnest(
 WHERE dag.id = share.id
 
 -- name: judge_dags
--- A DAG's status, worked out from its counters and from what can still run; called while its row is locked, so of two transactions that
--- end its last tasks the second sees what the first did. Writes, and tells, only a change.
+-- The status of DAGs, from their counters and from what can still run. Their rows are locked: of two transactions that end the last tasks
+-- the second sees what the first did. Writes and logs only a change.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -112,14 +111,14 @@ verdict AS MATERIALIZED (
                 ELSE 'completed'
             END
             WHEN dag.dead_lettered > 0 AND NOT EXISTS (
-                -- Can anything still run? Whatever waits for nothing ...
+                -- Can anything still run? A task that waits for nothing ...
                 SELECT FROM lineshaft.task
                 JOIN lineshaft.task_live AS live ON live.id = task.id
                 WHERE task.dag_id = dag.id AND (live.status <> 'PENDING' OR live.blocked = 0)
                 OFFSET 0
             ) AND NOT EXISTS (
-                -- ... or waits only for tasks of other DAGs, none of which, directly or not, waits for one that has ended badly. (What
-                -- waits for a task of this DAG need not be looked at: that one would have to run before.)
+                -- ... or only for tasks of other DAGs, none of which waits, directly or not, for one that has failed. (A task that waits for a
+                -- task of this DAG need not be considered: the other one would have to run before.)
                 WITH RECURSIVE outward AS MATERIALIZED (
                     SELECT live.id
                     FROM lineshaft.task
@@ -131,7 +130,7 @@ verdict AS MATERIALIZED (
                         WHERE edge.task_id = live.id AND NOT edge.satisfied AND (upstream.id IS NULL OR upstream.dag_id = dag.id)
                       )
                 ),
-                -- OFFSET 0: one look-up a step, whatever the planner thinks of a table that it knows nothing about.
+                -- OFFSET 0: one look-up per step, whatever the planner's statistics are.
                 above AS (
                     SELECT id FROM outward
                     UNION
@@ -170,8 +169,8 @@ INSERT INTO lineshaft.event (at, kinds, dag_id)
 SELECT clock.now, ARRAY['dag.' || changed.status::text], changed.id FROM changed CROSS JOIN clock
 
 -- name: lock_dags_below
--- These DAGs, and those of whatever waits for these tasks, directly or through others: their verdict may change too. Locked together in
--- one order, before any of them is written. All of them, not only those with a dead letter: one may just be getting its first.
+-- These DAGs, and those of all dependents of these tasks: their status may change too. Locked together in one order, before any of them is
+-- written. All of them, not only those with a dead letter: one may just be getting its first.
 WITH RECURSIVE below AS (
     SELECT unnest(%(ids)s::text[]) COLLATE "C" AS id
     UNION
@@ -192,14 +191,14 @@ ORDER BY dag.id
 FOR NO KEY UPDATE
 
 -- name: release_locks
--- Only the holder's own: a lock that expired and was granted to another stays with that one.
+-- Only the holder's own: a lock that expired and was granted to another task stays with that one.
 DELETE FROM lineshaft.lock
 USING unnest(%(keys)s::text[], %(holders)s::text[]) AS held (key, holder)
 WHERE lock.key = held.key AND lock.holder_task_id = held.holder
 
 -- name: unblock_dependents
--- Follows whatever ends tasks, in the same transaction. Only ends count, so tasks that didn't move do no harm here; and each edge
--- counts down once.
+-- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and
+-- each edge is satisfied once.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -208,7 +207,7 @@ satisfied AS (
     SET satisfied = true
     WHERE edge.depends_on = ANY (%(ids)s::text[])
       AND NOT edge.satisfied
-      -- (Not a join: planned while the table is empty, that might read all of the history ever after.)
+      -- (Not a join: planned while the table is empty, that might read the whole history later.)
       AND (SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on)
     RETURNING edge.task_id
 ),
@@ -223,7 +222,7 @@ moved AS (
             THEN 'READY' ELSE live.status
         END::lineshaft.task_status,
         due_at = CASE
-            -- A batch whose children are all done waits for nothing, until finish_batches ends it in this transaction.
+            -- A batch whose children have all ended waits for nothing, until finish_batches ends it in this transaction.
             WHEN live.status = 'PENDING' AND live.blocked = freed.n AND live.is_batch THEN clock.now
             WHEN live.due_at > clock.now THEN live.due_at
         END,
@@ -250,11 +249,11 @@ woken AS (
         -- include: notify_lanes
     FROM moved WHERE status = 'READY' HAVING count(*) > 0
 )
-SELECT moved.id, moved.batch_done, (SELECT count(*) FROM woken) AS notified FROM moved
+SELECT moved.id, moved.batch_done FROM moved WHERE (SELECT count(*) FROM woken) >= 0
 
 -- name: unpark_lock_waiters
--- The best waiter of each lane comes back into the claims' sight; under a snapshot that is newer than the release, so that one who was
--- parked while the release waited is not forgotten.
+-- The best waiter of each lane can be claimed again. Under a snapshot that is newer than the release, so that a task which was parked
+-- while the release waited isn't missed.
 WITH RECURSIVE waiting AS MATERIALIZED (
     SELECT free.key, first.lane_id, first.id
     FROM unnest(%(keys)s::text[]) AS free (key)
@@ -300,7 +299,7 @@ WITH fitting AS MATERIALIZED (
         ) AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
         WHERE dag.id = ANY (%(dag_ids)s::text[])
-          -- One that is still too dear holds up nobody.
+          -- A task that is still too expensive blocks no others.
           AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
     ) AS waiting
     WHERE waiting.money IS NULL OR waiting.needed <= waiting.money
@@ -309,7 +308,7 @@ moved AS (
     UPDATE lineshaft.task_live AS live
     SET parked = NULL, budget_told = false, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
-      -- In words that no index knows: it is to be found by its id.
+      -- Written so that no index matches: the row must be found by its id.
       AND live.parked || '' = 'dag_budget'
     RETURNING live.lane_id
 )
@@ -318,8 +317,8 @@ SELECT
 FROM moved HAVING count(*) > 0
 
 -- name: free_keys
--- Cancelled and dead-lettered tasks give their idempotency key back (U8): it has run out, and whoever asks for it next takes it over. Until
--- then what was asked with it is still known, should the task be revived.
+-- Cancelled and dead-lettered tasks give their idempotency key back: it expires, and the next submission takes it over. Until then the
+-- content of the request is kept, in case the task is revived.
 UPDATE lineshaft.task_key SET expires_at = timestamptz 'epoch' WHERE key = ANY (%(keys)s::text[]) AND task_id = ANY (%(task_ids)s::text[])
 
 -- name: insert_dead_letters
@@ -345,3 +344,15 @@ FROM unnest(
 SELECT
     -- include: notify_lanes
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
+
+-- name: wake_all
+SELECT pg_notify('lineshaft', '*')
+
+-- name: free_probes
+-- Probes without evidence: cancelled, released, rate-limited, over their budget, or waiting for children. Another task may be the probe.
+WITH freed AS (
+    UPDATE lineshaft.breaker SET probe_task_id = NULL
+    WHERE state <> 'closed' AND probe_task_id = ANY (%(ids)s::text[])
+    RETURNING key
+)
+SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0

@@ -1,207 +1,256 @@
-"""Tasks that end well: their output is recorded, and whoever waited for them may go on."""
+"""Completing tasks: the output is recorded, and dependents may become READY.
+
+A task with gates is VALIDATING first, and completes when its gates accept the output (`Acceptance`). Most
+tasks depend on nothing and nothing depends on them: one short statement completes them (`complete_fast`).
+"""
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from lineshaft.engine.claim.fast_path import FastPath
+from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import column_literal, json_text, raw_json
 from lineshaft.engine.postgres.pipeline import Rows, pipelined, transaction
-from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.fail import Failing
-from lineshaft.engine.transition.outcomes import claim_columns, has_duplicate_tasks
+from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.transition.changes import (
+    UNBLOCK_DEPENDENTS,
+    LockedTask,
+    finished_batches,
+    judge_dags,
+    unpark_budget_waiters,
+    unpark_lock_waiters,
+)
+from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.task_locks import LOCK_DEPENDENTS, claim_columns, has_duplicate_tasks
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model import retry
 from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 
-_SQL = catalog.load("transition/changes", "transition/complete", "transition/task_locks")
-_COMPLETE_PLAIN = catalog.load("claim/fast_path")["complete_plain"]
+_SQL = catalog.load(__name__)
 
 
 class Gatekeeper(Protocol):
-    """What looks at outputs that must be checked (store/gates.py)."""
+    """Checks the outputs of tasks with gates (engine/review/gates.py)."""
 
     async def begin(self, connection: Connection, ids: Sequence[str]) -> None:
-        """In the transaction in which they are handed in."""
+        """In the transaction that records the outputs."""
         ...
 
     async def check(self, claims: Sequence[ClaimRef]) -> dict[str, Moved]:
-        """Afterwards; gives what became of those that it could tell about at once."""
+        """Afterwards; returns the results of checks that run at once."""
         ...
 
 
-class Completing(Failing):
-    #: None: whatever must be checked stays VALIDATING.
-    gatekeeper: Gatekeeper | None = None
+class _Completed(NamedTuple):
+    """A row of `complete_tasks`."""
 
-    @cached_property
-    def _shortcut(self) -> FastPath:
-        return FastPath()
+    id: str
+    dag_id: str | None
+    dag_needs_care: bool | None
+    lock_released: bool | None
+    lock_key: str | None
+    #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
+    breakers: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    task_id: str
+    status: str
+
+
+class Acceptance:
+    """Ends the validation of outputs: accepted or rejected."""
+
+    def __init__(self, transitions: Transitions, fail: Fail, breakers: Breakers) -> None:
+        self._transitions = transitions
+        self._fail = fail
+        self._breakers = breakers
+
+    async def accept(self, connection: Connection, completions: Sequence[Completion]) -> None:
+        """VALIDATING to COMPLETED. The tasks are locked."""
+        parameters = {**self._transitions.now, **_completion_columns(completions), "accepted": True}
+        completed = await connection.execute(_SQL["complete_tasks"], parameters)
+        unblocked = await connection.execute(UNBLOCK_DEPENDENTS, parameters)
+        await self.after_completion(connection, await completed.fetchall(), await unblocked.fetchall())
+
+    async def reject(
+        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+    ) -> dict[str, Moved]:
+        """Failed attempts. The tasks are locked."""
+        return await self._fail.fail_locked(connection, failures)
+
+    async def after_completion(self, connection: Connection, rows: Rows, unblocked: Rows) -> None:
+        completed = list(map(_Completed._make, rows))
+        if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
+            await unpark_lock_waiters(connection, locks)
+        if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
+            await unpark_budget_waiters(connection, dags)
+            await judge_dags(connection, self._transitions.now, dags)
+        await self._transitions.finish_batches(connection, finished_batches(unblocked))
+        await self._breakers.succeeded(
+            connection, [(task.id, task.breakers) for task in completed if task.breakers]
+        )
+
+    async def refuse(self, connection: Connection, items: Sequence[Completion]) -> list[Moved]:
+        """Completions that moved nothing: the first result of a repeated call, or the reason."""
+        claims = [item.claim for item in items]
+        ids = [claim.id for claim in claims]
+        epochs = {claim.id: claim.epoch for claim in claims}
+        locks = self._transitions.locks
+        results = {
+            # A repeated call, which cost too much the first time.
+            end.id: Moved(end.id, Status.DEAD_LETTERED)
+            for end in (await locks.ends(connection, ids)).values()
+            if (end.status, end.category) == _TOO_EXPENSIVE and end.epoch == epochs[end.id]
+        }
+        answered = await fetch_rows(
+            connection, _Answered, _SQL["answered_before"], {"ids": ids, "epochs": list(epochs.values())}
+        )
+        results |= {row.task_id: Moved(row.task_id, Status(row.status)) for row in answered}
+        rest = [item for item in items if item.claim.id not in results]
+        refused = await locks.refuse(
+            connection,
+            [item.claim for item in rest],
+            "complete",
+            repeated=[Status.COMPLETED],
+            late_outputs={item.claim.id: item.output for item in rest},
+        )
+        results |= {result.id: result for result in refused}
+        return [results[claim.id] for claim in claims]
+
+
+#: Status and category.
+_TOO_EXPENSIVE = (Status.DEAD_LETTERED, retry.FailureCategory.BUDGET_EXCEEDED)
+
+
+class Complete:
+    def __init__(
+        self, transitions: Transitions, acceptance: Acceptance, fail: Fail, gates: Gatekeeper | None
+    ) -> None:
+        """`gates`: None leaves tasks with gates VALIDATING."""
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
+        self._acceptance = acceptance
+        self._fail = fail
+        self._gates = gates
+        self._fast_path = FastPath()
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        """Record the output; a task with gates goes to VALIDATING, and on as its gates say."""
         if has_duplicate_tasks([item.claim for item in completions]):
-            return [answer for item in completions for answer in await self.complete([item])]
+            return [result for item in completions for result in await self.complete([item])]
         done: set[str] = set()
-        if completions and self._shortcut.is_open():
-            call = _COMPLETE_PLAIN, {**self._database.now, **_completion_columns(completions)}
+        if completions and self._fast_path.is_open():
+            call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(completions)}
             (rows,) = await self._database.run_alone(lambda own: pipelined(own, call))
-            done = {row[0] for row in rows}
-            self._shortcut.tried(worked=2 * len(done) >= len(completions))
+            done = {task_id for (task_id,) in rows}
+            self._fast_path.tried(worked=2 * len(done) >= len(completions))
         rest = [item for item in completions if item.claim.id not in done]
-        answers = iter(await self._complete(rest) if rest else ())
+        results = iter(await self._complete(rest) if rest else ())
         return [
-            Moved(item.claim.id, Status.COMPLETED) if item.claim.id in done else next(answers)
+            Moved(item.claim.id, Status.COMPLETED) if item.claim.id in done else next(results)
             for item in completions
         ]
 
     async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
-        steps = ("lock_dependents", "complete_tasks", "unblock_dependents")
+        calls = [
+            (statement, parameters)
+            for statement in (LOCK_DEPENDENTS, _SQL["complete_tasks"], UNBLOCK_DEPENDENTS)
+        ]
 
         async def work(connection: Connection) -> list[Moved]:
-            calls = [(_SQL[step], parameters) for step in steps]
-            async with transaction(connection, *calls) as (_, done, unblocked):
-                await self._after_completion(connection, done, unblocked)
-                moved = {row[0]: Moved(row[0], Status.COMPLETED) for row in done}
-                rest = [item for item in completions if item.claim.id not in moved]
+            async with transaction(connection, *calls) as (_, completed, unblocked):
+                await self._acceptance.after_completion(connection, completed, unblocked)
+                results = {
+                    task.id: Moved(task.id, Status.COMPLETED) for task in map(_Completed._make, completed)
+                }
+                rest = [item for item in completions if item.claim.id not in results]
                 if rest:
-                    moved |= await self._complete_specially(connection, rest)
-            return [moved[item.claim.id] for item in completions]
+                    results |= await self._complete_special(connection, rest)
+            return [results[item.claim.id] for item in completions]
 
-        answers = await self._database.run_alone(work)
-        handed_in = [
+        results = await self._database.run_alone(work)
+        validating = [
             item.claim
-            for item, answer in zip(completions, answers, strict=True)
-            if answer.status is Status.VALIDATING
+            for item, result in zip(completions, results, strict=True)
+            if result.status is Status.VALIDATING
         ]
-        if not handed_in or self.gatekeeper is None:
-            return answers
-        checked = await self.gatekeeper.check(handed_in)
-        return [checked.get(answer.id, answer) for answer in answers]
+        if not validating or self._gates is None:
+            return results
+        checked = await self._gates.check(validating)
+        return [checked.get(result.id, result) for result in results]
 
-    async def accept(self, connection: Connection, completions: Sequence[Completion]) -> None:
-        """The gates have let these pass: VALIDATING → COMPLETED. Their tasks are locked."""
-        parameters = {**self._database.now, **_completion_columns(completions), "accepted": True}
-        done = await connection.execute(_SQL["complete_tasks"], parameters)
-        unblocked = await connection.execute(_SQL["unblock_dependents"], parameters)
-        await self._after_completion(connection, await done.fetchall(), await unblocked.fetchall())
-
-    async def reject(
-        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
-    ) -> dict[str, Moved]:
-        """The gates have refused these: failed attempts. Their tasks are locked."""
-        return await self._fail_locked(connection, failures)
-
-    async def _after_completion(self, connection: Connection, rows: Rows, unblocked: Rows) -> None:
-        locks = sorted({row[4] for row in rows if row[3]})
-        if locks:
-            await connection.execute(_SQL["unpark_lock_waiters"], {"keys": locks})
-        dags = sorted({row[1] for row in rows if row[2]})
-        if dags:
-            await connection.execute(_SQL["unpark_budget_waiters"], {"dag_ids": dags})
-            await connection.execute(_SQL["judge_dags"], {**self._database.now, "dag_ids": dags})
-        await self.finish_batches(connection, [row[0] for row in unblocked if row[1]])
-        await self._breakers.succeeded(connection, [(row[0], row[5]) for row in rows if row[5]])
-
-    async def _complete_specially(
+    async def _complete_special(
         self, connection: Connection, items: Sequence[Completion]
     ) -> dict[str, Moved]:
-        """What didn't complete straight away: gated, too expensive, done before, or not held any more."""
-        locked = await self.lock(connection, [item.claim.id for item in items])
-        moved: dict[str, Moved] = {}
+        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held."""
+        locked = await self._locks.lock(connection, [item.claim.id for item in items])
+        results: dict[str, Moved] = {}
         over: list[tuple[LockedTask, Failure]] = []
-        gated: list[Completion] = []
+        gated: list[tuple[LockedTask, Completion]] = []
         rest: list[Completion] = []
         for item in items:
             task = locked.get(item.claim.id)
             if task is not None and task.epoch == item.claim.epoch and task.status == Status.VALIDATING:
-                # The same call again: its output is being checked.
-                moved[task.id] = Moved(task.id, Status.VALIDATING)
+                # A repeated call: its output is being checked.
+                results[task.id] = Moved(task.id, Status.VALIDATING)
             elif task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
                 rest.append(item)
             elif task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
                 error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
-                over.append(
-                    (
-                        task,
-                        Failure(item.claim, error, retry.FailureCategory.BUDGET_EXCEEDED, spent=item.spent),
-                    )
-                )
+                category = retry.FailureCategory.BUDGET_EXCEEDED
+                over.append((task, Failure(item.claim, error, category, spent=item.spent)))
             else:
-                gated.append(item)
+                gated.append((task, item))
         if over:
-            moved |= await self._fail_locked(connection, over)
+            results |= await self._fail.fail_locked(connection, over)
         if gated:
-            await self._hand_in(connection, gated)
-            moved |= {item.claim.id: Moved(item.claim.id, Status.VALIDATING) for item in gated}
+            await self._begin_validation(connection, gated)
+            results |= {task.id: Moved(task.id, Status.VALIDATING) for task, _ in gated}
         if rest:
-            moved |= {answer.id: answer for answer in await self.answer_again(connection, rest)}
-        return moved
+            results |= {result.id: result for result in await self._acceptance.refuse(connection, rest)}
+        return results
 
-    async def answer_again(self, connection: Connection, items: Sequence[Completion]) -> list[Moved]:
-        """Completions that moved nothing: answered as the first time, or refused."""
-        claims = [item.claim for item in items]
-        cursor = await connection.execute(_SQL["read_ends"], {"ids": [claim.id for claim in claims]})
-        moved = {
-            # The same call again, which cost too much the first time.
-            row[0]: Moved(row[0], Status.DEAD_LETTERED)
-            for row in await cursor.fetchall()
-            if row[2:5:2] == _TOO_DEAR and ClaimRef(row[0], row[1]) in claims
-        }
-        cursor = await connection.execute(
-            catalog.load("review/gates")["answered_before"],
-            {"ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]},
-        )
-        moved |= {row[0]: Moved(row[0], Status(row[1])) for row in await cursor.fetchall()}
-        rest = [item for item in items if item.claim.id not in moved]
-        answers = await self._answer(
-            connection,
-            [item.claim for item in rest],
-            set(),
-            Status.COMPLETED,
-            "complete",
-            late={item.claim.id: item.output for item in rest},
-        )
-        moved |= {answer.id: answer for answer in answers}
-        return [moved[claim.id] for claim in claims]
-
-    async def _hand_in(self, connection: Connection, items: Sequence[Completion]) -> None:
-        outputs = [
-            {
-                "data": raw_json(i.output),
-                "artifacts": raw_json(i.artifacts),
-                "decision_report": raw_json(i.decision_report),
-                **({} if i.output_type is None else {"type": i.output_type}),
-            }
-            for i in items
-        ]
-        locked = await self.lock(connection, [item.claim.id for item in items])
+    async def _begin_validation(
+        self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]
+    ) -> None:
         await connection.execute(
-            _SQL["hand_in"],
+            _SQL["begin_validation"],
             {
                 **self._database.now,
-                "ids": [item.claim.id for item in items],
-                "costs": [item.spent.cost(locked[item.claim.id]) for item in items],
-                "tokens_in": [item.spent.tokens_input for item in items],
-                "tokens_out": [item.spent.tokens_output for item in items],
-                "outputs": [msgspec.json.encode(output).decode() for output in outputs],
+                "ids": [task.id for task, _ in items],
+                "costs": [item.spent.cost(task) for task, item in items],
+                "tokens_in": [item.spent.tokens_input for _, item in items],
+                "tokens_out": [item.spent.tokens_output for _, item in items],
+                "outputs": [_stored_output(item) for _, item in items],
             },
         )
-        changes = Changes(self._database.now)
-        for item in items:
-            changes.event(locked[item.claim.id], ["task.validating"])
+        changes = self._transitions.changes()
+        for task, _ in items:
+            changes.event(task, ["task.validating"])
         await changes.write(connection)
-        if self.gatekeeper is not None:
-            await self.gatekeeper.begin(connection, [item.claim.id for item in items])
+        if self._gates is not None:
+            await self._gates.begin(connection, [task.id for task, _ in items])
 
 
-#: Status and category.
-_TOO_DEAR = (Status.DEAD_LETTERED, retry.FailureCategory.BUDGET_EXCEEDED)
+def _stored_output(item: Completion) -> str:
+    """All parts of an output as one JSON object."""
+    parts: dict[str, Any] = {
+        "data": raw_json(item.output),
+        "artifacts": raw_json(item.artifacts),
+        "decision_report": raw_json(item.decision_report),
+    }
+    if item.output_type is not None:
+        parts["type"] = item.output_type
+    return msgspec.json.encode(parts).decode()
 
 
 def _completion_columns(items: Sequence[Completion]) -> dict[str, Any]:

@@ -1,12 +1,8 @@
--- Tasks that end well. Used by store/completing.py.
---
--- Every statement takes arrays and moves a batch. A row moves only if its status and epoch are as expected; what didn't move is
--- missing from the answer, and Python finds out why.
+-- A row moves only if its status and epoch are as expected; a task that didn't move is missing from the result.
 
 -- name: complete_tasks
--- RUNNING → VALIDATING → COMPLETED in one go, for tasks without a gate that must run elsewhere; also VALIDATING → COMPLETED. The live
--- row goes, the end row comes. What waits for these tasks is moved by unblock_dependents, in the same transaction but under a
--- newer snapshot: an edge that was added while this waited for a row must not be missed.
+-- RUNNING → COMPLETED for tasks without gates, and VALIDATING → COMPLETED for accepted outputs. unblock_dependents moves the dependents,
+-- in the same transaction but under a newer snapshot: an edge that was added while this statement waited for a row must not be missed.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -22,11 +18,11 @@ gone AS (
     USING input
     WHERE live.id = input.id
       AND live.epoch = input.epoch
-      -- Out of VALIDATING only once the gates have accepted it: handing in again is no way past them.
+      -- Out of VALIDATING only once the gates have accepted the output: completing again doesn't bypass them.
       AND CASE WHEN %(accepted)s::boolean THEN live.status = 'VALIDATING' ELSE live.status = 'RUNNING' AND NOT live.is_gated END
-      -- A DAG that was made while this waited for the task can't be counted here: whoever called begins anew.
+      -- A DAG that was created while this statement waited for the task can't be counted here: the caller tries again.
       AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
-      -- More than the task may cost is not accepted (R-235).
+      -- An attempt that cost more than the task's limit is not accepted.
       AND (
         coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
         OR live.agent_id IS NULL
@@ -60,7 +56,7 @@ settled AS (
     WHERE agent.id = share.agent_id
     RETURNING agent.id
 ),
--- The counts make the order: agents, locks, DAGs, the same as in claims.
+-- The counts enforce the order: agents, locks, DAGs, the same as in claims.
 lock_released AS (
     DELETE FROM lineshaft.lock
     USING gone
@@ -77,7 +73,7 @@ dag_moved AS (
         END::lineshaft.dag_status,
         ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
     FROM (
-        -- A gate that ran elsewhere gave the money back when it began: only what an agent still held is settled here.
+        -- A gate that ran elsewhere returned the money when it began: only what an agent still held is settled here.
         SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(sum(actual) FILTER (WHERE agent_id IS NOT NULL), 0) AS actual
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
@@ -100,11 +96,11 @@ troubled AS MATERIALIZED (
 )
 SELECT
     gone.id, gone.dag_id,
-    -- Whoever called looks after these: a DAG with a dead letter or with money that was freed, and locks that others wait for.
+    -- For the caller: a DAG with a dead letter or with freed money, and locks that others wait for.
     gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
     gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
     gone.lock_key,
-    -- Breakers that have failures to forget, or wait for this very task; NULL while all goes well.
+    -- Breakers that have failures to forget, or have this task as their probe; NULL while all breakers are closed.
     CASE
         WHEN EXISTS (SELECT FROM troubled) THEN ARRAY(
             SELECT troubled.key
@@ -115,8 +111,8 @@ SELECT
     END AS breakers
 FROM gone
 
--- name: hand_in
--- RUNNING → VALIDATING: the output is safe with the attempt from now on. Its agent holds the task until a gate runs elsewhere (gates.sql).
+-- name: begin_validation
+-- RUNNING → VALIDATING: the output is stored with the attempt. The agent holds the task until a gate runs elsewhere (gates.sql).
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
         task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output, output
@@ -135,11 +131,72 @@ SET status = 'VALIDATING', attempt_cost_usd = kept.cost_usd,
 FROM kept
 WHERE live.id = kept.task_id
 
--- name: batch_outputs
--- What a batch parent's output is made of: its children's. Each waits for the one listed before it, which gives their order.
-SELECT child.parent_id, child.id, ended.output,
-    ARRAY(SELECT before.depends_on FROM lineshaft.edge AS before WHERE before.task_id = child.id) AS after
-FROM lineshaft.edge
-JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = edge.task_id
-JOIN lineshaft.task_end AS ended ON ended.id = child.id
-WHERE edge.task_id = ANY (%(ids)s::text[])
+-- name: complete_fast
+-- RUNNING → COMPLETED where nothing else moves: no DAG, no lock, no dependents, no gate, no breaker with failures to forget. One statement
+-- is enough: adding a dependent marks the row of such a task (lock_upstream).
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+),
+gone AS (
+    DELETE FROM lineshaft.task_live AS live
+    USING unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[], %(artifacts)s::jsonb[], %(reports)s::jsonb[],
+        %(output_types)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+    ) AS input (id, epoch, output, artifacts, report, output_type, cost, tokens_in, tokens_out)
+    WHERE live.id = input.id
+      AND live.epoch = input.epoch
+      AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
+      AND (
+        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+      )
+      AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
+    RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
+        live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
+        input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+        input.tokens_in, input.tokens_out
+),
+ended AS (
+    INSERT INTO lineshaft.task_end (
+        id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+        cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+    )
+    SELECT
+        gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
+        gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+        gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+        gone.output, gone.artifacts, gone.report, gone.output_type
+    FROM gone CROSS JOIN clock
+),
+settled AS (
+    UPDATE lineshaft.agent
+    SET
+        -- include: settle_agent
+    FROM (
+        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        FROM gone GROUP BY agent_id ORDER BY agent_id
+    ) AS share
+    WHERE agent.id = share.agent_id
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, epoch)
+    SELECT clock.now, '{task.validating,task.completed}', gone.id, gone.agent_id, gone.epoch
+    FROM gone CROSS JOIN clock
+)
+SELECT id FROM gone
+
+-- name: answered_before
+-- Claims that recorded an output which is still being checked, or was rejected, with the status of their tasks: the result of a repeated
+-- call.
+SELECT attempt.task_id, coalesce(live.status, ended.status)::text AS status
+FROM lineshaft.attempt
+JOIN unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch) ON attempt.task_id = input.id AND attempt.epoch = input.epoch
+LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = attempt.task_id AND ended.epoch = attempt.epoch
+WHERE attempt.output IS NOT NULL AND CASE coalesce(live.status, ended.status)
+    WHEN 'VALIDATING' THEN attempt.outcome = 'validating'
+    WHEN 'RETRYING' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
+    WHEN 'READY' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
+    WHEN 'DEAD_LETTERED' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
+    ELSE false
+  END

@@ -1,30 +1,33 @@
-"""Attempts that fail: retried, waited for, or dead-lettered, as the model decides; and batches with them."""
+"""Failed attempts: the task is retried, waits for a rate limit, or is dead-lettered with its batch."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lineshaft.engine.guards.breakers import Breakers, FailedAttempt
 from lineshaft.engine.guards.slowdowns import RateLimited, Slowdowns
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.literals import raw_json
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.outcomes import HELD, has_duplicate_tasks, record_failure
-from lineshaft.engine.transition.task_locks import TaskLocks
-from lineshaft.model import breaker, budget, graph, ratelimit, retry
+from lineshaft.engine.transition.task_locks import HELD, has_duplicate_tasks
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.model import breaker, budget, ratelimit, retry
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
+from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import policy
 from lineshaft.types.work import UNREPORTED, ClaimRef, Failure, Moved, Spent
 
-_SQL = catalog.load("transition/fail")
-_BATCH_OUTPUTS = catalog.load("transition/complete")["batch_outputs"]
+_SQL = catalog.load(__name__)
+MAX_ERROR = 10_000
+#: Statuses that a repeated call may find.
+_AFTER_FAILURE = (Status.RETRYING, Status.DEAD_LETTERED, Status.READY)
 
 _Decision = retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit
 
@@ -35,28 +38,36 @@ class _Decided(NamedTuple):
     decision: _Decision
 
 
-class Failing(TaskLocks):
+@dataclass(frozen=True, slots=True)
+class _FailedAgents:
+    task_id: str
+    agents: list[str | None]
+
+
+class Fail:
     def __init__(
         self,
-        database: Database,
+        transitions: Transitions,
         lanes: Lanes,
+        breakers: Breakers,
+        slowdowns: Slowdowns,
         *,
         uniform: retry.Uniform = random.random,
-        breakers: Breakers | None = None,
     ) -> None:
-        super().__init__(database)
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
         self._lanes = lanes
+        self._breakers = breakers
+        self._slowdowns = slowdowns
         self._uniform = uniform
-        self._breakers = breakers or Breakers(database)
-        self._slowdowns = Slowdowns(database)
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        """A failed attempt: retried, waited for (a rate limit), or dead-lettered, as the model decides."""
         if has_duplicate_tasks([item.claim for item in failures]):
-            return [answer for item in failures for answer in await self.fail([item])]
+            return [result for item in failures for result in await self.fail([item])]
 
         async def work(connection: Connection) -> list[Moved]:
-            locked = await self.lock_with_dependents(connection, [item.claim.id for item in failures])
+            locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in failures])
             held = []
             rest = []
             for item in failures:
@@ -65,20 +76,20 @@ class Failing(TaskLocks):
                     held.append((task, item))
                 else:
                     rest.append(item)
-            moved = await self._fail_locked(connection, held)
-            if rest:
-                claims = [item.claim for item in rest]
-                moved = {m.id: m for m in await self._answer(connection, claims, set(), None, "fail")} | moved
+            moved = await self.fail_locked(connection, held)
+            claims = [item.claim for item in rest]
+            refused = await self._locks.refuse(connection, claims, "fail", repeated=_AFTER_FAILURE)
+            moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]
 
         return await self._database.run(work)
 
     async def fail_held(self, connection: Connection, agent_id: str, ids: Sequence[str]) -> None:
-        """Everything that an agent holds fails because it was registered again."""
+        """The claims of an agent that was registered again fail."""
         if not ids:
             return
-        locked = await self.lock_with_dependents(connection, ids)
-        await self._fail_locked(
+        locked = await self._locks.lock_with_dependents(connection, ids)
+        await self.fail_locked(
             connection,
             [
                 (task, _system_failure(task, retry.SystemReason.AGENT_RESTARTED))
@@ -93,23 +104,26 @@ class Failing(TaskLocks):
         ids: Sequence[str],
         reason_of: Callable[[LockedTask], retry.SystemReason],
     ) -> list[str]:
-        """Tasks whose lease has run out fail; gives the reasons."""
-        held = [t for t in (await self.lock_with_dependents(connection, ids)).values() if t.status in HELD]
+        """Tasks with an expired lease fail; returns the reasons."""
+        held = [
+            t for t in (await self._locks.lock_with_dependents(connection, ids)).values() if t.status in HELD
+        ]
         reasons = [reason_of(task) for task in held]
-        await self._fail_locked(
+        await self.fail_locked(
             connection,
             [(task, _system_failure(task, reason)) for task, reason in zip(held, reasons, strict=True)],
         )
         return [reason.value for reason in reasons]
 
-    async def _fail_locked(
+    async def fail_locked(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
     ) -> dict[str, Moved]:
+        """Fail attempts at tasks that are locked with their dependents."""
         if not failures:
             return {}
-        changes = Changes(self._database.now)
+        changes = self._transitions.changes()
         decided = await self._decide_all(connection, failures)
-        # Those that die come first: what goes down with their batches is not tried again.
+        # Dead letters come first: tasks that are cancelled with their batch aren't retried.
         dead = [each for each in decided if isinstance(each.decision, retry.DeadLetter)]
         moved = await self._record(connection, changes, dead)
         spent = {each.task.id: each.failure.spent for each in decided}
@@ -117,7 +131,7 @@ class Failing(TaskLocks):
         moved |= {name: Moved(name, Status.CANCELLED) for name in spent if name in cancelled}
         rest = [each for each in decided if each.task.id not in moved]
         moved |= await self._record(connection, changes, rest)
-        await self.finish(connection, changes)
+        await self._transitions.write(connection, changes)
         limits: list[RateLimited] = []
         against: list[FailedAttempt] = []
         for task, failure, decision in [*dead, *rest]:
@@ -132,11 +146,13 @@ class Failing(TaskLocks):
     async def _decide_all(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
     ) -> list[_Decided]:
-        cursor = await connection.execute(
+        rows = await fetch_rows(
+            connection,
+            _FailedAgents,
             _SQL["failed_agents"],
             {"ids": [t.id for t, _ in failures], "revivals": [t.revivals for t, _ in failures]},
         )
-        agents: dict[str, list[str | None]] = dict(await cursor.fetchall())
+        agents = {row.task_id: row.agents for row in rows}
         decided = []
         for task, reported in failures:
             failure = _overdrawn(task, reported)
@@ -152,24 +168,24 @@ class Failing(TaskLocks):
             lane_id = task.lane_id
             if isinstance(decision, retry.Retry):
                 lane_id = await self._lane(connection, task, decision.models)
-            moved[task.id] = Moved(task.id, record_failure(changes, task, failure, decision, lane_id))
+            moved[task.id] = Moved(task.id, _record_failure(changes, task, failure, decision, lane_id))
         return moved
 
     def _decide(self, task: LockedTask, failure: Failure, agents: list[str | None]) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
-            told = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
+            hint = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
             now = self._database.now["now"] or datetime.now(UTC)
             waited = ratelimit.decide_rate_limit(
                 waits_so_far=task.rate_limits,
-                retry_after_sec=ratelimit.parse_retry_after(told, now),
+                retry_after_sec=ratelimit.parse_retry_after(hint, now),
                 spent_quota=ratelimit.is_spent_quota(failure.error),
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),
             )
             total = task.cost_usd + failure.spent.cost(task)
             if budget.total_limit_reached(total, task.max_total_cost_usd):
-                # Waits use no attempts, but they use money: no way around the limit (R-238).
+                # Waiting uses no attempts, but money: the limit applies here too.
                 return retry.DeadLetter(retry.DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False)
             if isinstance(waited, ratelimit.WaitForLimit):
                 return waited
@@ -189,7 +205,7 @@ class Failing(TaskLocks):
         )
 
     async def _lane(self, connection: Connection, task: LockedTask, models: Sequence[str]) -> int:
-        """The lane of the next attempt: another one, once the fallback models are in force."""
+        """The lane of the next attempt: another one, once fallback models apply."""
         if list(models) == task.model_preferences:
             return task.lane_id
         lane = Lane(
@@ -201,29 +217,6 @@ class Failing(TaskLocks):
         )
         return (await self._lanes.find(connection, [lane]))[lane]
 
-    # Batches.
-
-    async def finish(self, connection: Connection, changes: Changes) -> None:
-        """Write changes that may end the children of batches."""
-        await self.finish_batches(connection, await changes.write(connection))
-
-    async def finish_batches(self, connection: Connection, batches: list[str]) -> None:
-        """Batches whose children are all done are done themselves, and so may be the batches above them."""
-        while batches:
-            cursor = await connection.execute(_BATCH_OUTPUTS, {"ids": batches})
-            outputs: dict[str, dict[str, msgspec.Raw | None]] = {name: {} for name in batches}
-            after: dict[str, dict[str, list[str]]] = {name: {} for name in batches}
-            for parent, child, output, before in await cursor.fetchall():
-                outputs[parent][child] = raw_json(output)
-                after[parent][child] = before
-            changes = Changes(self._database.now)
-            for task in (await self.lock(connection, batches)).values():
-                listed = [name for name in graph.order(after[task.id]) if name in outputs[task.id]]
-                output = msgspec.json.encode([outputs[task.id][name] for name in listed])
-                changes.end(task, Status.COMPLETED, spent=UNREPORTED, output=output)
-                changes.event(task, ["task.completed"])
-            batches = await changes.write(connection)
-
     async def _fail_batches(
         self,
         connection: Connection,
@@ -231,15 +224,15 @@ class Failing(TaskLocks):
         dead: list[LockedTask],
         spent: Mapping[str, Spent],
     ) -> set[str]:
-        """A child that failed for good takes its batch along: siblings cancelled, parent dead (R-193).
+        """A dead-lettered child fails its batch: siblings are cancelled, the parent is dead-lettered.
 
-        `spent` is what some of them have just reported. Gives who was cancelled.
+        `spent` is what some of them have just reported. Returns the cancelled tasks.
         """
         ended = {task.id for task in dead}
         cancelled: set[str] = set()
         while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - ended - cancelled):
             causes = {t.parent_id: t for t in dead}
-            families = await self.lock(connection, parents)
+            families = await self._locks.lock(connection, parents)
             batches = [task for task in families.values() if task.is_batch]
             ended |= {task.id for task in batches}
             siblings = await self._lock_below(connection, [task.id for task in batches], ended | cancelled)
@@ -261,21 +254,21 @@ class Failing(TaskLocks):
     async def _lock_below(
         self, connection: Connection, ids: list[str], without: set[str]
     ) -> list[LockedTask]:
-        """Whatever is live below these tasks."""
+        """All live tasks below these."""
         known: set[str] = set()
         locked: dict[str, LockedTask] = {}
-        # Whoever spawns holds the parent: once these are locked, no more can come.
+        # Spawning locks the parent: once these are locked, the set can't grow.
         while not (found := await self._descendants(connection, ids, without)) <= known:
             known = found
-            locked = await self.lock(connection, sorted(found))
+            locked = await self._locks.lock(connection, sorted(found))
         return list(locked.values())
 
     async def _descendants(self, connection: Connection, ids: list[str], without: set[str]) -> set[str]:
-        """Children of these tasks, and theirs; not those of the ones left out."""
+        """Children of these tasks, and their children; without those below the ones left out."""
         found: set[str] = set()
         while ids:
-            cursor = await connection.execute(_SQL["children"], {"ids": ids})
-            ids = [row[0] for row in await cursor.fetchall() if row[0] not in found and row[0] not in without]
+            children = await self._locks.children(connection, ids)
+            ids = [name for name in children if name not in found and name not in without]
             found |= set(ids)
         return found
 
@@ -285,7 +278,7 @@ def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
 
 
 def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
-    """However an attempt failed: if it cost more than it may, that is why it isn't tried again (R-235)."""
+    """However an attempt failed: if it cost more than its limit, it isn't retried."""
     cost = failure.spent.cost(task)
     if failure.kind == retry.FailureCategory.BUDGET_EXCEEDED or not budget.over_task_limit(
         cost, task.max_cost_usd
@@ -293,3 +286,51 @@ def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
         return failure
     error = f"cost {cost} USD, more than max_cost_usd {task.max_cost_usd}; and: {failure.error}"
     return replace(failure, error=error, category=retry.FailureCategory.BUDGET_EXCEEDED)
+
+
+def _record_failure(
+    changes: Changes,
+    task: LockedTask,
+    failure: Failure,
+    decision: _Decision,
+    lane_id: int,
+) -> Status:
+    error = replace_unstorable(failure.error[:MAX_ERROR]) or "no message"
+    category = replace_unstorable(failure.kind)
+    spent = failure.spent
+    data: dict[str, Any] = {"category": category, "error": error}
+    if isinstance(decision, ratelimit.WaitForLimit):
+        changes.requeue(
+            task, Status.RETRYING, delay_sec=decision.wait_sec, spent=spent, rate_limits=decision.waits
+        )
+        changes.attempt(task, "rate_limited", spent=spent, category="rate_limit", error=error)
+        changes.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
+        return Status.RETRYING
+    changes.attempt(task, "failed", spent=spent, category=category, error=error)
+    data["attempt"] = task.attempts + 1
+    if isinstance(decision, retry.Retry):
+        changes.requeue(
+            task,
+            Status.RETRYING,
+            delay_sec=decision.delay_sec,
+            spent=spent,
+            attempts=task.attempts + 1,
+            rate_limits=0,
+            lane_id=lane_id,
+            category=category,
+        )
+        data["delay_sec"] = decision.delay_sec
+        changes.event(task, ["task.failed", "task.retry_scheduled"], data)
+        return Status.RETRYING
+    changes.end(
+        task,
+        Status.DEAD_LETTERED,
+        spent=spent,
+        reason=error,
+        category=category,
+        attempts=task.attempts + 1,
+        poison_pill=decision.poison_pill,
+    )
+    data |= {"because": decision.reason, "poison_pill": decision.poison_pill}
+    changes.event(task, ["task.failed", "task.dead_lettered"], data)
+    return Status.DEAD_LETTERED

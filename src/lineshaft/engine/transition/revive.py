@@ -1,24 +1,26 @@
-"""Reviving: what was dead or cancelled begins anew, by hand or from the review desk (R-122, R-133)."""
+"""Reviving tasks that were dead-lettered or cancelled: manually, or by a review."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import msgspec
-from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.review.reviews import NewReview, Reviews
-from lineshaft.engine.submit.lanes import Lanes, wake_lanes
-from lineshaft.engine.transition.changes import Changes
-from lineshaft.engine.transition.lifecycle import Lifecycle
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.review.reviews import MANUAL_RETRY, NewReview, Reviews
+from lineshaft.engine.submit.lanes import Lanes
+from lineshaft.engine.transition.changes import NewEvent, log_events, wake_ready
+from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
+
+_SQL = catalog.load(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,78 +49,113 @@ class _Revivable:
         )
 
 
-class Reviving:
-    def __init__(self, database: Database, lanes: Lanes, lifecycle: Lifecycle) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _Revived:
+    id: str
+    dag_id: str | None
+    status: str
+    epoch: int
+    #: It is a batch whose children have all ended.
+    batch_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Promoted:
+    id: str
+    dag_id: str | None
+
+
+class Revive:
+    def __init__(
+        self, transitions: Transitions, lanes: Lanes, dependencies: Dependencies, reviews: Reviews
+    ) -> None:
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
         self._lanes = lanes
-        self._lifecycle = lifecycle
-        self._sql = catalog.load("transition/operations")
-        self._moves = catalog.load(
-            "transition/changes", "transition/fail", "transition/revive", "transition/task_locks"
-        )
-        self._reviews = Reviews(database)
+        self._dependencies = dependencies
+        self._reviews = reviews
+
+    async def retry(self, task_id: str, *, delay_sec: float = 0.0) -> Status:
+        """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
+
+        async def work(connection: Connection) -> Status:
+            promoted = await fetch_row(
+                connection, _Promoted, _SQL["promote_retry"], {**self._database.now, "id": task_id}
+            )
+            if promoted is None:
+                return (await self.revive(connection, {task_id: delay_sec}, MANUAL_RETRY))[task_id]
+            event = NewEvent.of(["task.ready"], promoted.id, promoted.dag_id)
+            await log_events(connection, self._database.now, [event])
+            await wake_ready(connection, [promoted.id])
+            return Status.READY
+
+        return await self._database.run(work)
 
     async def revive(
         self, connection: Connection, delays: Mapping[str, float], review: NewReview
     ) -> dict[str, Status]:
-        """DEAD_LETTERED or CANCELLED tasks begin anew, each after so many seconds.
+        """Revive DEAD_LETTERED or CANCELLED tasks, each after its delay in seconds.
 
-        A batch is revived with those of its children that failed. Gives where all of them stand now.
+        A batch is revived with those of its children that failed. Returns the status of all of them.
         """
         tasks, roots = await self._with_children(connection, list(delays))
-        revived = list(tasks.values())
-        await self._retake_keys(connection, revived)
-        lanes = await self._lanes.find(connection, [task.lane for task in revived])
+        wanted = list(tasks.values())
+        await self._retake_keys(connection, wanted)
+        lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)
         await self._hold_waited_for(connection, tasks)
-        cursor = await connection.execute(
-            self._moves["revive_tasks"],
+        revived = await fetch_rows(
+            connection,
+            _Revived,
+            _SQL["revive_tasks"],
             {
                 **self._database.now,
-                "ids": [task.id for task in revived],
-                "lane_ids": [lanes[task.lane] for task in revived],
+                "ids": [task.id for task in wanted],
+                "lane_ids": [lanes[task.lane] for task in wanted],
                 # A batch has no work that could wait, but its children have.
-                "delays": [0.0 if task.is_batch else float(delays[roots[task.id]]) for task in revived],
-                "lock_owners": [owners.get(task.id) for task in revived],
+                "delays": [0.0 if task.is_batch else float(delays[roots[task.id]]) for task in wanted],
+                "lock_owners": [owners.get(task.id) for task in wanted],
             },
         )
-        rows = await cursor.fetchall()
         own_first = [*delays, *(name for name in tasks if name not in delays)]
         causes = await self._reviews.record(connection, own_first, review)
-        await self._recount_dags(connection, revived)
-        await connection.execute(self._moves["rekey_paths"], {**self._database.now, "ids": list(tasks)})
-        ready = [row for row in rows if row[2] == Status.READY]
-        told = [
-            (row[0], row[1], row[4], review.event_data(row[0], root=roots[row[0]]) | causes.get(row[0], {}))
-            for row in rows
+        await self._recount_dags(connection, wanted)
+        await self._dependencies.rekey_paths(connection, list(tasks))
+        events = [
+            NewEvent.of(
+                ["task.resolved"],
+                task.id,
+                task.dag_id,
+                epoch=task.epoch,
+                data=review.event_data(task.id, root=roots[task.id]) | causes.get(task.id, {}),
+            )
+            for task in revived
         ]
-        await self.log(connection, ["task.resolved"], told)
-        await self._lifecycle.log(connection, "task.ready", [(row[0], row[1], None, row[4]) for row in ready])
-        await wake_lanes(connection, [row[3] for row in ready])
-        if done := [row[0] for row in rows if row[5]]:
-            await self._lifecycle.finish_batches(connection, done)
-        return {row[0]: Status.COMPLETED if row[5] else Status(row[2]) for row in rows}
+        ready = [task for task in revived if task.status == Status.READY]
+        events += [NewEvent.of(["task.ready"], task.id, task.dag_id, epoch=task.epoch) for task in ready]
+        await log_events(connection, self._database.now, events)
+        if ready:
+            await wake_ready(connection, [task.id for task in ready])
+        await self._transitions.finish_batches(connection, [task.id for task in revived if task.batch_done])
+        return {task.id: Status.COMPLETED if task.batch_done else Status(task.status) for task in revived}
 
     async def _with_children(
         self, connection: Connection, ids: Sequence[str]
     ) -> tuple[dict[str, _Revivable], dict[str, str]]:
-        """These tasks with what comes along with each, locked; and for each the one that it comes with."""
+        """These tasks and those that are revived with them, locked; and for each the task of the request."""
         tasks = {task.id: task for task in await self._revivable(connection, ids)}
         for task_id in ids:
             if task_id not in tasks:
-                cursor = await connection.execute(self._moves["read_live"], {"ids": [task_id]})
-                found = await cursor.fetchone()
-                raise _not_revivable(task_id, found and found[2])
+                live = (await self._locks.live(connection, [task_id])).get(task_id)
+                raise _not_revivable(task_id, None if live is None else live.status)
             if tasks[task_id].status == Status.COMPLETED:
                 raise _not_revivable(task_id, Status.COMPLETED)
         roots = {name: name for name in tasks}
         # A batch is retried by retrying those of its children that failed or were cancelled with it.
         frontier = [task for task in tasks.values() if task.is_batch]
         while frontier:
-            cursor = await connection.execute(
-                self._moves["children"], {"ids": [task.id for task in frontier]}
-            )
-            parents: dict[str, str] = {row[0]: row[1] for row in await cursor.fetchall()}
+            parents = await self._locks.children(connection, [task.id for task in frontier])
             found_below = await self._revivable(connection, [name for name in parents if name not in tasks])
             below = [task for task in found_below if task.status != Status.COMPLETED]
             tasks |= {task.id: task for task in below}
@@ -129,36 +166,33 @@ class Reviving:
     async def _lock_owners(
         self, connection: Connection, tasks: Mapping[str, _Revivable]
     ) -> dict[str, str | None]:
-        """For each task the outermost batch that can hold its lock: one that is live, or revived with it."""
+        """For each task the outermost batch that can hold its lock: live, or revived with it."""
         around = sorted({name for task in tasks.values() for name in task.lock_owners} - tasks.keys())
-        cursor = await connection.execute(self._moves["read_live"], {"ids": around})
-        able = tasks.keys() | {row[0] for row in await cursor.fetchall()}
+        able = tasks.keys() | (await self._locks.live(connection, around)).keys()
         return {
             task.id: next((name for name in task.lock_owners if name in able), None)
             for task in tasks.values()
         }
 
     async def _hold_waited_for(self, connection: Connection, ids: Iterable[str]) -> None:
-        cursor = await connection.execute(self._sql["waited_for"], {"ids": list(ids)})
-        if names := [row[0] for row in await cursor.fetchall()]:
+        if names := await fetch_column(connection, _SQL["waited_for"], {"ids": list(ids)}):
             await hold_upstream(connection, names)
 
     async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
-        async with connection.cursor(row_factory=class_row(_Revivable)) as cursor:
-            await cursor.execute(self._sql["read_revivable"], {"ids": list(ids)})
-            return await cursor.fetchall()
+        return await fetch_rows(connection, _Revivable, _SQL["read_revivable"], {"ids": list(ids)})
 
     async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
         by_key: dict[str, _Revivable] = {}
         for task in tasks:
-            # Of two that had it one after the other only one can have it again.
+            # Of two tasks that used it one after the other only one can use it again.
             if task.idempotency_key is not None and by_key.setdefault(task.idempotency_key, task) is not task:
                 raise _key_in_use(task.id, task.idempotency_key)
         if not by_key:
             return
         keyed = sorted(by_key.items(), key=lambda item: item[0])
-        cursor = await connection.execute(
-            self._sql["retake_keys"],
+        taken = await fetch_column(
+            connection,
+            _SQL["retake_keys"],
             {
                 **self._database.now,
                 "keys": [key for key, _ in keyed],
@@ -166,35 +200,15 @@ class Reviving:
                 "hashes": [content_hash(task.type, msgspec.json.decode(task.spec)) for _, task in keyed],
             },
         )
-        taken = {row[0] for row in await cursor.fetchall()}
         for key, task in keyed:
             if key not in taken:
                 raise _key_in_use(task.id, key)
 
     async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
-        changes = Changes(self._database.now)
+        changes = self._transitions.changes()
         for task in tasks:
             changes.revive(task.id, task.dag_id, Status(task.status))
         await changes.write(connection)
-
-    async def log(
-        self, connection: Connection, kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]
-    ) -> None:
-        """`rows` are (task, dag, epoch, data); one event row a task, with all kinds."""
-        if rows:
-            ids, dags, epochs, data = map(list, zip(*rows, strict=True))
-            await connection.execute(
-                self._moves["insert_events"],
-                {
-                    **self._database.now,
-                    "kinds": ["{" + ",".join(kinds) + "}"] * len(ids),
-                    "task_ids": ids,
-                    "dag_ids": dags,
-                    "agent_ids": [None] * len(ids),
-                    "epochs": epochs,
-                    "data": [msgspec.json.encode(told).decode() for told in data],
-                },
-            )
 
 
 def _key_in_use(task_id: str, key: str) -> LineshaftError:
@@ -208,5 +222,6 @@ def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
     if status is None:
         return NotFoundError(f"There is no task {task_id}.")
     return InvalidTransitionError(
-        f"Can't retry task {task_id}: it is {status}. DEAD_LETTERED, CANCELLED and RETRYING ones can be."
+        f"Can't retry task {task_id}: it is {status}. Only DEAD_LETTERED, CANCELLED and RETRYING tasks can "
+        "be retried."
     )

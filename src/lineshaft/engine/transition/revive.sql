@@ -1,8 +1,6 @@
--- Tasks that come back, and priorities that follow from who waits. Used by store/reviving.py.
-
 -- name: revive_tasks
--- From DEAD_LETTERED or CANCELLED back to PENDING or READY: counters start anew, the epoch goes on so that no zombie ever matches. An edge to a
--- task that completed meanwhile is satisfied; all others count.
+-- DEAD_LETTERED or CANCELLED → PENDING or READY: counters start at 0, the epoch continues, so that no earlier claim matches. An edge to a
+-- task that has completed in the meantime is satisfied; all others count.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -23,19 +21,19 @@ SELECT
     CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
     ended.lane_id, task.priority, 0, open.n, task.deadline,
     lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
-    -- A deadline that passed while it lay there is still to be told; one that passed before has been.
+    -- A deadline that passed since the task ended must still be logged; one that passed before has been.
     coalesce(lineshaft.rekey_at(task.deadline, clock.now), CASE WHEN ended.ended_at < task.deadline THEN task.deadline END),
     CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
     CASE
         WHEN ended.delay > 0 THEN clock.now + make_interval(secs => ended.delay)
-        -- Its children are all done: whoever called ends it in this transaction.
+        -- Its children have all ended: the caller ends it in this transaction.
         WHEN task.is_batch AND open.n = 0 THEN clock.now
     END,
     (SELECT last_value FROM lineshaft.generation_no),
     task.lock_key, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
-    -- Perhaps: what came to wait for it while it lay there didn't mark it.
+    -- Perhaps: a dependent that was added after the task ended didn't mark it.
     true
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
@@ -44,44 +42,58 @@ LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 CROSS JOIN LATERAL (
     SELECT count(*)::integer AS n FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied
 ) AS open
-RETURNING id, dag_id, status::text, lane_id, epoch, is_batch AND blocked = 0 AS batch_done
+RETURNING id, dag_id, status::text AS status, epoch, is_batch AND blocked = 0 AS batch_done
 
--- name: rekey_paths
--- The critical path below these tasks has changed, and so has that of whatever they wait for. Ten levels each way are enough: the
--- boost stops at ten. A row that is just being moved by another is left as it is: it may be a point or so off its turn.
-WITH RECURSIVE above AS (
-    SELECT id COLLATE "C", 0 AS height FROM unnest(%(ids)s::text[]) AS changed (id)
-    UNION
-    SELECT edge.depends_on, above.height + 1
-    FROM above JOIN lineshaft.edge ON edge.task_id = above.id AND NOT edge.satisfied
-    WHERE above.height <= 10
-),
-below AS (
-    SELECT live.id AS origin, live.id, 0 AS depth
-    FROM lineshaft.task_live AS live WHERE live.id = ANY (ARRAY(SELECT DISTINCT id FROM above))
-    UNION
-    SELECT below.origin, live.id, below.depth + 1
-    FROM below
-    JOIN lineshaft.edge ON edge.depends_on = below.id AND NOT edge.satisfied
-    JOIN lineshaft.task_live AS live ON live.id = edge.task_id
-    WHERE below.depth < 10
-),
-length AS MATERIALIZED (
-    SELECT origin AS id, max(depth)::smallint AS n FROM below GROUP BY origin
-),
-free AS MATERIALIZED (
-    SELECT live.id, length.n
-    FROM length JOIN lineshaft.task_live AS live ON live.id = length.id
-    WHERE least(live.downstream, 10) <> length.n
-    ORDER BY live.id
-    FOR UPDATE OF live SKIP LOCKED
-)
+-- name: read_revivable
+-- What a revival needs: the lane of the task's own preferences, its key, and whether it is a batch.
+SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,
+    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch, dag.id AS dag_id,
+    -- Batches around it with the same lock, the outermost first.
+    ARRAY(
+        WITH RECURSIVE around AS (
+            SELECT batch.id, batch.parent_id, batch.lock_key, 1 AS distance
+            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch
+            UNION ALL
+            SELECT batch.id, batch.parent_id, batch.lock_key, around.distance + 1
+            FROM around JOIN lineshaft.task AS batch ON batch.id = around.parent_id AND batch.is_batch
+        )
+        SELECT around.id FROM around WHERE around.lock_key = task.lock_key ORDER BY around.distance DESC
+    ) AS lock_owners
+FROM lineshaft.task_end AS ended
+JOIN lineshaft.task ON task.id = ended.id
+LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
+WHERE ended.id = ANY (%(ids)s::text[])
+ORDER BY ended.id
+FOR UPDATE OF ended
+
+-- name: retake_keys
+-- A revived task takes its idempotency key again. If no other task used it in the meantime, the hash of the original request stays, not one
+-- of the stored spec: there 1e16 has become 10000000000000000, and a reference by key one by id.
+INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
+SELECT key, task_id, content_hash
+FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
+ORDER BY key
+ON CONFLICT (key) DO UPDATE
+    SET task_id = excluded.task_id, expires_at = NULL,
+        content_hash = CASE
+            WHEN known.task_id <> excluded.task_id THEN excluded.content_hash
+            WHEN position(excluded.content_hash IN known.content_hash) > 0 THEN known.content_hash
+            -- A person changed the spec: both the original request and the present spec match the task.
+            ELSE known.content_hash || excluded.content_hash
+        END
+    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+RETURNING key
+
+-- name: waited_for
+-- What the tasks of a revival still wait for. It is locked (upstream.sql) before the revival counts its edges: no upstream task may end, or
+-- be revived and then end, between the count and the commit.
+SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+
+-- name: promote_retry
+-- RETRYING → READY; counters are kept.
 UPDATE lineshaft.task_live AS live
-SET downstream = free.n,
-    rank = lineshaft.rank(
-        live.priority, free.n, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
-    ),
-    -- A deadline that was missed is left to rekey_deadlines, which tells.
-    rekey_at = coalesce(lineshaft.rekey_at(live.deadline, clock.now), live.rekey_at)
-FROM free, lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
-WHERE live.id = free.id AND lane.id = live.lane_id
+SET status = 'READY', due_at = NULL, ready_at = coalesce(live.ready_at, clock.now), generation = (SELECT last_value FROM lineshaft.generation_no),
+    rank = lineshaft.rank(live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now)
+FROM lineshaft.lane, (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+WHERE live.id = %(id)s::text AND live.status = 'RETRYING' AND lane.id = live.lane_id
+RETURNING live.id, live.dag_id

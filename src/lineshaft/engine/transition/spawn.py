@@ -1,134 +1,157 @@
-"""How a claim ends other than by success or failure: handed back, cancelled, or paused for children.
+"""Spawning children: they are created in the parent's DAG, and the parent may wait for them.
 
-What the attempt has used is booked with it, so that nothing spent is forgotten.
+A parent that waits uses no attempt, and gives back its slot, its money and its document lock. With a key the
+children are created once, however often the call is repeated: a step of the parent records their ids.
 """
 
-from collections import defaultdict
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.transition.changes import Changes
-from lineshaft.engine.transition.lifecycle import Lifecycle
-from lineshaft.engine.transition.operations import Operations
-from lineshaft.engine.transition.outcomes import has_duplicate_tasks, refusal
-from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.submit.dags import give_dag_a_row
+from lineshaft.engine.submit.drafts import Draft, draft_by_key
+from lineshaft.engine.submit.submission import Submission
+from lineshaft.engine.transition.changes import Changes, LockedTask
+from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.steps import Steps
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.errors import LineshaftError, StaleClaimError, UnavailableError
 from lineshaft.model.states import Status
-from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
-from lineshaft.types.work import SPAWN_STEP, UNREPORTED, Child, ClaimRef, Moved, Release, Spawned, Spent
+from lineshaft.types.work import SPAWN_STEP, Child, NewCheckpoint, NewSpawn, Spawned, SpawnResult, Spent
+
+_SQL = catalog.load(__name__)
 
 
-class Parting:
-    def __init__(self, database: Database, lifecycle: Lifecycle, operations: Operations) -> None:
-        self._database = database
-        self._lifecycle = lifecycle
-        self._operations = operations
-        self._sql = catalog.load("transition/working")
-        self._moves = catalog.load("transition/task_locks")
+@dataclass(frozen=True, slots=True)
+class _ChildEnd:
+    id: str
+    status: str
+    output: bytes | None
 
-    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
-        if has_duplicate_tasks([item.claim for item in items]):
-            return [answer for item in items for answer in await self.hand_back([item])]
-        by_delay: defaultdict[float | None, list[Release]] = defaultdict(list)
-        for item in items:
-            by_delay[item.delay_sec].append(item)
-        moved: dict[str, Moved] = {}
-        for delay, alike in by_delay.items():
-            answers = await self._lifecycle.release(
-                [item.claim for item in alike],
-                delay_sec=delay,
-                spent={item.claim.id: item.spent for item in alike},
-            )
-            moved |= {answer.id: answer for answer in answers}
-        return [moved[item.claim.id] for item in items]
 
-    async def cancel_claimed(
-        self, claim: ClaimRef, reason: str, *, spent: Spent, cascade: bool = True
+class Spawn:
+    def __init__(
+        self, transitions: Transitions, steps: Steps, dependencies: Dependencies, submission: Submission
     ) -> None:
-        """Cancel a task that one holds and, with `cascade`, what depends on it. Again changes nothing."""
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
+        self._steps = steps
+        self._dependencies = dependencies
+        self._submission = submission
 
-        async def work(connection: Connection) -> None:
-            cancelled = await self._operations.cancelling.cancel_claimed(
-                connection, claim, spent, replace_unstorable(reason), cascade=cascade
-            )
-            if claim.id not in cancelled:
-                await self._refuse_stale(connection, claim)
+    async def spawn(self, items: Sequence[NewSpawn]) -> list[SpawnResult]:
+        """Each item is a transaction of its own."""
+        return [await self._result(item) for item in items]
 
-        await self._database.run(work)
+    async def _result(self, item: NewSpawn) -> SpawnResult:
+        try:
+            spawned = await self._database.run(lambda own: self._spawn(own, item), pipeline=False)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            return SpawnResult(item.claim.id, error=error)
+        return SpawnResult(item.claim.id, spawned)
 
-    async def _refuse_stale(self, connection: Connection, claim: ClaimRef) -> None:
-        """Not held under this claim: it may be the same call again; else refuse."""
-        live = await connection.execute(self._moves["read_live"], {"ids": [claim.id]})
-        ends = await connection.execute(self._moves["read_ends"], {"ids": [claim.id]})
-        found = await live.fetchone()
-        end = await ends.fetchone()
-        refusal(
-            claim, found and (found[1], found[2]), end and (end[1], end[2]), Status.CANCELLED, "cancel"
-        ).unwrap()
+    async def _spawn(self, connection: Connection, item: NewSpawn) -> Spawned:
+        step = SPAWN_STEP + (_digest(item) if item.key is None else item.key)
+        try:
+            parent = await self._locks.hold(connection, item.claim, "spawn from")
+        except StaleClaimError:
+            known = await self._steps.read(connection, item.claim.id, step)
+            if known is None or known.epoch != item.claim.epoch or not item.wait:
+                raise
+            # A repeated call: the parent is waiting already.
+            again = _submitted(known.data)
+            return Spawned([Child(child.id) for child in again], paused=True, submitted=again)
+        if item.checkpoint is not None:
+            await self._steps.save_checkpoints_in(connection, [NewCheckpoint(item.claim, item.checkpoint)])
+        changes = self._transitions.changes()
+        # While the parent is locked: of two concurrent calls the second finds the children of the first.
+        known = None if item.key is None else await self._steps.read(connection, item.claim.id, step)
+        if known is not None:
+            submitted = _submitted(known.data)
+        else:
+            parent, submitted = await self._create(connection, changes, parent, item.tasks)
+            if item.key is not None or item.wait:
+                await self._steps.insert(connection, item.claim, step, _record(item, submitted))
+        ends = await self._ends(connection, [child.id for child in submitted])
+        # Without a key the caller doesn't learn about ends: it gets them with its next claim.
+        paused = item.wait and (item.key is None or any(child.id not in ends for child in submitted))
+        if paused:
+            await self._pause(connection, changes, parent, submitted, item.spent)
+        else:
+            await self._book(connection, item)
+            await changes.write(connection)
+        return Spawned([ends.get(child.id) or Child(child.id) for child in submitted], paused, submitted)
 
-    async def spawn(
-        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent = UNREPORTED
-    ) -> Spawned:
-        """Create children once, however often this is called with the key; with `wait` pause for them.
+    async def _create(
+        self, connection: Connection, changes: Changes, parent: LockedTask, tasks: Sequence[NewTask]
+    ) -> tuple[LockedTask, list[Submitted]]:
+        """In the parent's DAG, which may get its row now; also returns the parent as it is then."""
+        dag_id = parent.task_dag_id
+        drafts: list[Draft] = []
+        own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
+        heads = draft_by_key(own, dag_id, drafts, self._submission.gate_faults).values()
+        if parent.dag_id is None:
+            await give_dag_a_row(connection, self._database.now, parent)
+            parent = replace(parent, dag_id=dag_id)
+        results = await self._submission.write_in(connection, drafts, [])
+        added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
+        changes.touch_dag(dag_id, added=added)
+        return parent, [results[head.id] for head in heads]
 
-        A paused parent uses no attempt, and gives back its slot, its money and its document lock.
-        """
-        if not tasks:
-            raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
+    async def _pause(
+        self,
+        connection: Connection,
+        changes: Changes,
+        parent: LockedTask,
+        children: Sequence[Submitted],
+        spent: Spent,
+    ) -> None:
+        """End the claim until all children have ended; writes the changes."""
+        waits_for = await self._dependencies.wait_for_children(connection, parent.id, children)
+        used = spent.no_less_than_known(parent)
+        status = Status.PENDING if waits_for else Status.READY
+        changes.requeue(parent, status, spent=used, blocked=waits_for)
+        if waits_for:
+            changes.lend_lock(parent)
+        changes.attempt(parent, "waiting", spent=used)
+        changes.event(parent, ["task.waiting"] if waits_for else ["task.waiting", "task.ready"])
+        await changes.write(connection)
+        await self._dependencies.rekey_paths(connection, [child.id for child in children])
 
-        async def work(connection: Connection) -> Spawned:
-            step = {"id": claim.id, "name": SPAWN_STEP + key}
-            try:
-                parent = await self._lifecycle.hold(connection, claim, "spawn from")
-            except StaleClaimError:
-                known = await self._read_step(connection, step)
-                if known is None or known[1] != claim.epoch or not wait:
-                    raise
-                # The same call again: the parent waits already.
-                return Spawned(
-                    [Child(name) for name in known[0]],
-                    paused=True,
-                    submitted=[Submitted(name, duplicate=True) for name in known[0]],
-                )
-            # While the parent is locked: of two calls at once the second finds what the first made.
-            known = await self._read_step(connection, step)
-            names = [] if known is None else known[0]
-            changes = Changes(self._database.now)
-            if known is None:
-                parent, children = await self._operations.create_children(connection, changes, parent, tasks)
-                names = [child.id for child in children]
-                data = msgspec.json.encode(names).decode()
-                await connection.execute(
-                    self._sql["insert_step"],
-                    {**self._database.now, **step, "epoch": claim.epoch, "data": data},
-                )
-            else:
-                children = [Submitted(name, duplicate=True) for name in names]
-            ends = await self._ends(connection, names)
-            paused = wait and any(name not in ends for name in names)
-            if paused:
-                await self._operations.pause_for(connection, changes, parent, children, spent)
-            else:
-                booked = {"id": claim.id, "epoch": claim.epoch, "cost": spent.cost_usd}
-                await connection.execute(self._sql["book_cost"], booked)
-                await changes.write(connection)
-            return Spawned([ends.get(name) or Child(name) for name in names], paused, children)
+    async def _book(self, connection: Connection, item: NewSpawn) -> None:
+        """The cost so far, with children that won't be created again."""
+        if item.spent.cost_usd is not None:
+            cost = {"id": item.claim.id, "epoch": item.claim.epoch, "cost": item.spent.cost_usd}
+            await connection.execute(_SQL["book_cost"], cost)
 
-        return await self._database.run(work, pipeline=False)
-
-    async def _read_step(self, connection: Connection, step: dict[str, str]) -> tuple[list[str], int] | None:
-        """Which children were made, and by which claim."""
-        cursor = await connection.execute(self._sql["read_step"], step)
-        row = await cursor.fetchone()
-        return None if row is None else (msgspec.json.decode(row[0]), row[1])
-
-    async def _ends(self, connection: Connection, names: list[str]) -> dict[str, Child]:
-        cursor = await connection.execute(self._sql["child_ends"], {"ids": names})
+    async def _ends(self, connection: Connection, ids: list[str]) -> dict[str, Child]:
+        ends = await fetch_rows(connection, _ChildEnd, _SQL["child_ends"], {"ids": ids})
         return {
-            name: Child(name, status, None if output is None else msgspec.json.decode(output))
-            for name, status, output in await cursor.fetchall()
+            end.id: Child(end.id, end.status, None if end.output is None else msgspec.json.decode(end.output))
+            for end in ends
         }
+
+
+def _digest(item: NewSpawn) -> str:
+    """The key of a call without one: the same tasks under the same claim."""
+    return f"{item.claim.epoch}.{hashlib.sha256(msgspec.json.encode(item.tasks)).hexdigest()[:16]}"
+
+
+def _record(item: NewSpawn, submitted: Sequence[Submitted]) -> bytes:
+    """The step's data. Agents read it by its key as a list of ids; without a key it is the whole result."""
+    return msgspec.json.encode(submitted if item.key is None else [child.id for child in submitted])
+
+
+def _submitted(data: bytes) -> list[Submitted]:
+    found = msgspec.json.decode(data, type=list[str | Submitted])
+    return [Submitted(child, duplicate=True) if isinstance(child, str) else child for child in found]

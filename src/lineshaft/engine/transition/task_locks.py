@@ -1,21 +1,61 @@
-"""Where tasks stand: locked for a change, or told to whoever changes nothing with an old claim."""
+"""Locks on the rows of tasks, and the result for a claim that no longer holds its task."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from psycopg.rows import class_row
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.literals import json_text
+from lineshaft.engine.postgres.literals import array_literal, json_text
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.transition.changes import LockedTask
-from lineshaft.engine.transition.outcomes import refusal
-from lineshaft.errors import StaleClaimError
+from lineshaft.errors import InvalidTransitionError, NotFoundError, StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Moved
 
-_SQL = catalog.load("transition/task_locks")
-_INSERT_EVENTS = catalog.load("transition/changes")["insert_events"]
+_SQL = catalog.load(__name__)
+#: Comes before a statement that ends tasks.
+LOCK_DEPENDENTS = _SQL["lock_dependents"]
+
+#: An agent holds the task, or its output is being checked.
+HELD = frozenset({Status.CLAIMED, Status.RUNNING, Status.VALIDATING})
+
+
+def claim_columns(claims: Sequence[ClaimRef]) -> dict[str, str]:
+    """Parameters of a statement that takes many claims."""
+    return {
+        "ids": array_literal([claim.id for claim in claims]),
+        "epochs": array_literal([claim.epoch for claim in claims]),
+    }
+
+
+def has_duplicate_tasks(claims: Sequence[ClaimRef]) -> bool:
+    """Whether two of them are of one task.
+
+    An agent that lost a task and claimed it again may report on both claims in one call. Results are matched
+    by task, so both would get the same result: such calls are split.
+    """
+    return len({claim.id for claim in claims}) < len(claims)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTask:
+    id: str
+    epoch: int
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    id: str
+    epoch: int
+    status: str
+    category: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildTask:
+    id: str
+    parent_id: str
 
 
 class TaskLocks:
@@ -23,76 +63,106 @@ class TaskLocks:
         self._database = database
 
     async def lock(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedTask]:
+        """Those of these tasks that haven't ended."""
         if not ids:
             return {}
-        async with connection.cursor(row_factory=class_row(LockedTask)) as cursor:
-            await cursor.execute(_SQL["lock_tasks"], {"ids": list(ids)})
-            return {task.id: task for task in await cursor.fetchall()}
+        tasks = await fetch_rows(connection, LockedTask, _SQL["lock_tasks"], {"ids": list(ids)})
+        return {task.id: task for task in tasks}
 
     async def lock_with_dependents(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedTask]:
-        await connection.execute(_SQL["lock_dependents"], {"ids": list(ids)})
+        """As `lock`; tasks that wait for them are locked too."""
+        await connection.execute(LOCK_DEPENDENTS, {"ids": list(ids)})
         return await self.lock(connection, ids)
 
     async def hold(self, connection: Connection, claim: ClaimRef, verb: str) -> LockedTask:
-        """Lock the RUNNING task of a claim that is still held, or refuse."""
+        """Lock the RUNNING task of a claim that is still held, or raise why it isn't."""
         task = (await self.lock(connection, [claim.id])).get(claim.id)
         if task is None or task.epoch != claim.epoch or task.status != Status.RUNNING:
-            (refused,) = await self._answer(connection, [claim], set(), None, verb)
-            raise refused.error or StaleClaimError(
-                f"Can't {verb} task {claim.id} with the claim of epoch {claim.epoch}: it is {refused.status} "
-                "now. The claim ended; stop working on this task."
-            )
+            (refused,) = await self.refuse(connection, [claim], verb)
+            refused.unwrap()
+            raise AssertionError("a claim that isn't held is refused")
         return task
 
-    async def log(self, connection: Connection, kind: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """`rows` are (task, dag, agent, epoch)."""
-        if rows:
-            ids, dags, agents, epochs = map(list, zip(*rows, strict=True))
-            await connection.execute(
-                _INSERT_EVENTS,
-                {
-                    **self._database.now,
-                    "kinds": ["{" + kind + "}"] * len(ids),
-                    "task_ids": ids,
-                    "dag_ids": dags,
-                    "agent_ids": agents,
-                    "epochs": epochs,
-                    "data": [None] * len(ids),
-                },
-            )
+    async def live(self, connection: Connection, ids: Sequence[str]) -> dict[str, LiveTask]:
+        """Those of these tasks that haven't ended, without a lock."""
+        return {
+            task.id: task
+            for task in await fetch_rows(connection, LiveTask, _SQL["read_live"], {"ids": list(ids)})
+        }
 
-    async def _answer(
+    async def ends(self, connection: Connection, ids: Sequence[str]) -> dict[str, EndedTask]:
+        """Those of these tasks that have ended."""
+        return {
+            task.id: task
+            for task in await fetch_rows(connection, EndedTask, _SQL["read_ends"], {"ids": list(ids)})
+        }
+
+    async def end_status(self, connection: Connection, task_id: str) -> Status:
+        """How a task ended that isn't live."""
+        ended = (await self.ends(connection, [task_id])).get(task_id)
+        if ended is None:
+            raise NotFoundError(f"There is no task {task_id}.")
+        return Status(ended.status)
+
+    async def children(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+        """The children of these tasks, each with its parent."""
+        found = await fetch_rows(connection, _ChildTask, _SQL["children"], {"ids": list(ids)})
+        return {child.id: child.parent_id for child in found}
+
+    async def refuse(
         self,
         connection: Connection,
         claims: Sequence[ClaimRef],
-        moved: set[str],
-        target: Status | None,
         verb: str,
         *,
-        late: Mapping[str, bytes | None] | None = None,
+        repeated: Collection[Status] = (),
+        late_outputs: Mapping[str, bytes | None] | None = None,
     ) -> list[Moved]:
-        """One answer a claim; for those that didn't move, why."""
-        unmoved = [claim.id for claim in claims if claim.id not in moved]
-        live: dict[str, tuple[int, str]] = {}
-        ends: dict[str, tuple[int, str]] = {}
-        if unmoved:
-            cursor = await connection.execute(_SQL["read_live"], {"ids": unmoved})
-            live = {row[0]: (row[1], row[2]) for row in await cursor.fetchall()}
-            cursor = await connection.execute(_SQL["read_ends"], {"ids": unmoved})
-            ends = {row[0]: (row[1], row[2]) for row in await cursor.fetchall()}
-        answers = []
-        stale = []
-        for claim in claims:
-            if claim.id in moved:
-                answers.append(Moved(claim.id, target))
-                continue
-            answer = refusal(claim, live.get(claim.id), ends.get(claim.id), target, verb)
-            if isinstance(answer.error, StaleClaimError) and late is not None:
-                stale.append((claim, late.get(claim.id)))
-            answers.append(answer)
-        for claim, output in stale:
+        """The results of claims that moved nothing: the first result of a repeated call, or the reason.
+
+        `repeated`: the statuses that the call leads to, if it may be repeated. What a stale claim reports as
+        its output is kept as an event.
+        """
+        if not claims:
+            return []
+        ids = [claim.id for claim in claims]
+        live, ends = await self.live(connection, ids), await self.ends(connection, ids)
+        results = [
+            _refusal(claim, live.get(claim.id) or ends.get(claim.id), verb, repeated) for claim in claims
+        ]
+        if late_outputs is not None:
+            stale = [
+                claim
+                for claim, result in zip(claims, results, strict=True)
+                if isinstance(result.error, StaleClaimError)
+            ]
+            await self._log_late(connection, stale, late_outputs)
+        return results
+
+    async def _log_late(
+        self, connection: Connection, claims: Sequence[ClaimRef], outputs: Mapping[str, bytes | None]
+    ) -> None:
+        if claims:
+            found = [json_text(outputs.get(claim.id)) for claim in claims]
             await connection.execute(
-                _SQL["log_late_result"],
-                {**self._database.now, "id": claim.id, "epoch": claim.epoch, "output": json_text(output)},
+                _SQL["log_late_results"], {**self._database.now, **claim_columns(claims), "outputs": found}
             )
-        return answers
+
+
+def _refusal(
+    claim: ClaimRef, found: LiveTask | EndedTask | None, verb: str, repeated: Collection[Status]
+) -> Moved:
+    if found is None:
+        return Moved(claim.id, None, NotFoundError(f"There is no task {claim.id}."))
+    if found.epoch == claim.epoch and found.status in repeated:
+        # A repeated call, whose first result was lost on the way.
+        return Moved(claim.id, Status(found.status))
+    if found.epoch != claim.epoch or found.status not in HELD:
+        error = StaleClaimError(
+            f"Can't {verb} task {claim.id} with the claim of epoch {claim.epoch}: it is {found.status} with "
+            f"epoch {found.epoch}. The claim ended; stop working on this task."
+        )
+        return Moved(claim.id, None, error)
+    return Moved(
+        claim.id, None, InvalidTransitionError(f"Can't {verb} task {claim.id}: it is {found.status}.")
+    )

@@ -1,9 +1,7 @@
--- Where tasks stand, locked or not. Used by store/standing.py.
-
 -- name: lock_dependents
--- Comes before whatever ends tasks. If anything waits for them, they and what waits are locked together in the order of their ids, so
--- that two transitions that meet on neighbours of a DAG wait for each other instead of deadlocking. Tasks that nobody waits for,
--- most of them, cost one index look-up each.
+-- Comes before a statement that ends tasks. If others wait for these tasks, all of them are locked together in the order of their ids, so
+-- that two transitions of neighbours in a DAG wait for each other instead of deadlocking. A task without dependents, as most are, costs
+-- one index look-up.
 WITH waiting AS MATERIALIZED (
     SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = ANY (%(ids)s::text[]) AND NOT edge.satisfied
 )
@@ -18,7 +16,7 @@ ORDER BY live.id
 FOR UPDATE
 
 -- name: lock_tasks
--- All that decides what becomes of a task, in the one order in which rows of tasks are locked.
+-- Everything that decides about a transition, in the one order in which rows of tasks are locked.
 SELECT
     live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.reserved_usd, live.cost_usd, live.attempt_cost_usd,
     live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
@@ -34,15 +32,18 @@ ORDER BY live.id
 FOR UPDATE OF live
 
 -- name: read_live
-SELECT id, epoch, status::text FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])
+SELECT id, epoch, status::text AS status FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])
 
 -- name: read_ends
--- Tasks that are not live: how they ended, and by which claim.
-SELECT id, epoch, status::text AS status, reason, category, agent_id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+SELECT id, epoch, status::text AS status, category FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
 
--- name: log_late_result
--- What a superseded claim wanted to hand in: refused, but kept for people to look at (R-100).
+-- name: children
+SELECT id, parent_id FROM lineshaft.task WHERE parent_id = ANY (%(ids)s::text[])
+
+-- name: log_late_results
+-- Outputs of superseded claims: refused, but kept for people to read.
 INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
-SELECT coalesce(%(now)s::timestamptz, now()), '{task.late_result}', task.id, task.dag_id, %(epoch)s::integer,
-    jsonb_build_object('output', %(output)s::jsonb)
-FROM lineshaft.task WHERE task.id = %(id)s::text
+SELECT coalesce(%(now)s::timestamptz, now()), '{task.late_result}', task.id, task.dag_id, input.epoch,
+    jsonb_build_object('output', input.output)
+FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(outputs)s::jsonb[]) AS input (id, epoch, output)
+JOIN lineshaft.task ON task.id = input.id

@@ -1,26 +1,44 @@
-"""What others come to wait for: held as it is until they are there to be counted down."""
+"""Upstream tasks: locked as they are until new edges to them are committed."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.model.states import Status
 
-_SQL = catalog.load("transition/upstream")
-_STEPS = ("lock_ended_upstream", "lock_upstream", "upstream_stands")
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upstream:
+    id: str
+    #: None: it is live.
+    status: str | None
 
 
 async def hold_upstream(connection: Connection, names: Iterable[str]) -> dict[str, Status | None]:
     """Until the end of the transaction these tasks neither end nor are revived.
 
-    Gives how each has ended; None: it is live. Those that don't exist are missing.
+    Returns how each has ended; None: it is live. Unknown tasks are missing.
     """
     wanted = {"ids": list(names)}
     held: set[str] = set()
     while True:
-        ended, live, standing = [await connection.execute(_SQL[step], wanted) for step in _STEPS]
-        held |= {row[0] for row in await ended.fetchall()} | {row[0] for row in await live.fetchall()}
-        stands = {name: status and Status(status) for name, status in await standing.fetchall()}
-        # One that ended, or came back, while it was waited for is not held yet. What is COMPLETED stays so.
-        if all(name in held or status is Status.COMPLETED for name, status in stands.items()):
-            return stands
+        # All three are sent before the first result is awaited.
+        ended, live = connection.cursor(row_factory=scalar_row), connection.cursor(row_factory=scalar_row)
+        await ended.execute(_SQL["lock_ended_upstream"], wanted)
+        await live.execute(_SQL["lock_upstream"], wanted)
+        upstream = connection.cursor(row_factory=class_row(_Upstream))
+        await upstream.execute(_SQL["read_upstream"], wanted)
+        held |= {*await ended.fetchall(), *await live.fetchall()}
+        found = {
+            task.id: None if task.status is None else Status(task.status)
+            for task in await upstream.fetchall()
+        }
+        # A task that ended, or was revived, under the lock of another transaction isn't held yet. A COMPLETED
+        # task stays COMPLETED.
+        if all(name in held or status is Status.COMPLETED for name, status in found.items()):
+            return found

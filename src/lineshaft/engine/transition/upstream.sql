@@ -1,14 +1,13 @@
--- Tasks that others come to wait for. Used by store/upstream.py, which sends them together. They also run in callers' own transactions.
+-- Locks on tasks that get new dependents. These statements also run in callers' own transactions.
 
 -- name: lock_ended_upstream
--- Those that didn't end well. A person might just be reviving one, after which it could end before the new edge is there to be counted
--- down, or be cancelling it, without knowing of the new dependent.
+-- Tasks that didn't complete. A person might just be reviving one, so that it could end before the new edge exists, or be cancelling it,
+-- without knowing about the new dependent.
 SELECT id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[]) AND status <> 'COMPLETED' ORDER BY id FOR KEY SHARE
 
 -- name: lock_upstream
--- Those that are live. KEY SHARE holds back their end, but neither claims nor other submissions, until the new edges are committed. One
--- without a DAG is marked, so that its end looks for what waits; a claim passes over the row meanwhile, so it is told again that it is
--- there.
+-- Live tasks. KEY SHARE blocks their end, but neither claims nor other submissions, until the new edges are committed. A task without a
+-- DAG is marked, so that its end looks for dependents; a claim skips the row in the meantime, so waiters are notified again.
 WITH held AS MATERIALIZED (
     SELECT id, dag_id, awaited FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR KEY SHARE
 ),
@@ -19,13 +18,13 @@ marked AS (
     WHERE live.id = unmarked.id
     RETURNING live.lane_id, live.status
 ),
-told AS (
+woken AS (
     SELECT pg_notify('lineshaft', '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0
 )
-SELECT id, dag_id, (SELECT count(*) FROM told) AS notified FROM held
+SELECT id FROM held WHERE (SELECT count(*) FROM woken) >= 0
 
--- name: upstream_stands
--- How each has ended, all under one snapshot; NULL: it is live. One that doesn't exist is missing.
+-- name: read_upstream
+-- How each has ended, all under one snapshot; NULL: it is live. An unknown task is missing.
 SELECT id, NULL::text AS status FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])
 UNION ALL
 SELECT id, status::text FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])

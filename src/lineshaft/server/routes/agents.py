@@ -66,11 +66,12 @@ async def heartbeat(call: Call, body: requests.Heartbeat) -> Answer:
     found = await call.service.engine.work.heartbeat([Presence(agent_id, body.incarnation)], held)
     if agent_id not in found.agents:
         # Unknown, or superseded: raises either way.
-        await call.service.signals.present(agent_id, body.incarnation)
+        await call.service.engine.fleet.present(agent_id, body.incarnation)
     answers = {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in found.over}
     until = found.slowdowns.get(agent_id)
     more = {} if until is None else {"slowdown_until": until}
-    return Answer(responses.HeartbeatResponse(answers, found.agents[agent_id], **more))
+    status = "active" if found.agents[agent_id] == "offline" else found.agents[agent_id]
+    return Answer(responses.HeartbeatResponse(answers, status, **more))
 
 
 @routes.post(

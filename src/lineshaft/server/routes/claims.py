@@ -11,7 +11,7 @@ from lineshaft.server.routes.assignments import assignments
 from lineshaft.server.routes.claim_tokens import claim_of
 from lineshaft.server.service import Call
 from lineshaft.types import Scope, Task
-from lineshaft.types.work import Completion, Failure, Release
+from lineshaft.types.work import Completion, Failure, NewCheckpoint, NewSpawn, NewStep, Release
 
 routes = Routes()
 
@@ -34,7 +34,7 @@ async def complete_task(call: Call, body: requests.Complete) -> Answer:
         spent=body.spent,
         output_type=body.output.type,
     )
-    (moved,) = await call.service.engine.lifecycle.complete([completion])
+    (moved,) = await call.service.engine.work.complete([completion])
     moved.unwrap()
     return await _task(call)
 
@@ -55,7 +55,7 @@ async def fail_task(call: Call, body: requests.Fail) -> Answer:
         body.retry_after_sec,
         body.spent,
     )
-    (moved,) = await call.service.engine.lifecycle.fail([failure])
+    (moved,) = await call.service.engine.work.fail([failure])
     moved.unwrap()
     return await _task(call)
 
@@ -69,7 +69,7 @@ async def fail_task(call: Call, body: requests.Fail) -> Answer:
 )
 async def start_task(call: Call, body: requests.Start) -> Answer:
     """Begin: the task is RUNNING, and lives by heartbeats from now on."""
-    (moved,) = await call.service.engine.lifecycle.start([claim_of(call.path["id"], body.claim_token)])
+    (moved,) = await call.service.engine.work.start([claim_of(call.path["id"], body.claim_token)])
     moved.unwrap()
     return await _task(call)
 
@@ -88,7 +88,7 @@ async def claim_task(call: Call, body: requests.ClaimTask) -> Answer:
     """Claim this very task, whoever comes before it in the queue."""
     engine = call.service.engine
     async with departure_of(call.receive) as departure:
-        await call.service.signals.present(body.agent_id, body.incarnation)
+        await call.service.engine.fleet.present(body.agent_id, body.incarnation)
         claim = await engine.claims.claim_task(body.agent_id, body.incarnation, call.path["id"])
         with telling(engine, claim, departure):
             (found,) = await assignments(engine, claim)
@@ -105,7 +105,7 @@ async def claim_task(call: Call, body: requests.ClaimTask) -> Answer:
 async def release_task(call: Call, body: requests.Release) -> Answer:
     """Hand a task back without using an attempt; with a delay it comes back later."""
     handed_back = Release(claim_of(call.path["id"], body.claim_token), body.delay_sec or None)
-    (moved,) = await call.service.engine.parting.hand_back([handed_back])
+    (moved,) = await call.service.engine.work.release([handed_back])
     moved.unwrap()
     return await _task(call)
 
@@ -128,10 +128,9 @@ async def create_subtasks(call: Call, body: requests.Subtasks) -> Answer:
     claim = claim_of(call.path["id"], body.claim_token)
     checkpoint = requests.json_or_none("checkpoint", body.checkpoint)
     tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"))
-    submitted = await call.service.engine.operations.spawn(
-        claim, tasks, wait=body.wait, checkpoint=checkpoint
-    )
-    return Answer(responses.SubmittedItems(submitted), 201)
+    spawn = NewSpawn(claim, tasks, wait=body.wait, checkpoint=checkpoint)
+    (result,) = await call.service.engine.work.spawn([spawn])
+    return Answer(responses.SubmittedItems(list(result.unwrap().submitted)), 201)
 
 
 @routes.put(
@@ -144,7 +143,10 @@ async def create_subtasks(call: Call, body: requests.Subtasks) -> Answer:
 async def save_checkpoint(call: Call, body: requests.Save) -> Answer:
     """Keep durable progress; it is handed to whoever claims the task next."""
     claim = claim_of(call.path["id"], body.claim_token)
-    await call.service.engine.lifecycle.save_checkpoint(claim, readable_json("data", bytes(body.data)))
+    checkpoint = NewCheckpoint(claim, readable_json("data", bytes(body.data)))
+    (saved,) = await call.service.engine.work.save_checkpoints([checkpoint])
+    if saved.error is not None:
+        raise saved.error
     return Answer(responses.Checkpoint(body.data))
 
 
@@ -161,7 +163,9 @@ async def save_step(call: Call, body: requests.Save) -> Answer:
     if not 1 <= len(name) <= _MAX_STEP_NAME or not is_storable(name):
         raise InvalidInputError(errors=[("name", f"must be a text of 1 to {_MAX_STEP_NAME} characters")])
     claim = claim_of(call.path["id"], body.claim_token)
-    kept = await call.service.engine.lifecycle.save_step(claim, name, readable_json("data", bytes(body.data)))
+    step = NewStep(claim, name, readable_json("data", bytes(body.data)))
+    (recorded,) = await call.service.engine.work.record_steps([step])
+    kept = recorded.unwrap()
     return Answer(responses.Step(name, Raw(kept)))
 
 

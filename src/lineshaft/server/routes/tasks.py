@@ -5,15 +5,14 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from lineshaft.errors import ForbiddenError, StaleClaimError
-from lineshaft.model.states import Status
+from lineshaft.errors import ForbiddenError
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.routes.claim_tokens import claim_of
 from lineshaft.server.service import Call
 from lineshaft.types import Attempt, Page, Scope, Task, Why
-from lineshaft.types.work import UNREPORTED
+from lineshaft.types.work import Cancellation
 
 routes = Routes()
 
@@ -163,19 +162,13 @@ async def retry_task(call: Call, body: requests.Retry) -> Answer:
 @routes.post("/v1/ended", Scope.READ, responses.Ended, example={"ids": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]})
 async def which_ended(call: Call, body: requests.AskEnded) -> Answer:
     """Which of these tasks and DAGs have ended, for whoever waits for many."""
-    return Answer(responses.Ended(await call.service.engine.working.finished(body.ids)))
+    return Answer(responses.Ended(await call.service.engine.read.ended(body.ids)))
 
 
 async def _cancel_held(call: Call, body: requests.Cancel, token: str) -> None:
     claim = claim_of(call.path["id"], token)
-    parting, queries = call.service.engine.parting, call.service.engine.read
-    try:
-        await parting.cancel_claimed(claim, body.reason, spent=UNREPORTED, cascade=body.cascade)
-    except StaleClaimError:
-        found = await queries.task(claim.id)
-        if found.status is not Status.CANCELLED or found.claim is None or found.claim.epoch != claim.epoch:
-            raise
-        # The same call again: its first answer was lost on the way.
+    (moved,) = await call.service.engine.work.cancel([Cancellation(claim, body.reason, cascade=body.cascade)])
+    moved.unwrap()
 
 
 async def _task(call: Call) -> Answer:

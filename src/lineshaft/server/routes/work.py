@@ -14,7 +14,14 @@ from lineshaft.server.long_poll import departure_of, telling
 from lineshaft.server.routes import requests
 from lineshaft.server.service import Call
 from lineshaft.types import Problem, Scope
-from lineshaft.types.work import HeartbeatAnswers, Moved
+from lineshaft.types.work import (
+    Cancellation,
+    HeartbeatAnswers,
+    Moved,
+    NewCheckpoint,
+    NewSpawn,
+    NewStep,
+)
 
 routes = Routes()
 
@@ -61,7 +68,7 @@ async def claim_and_start(call: Call, body: protocol.ClaimWork) -> Answer:
             body.agent_id, body.incarnation, limit=body.limit, types=body.types, start=True
         )
         with telling(engine, claim, departure):
-            past = await engine.working.past_attempts(list(claim.resumed)) if claim.resumed else {}
+            past = claim.past_attempts
     if len(claim.tasks) == body.limit:
         call.service.waiting_room.pass_on(body.agent_id, body.incarnation)
     else:
@@ -112,7 +119,7 @@ async def beat(call: Call, body: protocol.CrewBeat) -> Answer:
 )
 async def complete_claims(call: Call, body: protocol.Completions) -> Answer:
     """Hand in outputs. Each is told what became of it: one that is refused keeps none of the others."""
-    return _moved(await call.service.engine.lifecycle.complete([item.completion for item in body.items]))
+    return _moved(await call.service.engine.work.complete([item.completion for item in body.items]))
 
 
 @routes.post(
@@ -123,7 +130,7 @@ async def complete_claims(call: Call, body: protocol.Completions) -> Answer:
 )
 async def fail_claims(call: Call, body: protocol.Failures) -> Answer:
     """Attempts failed; each is told what became of it."""
-    return _moved(await call.service.engine.lifecycle.fail([item.failure for item in body.items]))
+    return _moved(await call.service.engine.work.fail([item.failure for item in body.items]))
 
 
 @routes.post(
@@ -131,7 +138,7 @@ async def fail_claims(call: Call, body: protocol.Failures) -> Answer:
 )
 async def release_claims(call: Call, body: protocol.HandBacks) -> Answer:
     """Hand tasks back without using an attempt; with a delay they come back later."""
-    return _moved(await call.service.engine.parting.hand_back([item.hand_back for item in body.items]))
+    return _moved(await call.service.engine.work.release([item.hand_back for item in body.items]))
 
 
 @routes.post(
@@ -143,7 +150,10 @@ async def release_claims(call: Call, body: protocol.HandBacks) -> Answer:
 )
 async def cancel_claim(call: Call, body: protocol.CancelHeld) -> Answer:
     """Cancel a task that one holds, its children and all that depends on it."""
-    await call.service.engine.parting.cancel_claimed(body.claim, body.reason, spent=body.used.spent)
+    (moved,) = await call.service.engine.work.cancel(
+        [Cancellation(body.claim, body.reason, spent=body.used.spent)]
+    )
+    moved.unwrap()
     return Answer(status=204)
 
 
@@ -157,10 +167,10 @@ async def cancel_claim(call: Call, body: protocol.CancelHeld) -> Answer:
 async def record_step(call: Call, body: protocol.StepDone) -> Answer:
     """Keep a step's result and what it cost; answers with the one that counts, and what is left to spend."""
     cost, so_far = body.costs
-    kept, purses = await call.service.engine.working.record_step(
-        body.claim, body.name, body.json, cost_usd=cost, cost_so_far_usd=so_far
+    (recorded,) = await call.service.engine.work.record_steps(
+        [NewStep(body.claim, body.name, body.json, cost, so_far)]
     )
-    return Answer(protocol.StepKept(Raw(kept), purses))
+    return Answer(protocol.StepKept(Raw(recorded.unwrap()), recorded.budgets))
 
 
 @routes.post(
@@ -172,7 +182,9 @@ async def record_step(call: Call, body: protocol.StepDone) -> Answer:
 )
 async def keep_checkpoint(call: Call, body: protocol.CrewCheckpoint) -> Answer:
     """Keep where a task stands."""
-    await call.service.engine.lifecycle.save_checkpoint(body.claim, body.json)
+    (saved,) = await call.service.engine.work.save_checkpoints([NewCheckpoint(body.claim, body.json)])
+    if saved.error is not None:
+        raise saved.error
     return Answer(status=204)
 
 
@@ -190,16 +202,17 @@ async def keep_checkpoint(call: Call, body: protocol.CrewCheckpoint) -> Answer:
 async def spawn(call: Call, body: protocol.Spawn) -> Answer:
     """Create children once for each key, however often it is called; with `wait` the parent pauses."""
     requests.check_tasks(body.tasks, keys=True)
-    spawned = await call.service.engine.parting.spawn(
-        body.claim, body.key, body.tasks, wait=body.wait, spent=body.used.spent
+    (result,) = await call.service.engine.work.spawn(
+        [NewSpawn(body.claim, body.tasks, body.key, body.wait, body.used.spent)]
     )
+    spawned = result.unwrap()
     return Answer(protocol.Children(spawned.children, spawned.paused))
 
 
 @routes.post("/v1/crew/drain", Scope.AGENT, {204: None}, example=_EXAMPLE_MEMBER)
 async def drain_agent(call: Call, body: protocol.Member) -> Answer:
     """An agent takes nothing more, and finishes what it has."""
-    await call.service.engine.working.drain(body.agent_id, body.incarnation)
+    await call.service.engine.fleet.drain(body.agent_id, body.incarnation)
     call.service.waiting_room.leave(body.agent_id, body.incarnation)
     return Answer(status=204)
 
@@ -207,7 +220,7 @@ async def drain_agent(call: Call, body: protocol.Member) -> Answer:
 @routes.post("/v1/crew/leave", Scope.AGENT, {204: None}, example=_EXAMPLE_MEMBER)
 async def sign_off_agent(call: Call, body: protocol.Member) -> Answer:
     """An agent is gone: it is offline at once."""
-    await call.service.engine.working.leave(body.agent_id, body.incarnation)
+    await call.service.engine.fleet.leave(body.agent_id, body.incarnation)
     call.service.waiting_room.leave(body.agent_id, body.incarnation)
     return Answer(status=204)
 
@@ -222,5 +235,5 @@ async def keep_up(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001
 async def next_retry(call: Call, body: protocol.Retries) -> Answer:
     """When the first retry of these types is due, if that is soon."""
     return Answer(
-        protocol.RetryDue(await call.service.engine.working.retry_within(body.types, body.within_sec))
+        protocol.RetryDue(await call.service.engine.schedule.retry_within(body.types, body.within_sec))
     )

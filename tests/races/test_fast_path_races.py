@@ -15,14 +15,14 @@ from tests.world import ref
 async def test_a_completion_finds_the_dependent_it_waited_for(
     engines: tuple[Engine, Engine], dsn: str
 ) -> None:
-    """The short way to complete doesn't look for dependents: whoever adds one must send it the long way."""
+    """complete_fast doesn't look for dependents: adding one must close the fast path for the task."""
     one, two = engines
     (up,) = await one.submission.submit([NewTask("up")])
     (task,) = await running(one)
     with psycopg.connect(dsn, autocommit=True) as look:
         async with await psycopg.AsyncConnection.connect(dsn) as caller:
             (down,) = await two.submission.submit([NewTask("down", depends_on=[up.id])], connection=caller)
-            completing = asyncio.ensure_future(one.lifecycle.complete([Completion(ref(task), DONE)]))
+            completing = asyncio.ensure_future(one.work.complete([Completion(ref(task), DONE)]))
             await waiting(look, 1)
             await caller.commit()
         (moved,) = await completing

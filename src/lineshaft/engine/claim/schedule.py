@@ -1,0 +1,43 @@
+"""When something becomes claimable without a notification: delays end, leases expire, guards open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """Seconds until each; below zero: overdue; None: never."""
+
+    due_sec: float | None
+    lease_sec: float | None
+    guard_sec: float | None
+    now: datetime
+    #: Since the last call a slowdown ended, a breaker could be probed, or a new day's budget began.
+    opened: bool
+
+
+class Schedule:
+    def __init__(self, database: Database, *, daily_budget: bool = False) -> None:
+        self._database = database
+        self._daily_budget = daily_budget
+
+    async def openings(self, since: datetime | None = None) -> Openings:
+        """`since` is the `now` of the last call; None: this is the first."""
+        parameters = {**self._database.now, "since": since, "daily": self._daily_budget}
+        async with self._database.connection() as connection:
+            (found,) = await fetch_rows(connection, Openings, _SQL["openings"], parameters)
+        return found
+
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+        """Seconds until the first retry of these types, if it is due within `within_sec`."""
+        parameters = {**self._database.now, "types": list(types), "within": within_sec}
+        async with self._database.connection() as connection:
+            found = await fetch_column(connection, _SQL["retry_within"], parameters)
+        return found[0] if found else None

@@ -1,0 +1,134 @@
+"""Dependencies between existing tasks: added by a person, a changed spec, or a parent that waits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.engine.transition.upstream import hold_upstream
+from lineshaft.errors import CycleError, DependencyNotFoundError, InvalidInputError, InvalidTransitionError
+from lineshaft.model import graph
+from lineshaft.model.states import Status
+from lineshaft.types import Submitted
+
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    task_id: str
+    depends_on: str
+
+
+class Dependencies:
+    def __init__(self, transitions: Transitions) -> None:
+        self._transitions = transitions
+        self._database = transitions.database
+        self._locks = transitions.locks
+
+    async def add(self, task_id: str, depends_on: Sequence[str]) -> Status:
+        """Make a task that isn't claimed yet wait for other tasks too."""
+        wanted = list(dict.fromkeys(depends_on))
+
+        async def work(connection: Connection) -> Status:
+            await connection.execute(_SQL["lock_edges"], {})
+            upstream = await hold_upstream(connection, wanted)
+            task = (await self._locks.lock(connection, [task_id])).get(task_id)
+            if task is None or task.status not in {Status.PENDING, Status.READY}:
+                status = await self._locks.end_status(connection, task_id) if task is None else task.status
+                raise InvalidTransitionError(
+                    f"Can't add a dependency to task {task_id}: it is {status}; only a PENDING or READY task "
+                    "can wait for others."
+                )
+            waits = await self._add_edges(connection, task_id, upstream, wanted)
+            await connection.execute(_SQL["block_task"], {"id": task_id, "n": waits})
+            await self.rekey_paths(connection, [task_id])
+            if not waits:
+                return Status(task.status)
+            changes = self._transitions.changes()
+            # One of the new dependencies may have failed.
+            changes.reconsider(task_id, task.dag_id)
+            if task.status == Status.READY:
+                changes.event(task, ["task.waiting"])
+            await changes.write(connection)
+            await reorder_parked(connection, task)
+            return Status.PENDING
+
+        return await self._database.run(work)
+
+    async def add_inputs(self, connection: Connection, task_id: str, names: Sequence[str]) -> None:
+        """Make a task that is about to be revived wait for the tasks that its new spec refers to."""
+        if names:
+            await connection.execute(_SQL["lock_edges"], {})
+            await self._add_edges(connection, task_id, await hold_upstream(connection, names), names)
+
+    async def _add_edges(
+        self,
+        connection: Connection,
+        task_id: str,
+        upstream: Mapping[str, Status | None],
+        wanted: Sequence[str],
+    ) -> int:
+        """Under lock_edges, to tasks that are held; returns how many of the new edges block the task."""
+        for name in wanted:
+            if name not in upstream:
+                raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
+            if upstream[name] is Status.CANCELLED:
+                raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
+        await self._refuse_cycle(connection, task_id, wanted)
+        satisfied = [upstream[name] is Status.COMPLETED for name in wanted]
+        added = await fetch_column(
+            connection,
+            _SQL["insert_dependencies"],
+            {"id": task_id, "depends_on": list(wanted), "satisfied": satisfied},
+        )
+        return added.count(False)
+
+    async def wait_for_children(
+        self, connection: Connection, parent_id: str, children: Sequence[Submitted]
+    ) -> int:
+        """Make a parent wait for the end of its children; returns how many haven't ended."""
+        names = list(dict.fromkeys(child.id for child in children))
+        if any(child.duplicate for child in children) or await self._wait_for_others(connection, names):
+            # An existing task may just be made to wait for others, in the end for the parent.
+            await connection.execute(_SQL["lock_edges"], {})
+        upstream = await hold_upstream(connection, names)
+        await self._refuse_cycle(connection, parent_id, names)
+        ended = [upstream.get(name) is not None for name in names]
+        await connection.execute(_SQL["insert_waits"], {"parent": parent_id, "ids": names, "ended": ended})
+        return ended.count(False)
+
+    async def rekey_paths(self, connection: Connection, ids: Sequence[str]) -> None:
+        """Update the priority of tasks around these: their critical paths have changed."""
+        await connection.execute(_SQL["rekey_paths"], {**self._database.now, "ids": list(ids)})
+
+    async def _wait_for_others(self, connection: Connection, names: Sequence[str]) -> bool:
+        upstream = await self._upstream_of(connection, names)
+        return any(name not in names for above in upstream.values() for name in above)
+
+    async def _upstream_of(self, connection: Connection, names: Sequence[str]) -> dict[str, list[str]]:
+        """All tasks that these wait for, directly or not: for each task those that it waits for."""
+        upstream: dict[str, list[str]] = {}
+        for edge in await fetch_rows(connection, _Edge, _SQL["upstream_of"], {"ids": list(names)}):
+            upstream.setdefault(edge.task_id, []).append(edge.depends_on)
+        return upstream
+
+    async def _refuse_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
+        upstream = await self._upstream_of(connection, wanted)
+        cycle = graph.closes_cycle(upstream, task_id, wanted)
+        if cycle is not None:
+            raise CycleError(cycle)
+
+
+async def reorder_parked(connection: Connection, task: LockedTask) -> None:
+    """Only the best waiters for a lock, or for a DAG's money, can be claimed: these may be other tasks now.
+
+    A task that could be claimed needs no notification: there was one when it became READY.
+    """
+    if task.lock_key is not None:
+        await unpark_lock_waiters(connection, [task.lock_key])
+    if task.dag_id is not None:
+        await unpark_budget_waiters(connection, [task.dag_id])

@@ -1,0 +1,53 @@
+"""Releasing claims: no attempt is used, and what the attempt has spent is booked."""
+
+from collections.abc import Sequence
+
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.transition.task_locks import has_duplicate_tasks
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.model.states import Status
+from lineshaft.types import work
+from lineshaft.types.work import Moved
+
+_RELEASABLE = frozenset({Status.CLAIMED, Status.RUNNING})
+
+
+class Release:
+    def __init__(self, transitions: Transitions) -> None:
+        self._transitions = transitions
+        self._locks = transitions.locks
+
+    async def release(self, items: Sequence[work.Release]) -> list[Moved]:
+        """READY again; with a delay PENDING until it is over."""
+        if has_duplicate_tasks([item.claim for item in items]):
+            return [result for item in items for result in await self.release([item])]
+
+        async def transact(connection: Connection) -> list[Moved]:
+            locked = await self._locks.lock(connection, [item.claim.id for item in items])
+            changes = self._transitions.changes()
+            results: dict[str, Moved] = {}
+            for item in items:
+                task = locked.get(item.claim.id)
+                if task is None or task.epoch != item.claim.epoch or task.status not in _RELEASABLE:
+                    continue
+                target, delay = _target(item), item.delay_sec or None
+                spent = item.spent.no_less_than_known(task)
+                changes.requeue(task, target, delay_sec=delay, spent=spent)
+                changes.attempt(task, "released", spent=spent)
+                kinds = ["task.released"] if delay else ["task.released", "task.ready"]
+                changes.event(task, kinds, {"delay_sec": delay} if delay else None)
+                results[task.id] = Moved(task.id, target)
+            await changes.write(connection)
+            for target in (Status.READY, Status.PENDING):
+                rest = [
+                    item.claim for item in items if item.claim.id not in results and _target(item) is target
+                ]
+                refused = await self._locks.refuse(connection, rest, "release", repeated=[target])
+                results |= {result.id: result for result in refused}
+            return [results[item.claim.id] for item in items]
+
+        return await self._transitions.database.run(transact)
+
+
+def _target(item: work.Release) -> Status:
+    return Status.PENDING if item.delay_sec else Status.READY

@@ -1,0 +1,118 @@
+"""Steps and checkpoints: durable progress of a running task, fenced by its claim."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.literals import json_text
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.transition.task_locks import claim_columns, has_duplicate_tasks
+from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.types.work import (
+    NOTHING,
+    ClaimRef,
+    Moved,
+    NewCheckpoint,
+    NewStep,
+    RecordedStep,
+    RemainingBudgets,
+)
+
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    #: As JSON.
+    data: bytes
+    #: The claim that recorded it.
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    task_id: str
+    name: str
+    data: bytes | None
+    #: Of the task's total limit, apart from what this attempt has cost.
+    task_left: Decimal | None
+    attempt_cost_usd: Decimal
+    agent_left: Decimal | None
+    dag_left: Decimal | None
+
+
+class Steps:
+    def __init__(self, transitions: Transitions) -> None:
+        self._database = transitions.database
+        self._locks = transitions.locks
+
+    async def record(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
+        """Record results and their cost; of two results for one step the first one counts."""
+        if not steps:
+            return []
+        if len({(step.claim.id, step.name) for step in steps}) < len(steps):
+            return [result for step in steps for result in await self.record([step])]
+
+        found = await self._database.run_alone(lambda own: self._record(own, steps))
+        rest = list(dict.fromkeys(step.claim for step in steps if step not in found))
+        if not rest:
+            return [found[step] for step in steps]
+        refused = await self._database.run(lambda own: self._locks.refuse(own, rest, "record a step of"))
+        errors = {claim: result.error for claim, result in zip(rest, refused, strict=True)}
+        return [found.get(step) or RecordedStep(step.claim.id, error=errors[step.claim]) for step in steps]
+
+    async def _record(self, connection: Connection, steps: Sequence[NewStep]) -> dict[NewStep, RecordedStep]:
+        rows = await fetch_rows(
+            connection,
+            _Recorded,
+            _SQL["record_steps"],
+            {
+                **self._database.now,
+                **claim_columns([step.claim for step in steps]),
+                "names": [step.name for step in steps],
+                "data": [json_text(step.data) for step in steps],
+                "costs": [step.cost_usd for step in steps],
+                "costs_so_far": [step.cost_so_far_usd for step in steps],
+            },
+        )
+        by_step = {(step.claim.id, step.name): step for step in steps}
+        so_far: dict[str, Decimal] = {}
+        for step in steps:
+            so_far[step.claim.id] = max(so_far.get(step.claim.id, NOTHING), step.cost_so_far_usd or NOTHING)
+        recorded = {}
+        for row in rows:
+            cost = max(row.attempt_cost_usd, so_far[row.task_id])
+            left = None if row.task_left is None else row.task_left - cost
+            budgets = RemainingBudgets(left, row.agent_left, row.dag_left)
+            recorded[by_step[row.task_id, row.name]] = RecordedStep(row.task_id, row.data or b"null", budgets)
+        return recorded
+
+    async def save_checkpoints(self, items: Sequence[NewCheckpoint]) -> list[Moved]:
+        """Replace the checkpoints of tasks; the status of a result is None."""
+        if has_duplicate_tasks([item.claim for item in items]):
+            return [result for item in items for result in await self.save_checkpoints([item])]
+        return await self._database.run(lambda own: self.save_checkpoints_in(own, items))
+
+    async def save_checkpoints_in(
+        self, connection: Connection, items: Sequence[NewCheckpoint]
+    ) -> list[Moved]:
+        """As part of a transaction, at most one per task."""
+        claims = [item.claim for item in items]
+        data = [json_text(item.data) for item in items]
+        parameters = {**self._database.now, **claim_columns(claims), "data": data}
+        saved = await fetch_column(connection, _SQL["save_checkpoints"], parameters)
+        results = {task_id: Moved(task_id, None) for task_id in saved}
+        rest = [claim for claim in claims if claim.id not in results]
+        refused = await self._locks.refuse(connection, rest, "save a checkpoint of")
+        results |= {result.id: result for result in refused}
+        return [results[claim.id] for claim in claims]
+
+    async def read(self, connection: Connection, task_id: str, name: str) -> KnownStep | None:
+        return await fetch_row(connection, KnownStep, _SQL["read_step"], {"id": task_id, "name": name})
+
+    async def insert(self, connection: Connection, claim: ClaimRef, name: str, data: bytes) -> None:
+        """A new step of a task that is locked."""
+        values = {"id": claim.id, "epoch": claim.epoch, "name": name, "data": data.decode()}
+        await connection.execute(_SQL["insert_step"], {**self._database.now, **values})

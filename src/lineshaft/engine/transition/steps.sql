@@ -1,0 +1,56 @@
+-- name: record_steps
+-- Fenced by the claim. A step that is recorded already keeps its first result. The attempt's cost so far is booked in the same transaction,
+-- so that a step which isn't run again is paid for, however the attempt ends.
+WITH held AS MATERIALIZED (
+    SELECT live.id, live.epoch, input.name, input.data, input.cost, input.cost_so_far
+    FROM unnest(
+        %(ids)s::text[], %(epochs)s::integer[], %(names)s::text[], %(data)s::jsonb[], %(costs)s::numeric[], %(costs_so_far)s::numeric[]
+    ) AS input (id, epoch, name, data, cost, cost_so_far)
+    JOIN lineshaft.task_live AS live ON live.id = input.id
+    WHERE live.epoch = input.epoch AND live.status = 'RUNNING'
+    ORDER BY live.id
+    FOR NO KEY UPDATE OF live
+),
+booked AS (
+    UPDATE lineshaft.task_live AS live
+    SET attempt_cost_usd = so_far.cost
+    FROM (SELECT id, max(cost_so_far) AS cost FROM held GROUP BY id) AS so_far
+    WHERE live.id = so_far.id AND live.attempt_cost_usd < so_far.cost
+),
+recorded AS (
+    INSERT INTO lineshaft.step (task_id, name, epoch, recorded_at, cost_usd, data)
+    SELECT held.id, held.name, held.epoch, coalesce(%(now)s::timestamptz, now()), held.cost, held.data FROM held
+    ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name
+    RETURNING task_id, name, data
+)
+SELECT recorded.task_id, recorded.name, recorded.data,
+    task.max_total_cost_usd - live.cost_usd AS task_left,
+    live.attempt_cost_usd,
+    agent.budget_usd - agent.spent_usd - agent.reserved_usd AS agent_left,
+    dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS dag_left
+FROM recorded
+JOIN lineshaft.task_live AS live ON live.id = recorded.task_id
+JOIN lineshaft.task ON task.id = recorded.task_id
+LEFT JOIN lineshaft.agent ON agent.id = live.agent_id
+LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
+
+-- name: save_checkpoints
+INSERT INTO lineshaft.checkpoint (task_id, epoch, recorded_at, data)
+SELECT held.id, held.epoch, coalesce(%(now)s::timestamptz, now()), held.data
+FROM (
+    SELECT live.id, live.epoch, input.data
+    FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(data)s::jsonb[]) AS input (id, epoch, data)
+    JOIN lineshaft.task_live AS live ON live.id = input.id
+    WHERE live.epoch = input.epoch AND live.status IN ('CLAIMED', 'RUNNING')
+    ORDER BY live.id
+    FOR KEY SHARE OF live
+) AS held
+ON CONFLICT (task_id) DO UPDATE SET data = excluded.data, epoch = excluded.epoch, recorded_at = excluded.recorded_at
+RETURNING task_id
+
+-- name: read_step
+SELECT data, epoch FROM lineshaft.step WHERE task_id = %(id)s::text AND name = %(name)s::text
+
+-- name: insert_step
+INSERT INTO lineshaft.step (task_id, name, epoch, recorded_at, data)
+VALUES (%(id)s::text, %(name)s::text, %(epoch)s::integer, coalesce(%(now)s::timestamptz, now()), %(data)s::jsonb)
