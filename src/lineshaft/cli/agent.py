@@ -175,6 +175,8 @@ def run(args: argparse.Namespace) -> int:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    # The pool reports every connection that it replaces.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     agent = Agent(
         args.id,
         type="command",
@@ -196,12 +198,15 @@ def run(args: argparse.Namespace) -> int:
     with command:
         for name in dict.fromkeys(args.types):
             agent.task(name)(command)
-        asyncio.run(_work(agent, until_idle=args.until_idle))
+        asyncio.run(_work(agent, args))
     return 0
 
 
-async def _work(agent: "Agent", *, until_idle: bool) -> None:
+async def _work(agent: "Agent", args: argparse.Namespace) -> None:
     from lineshaft.client.lineshaft import Lineshaft  # noqa: PLC0415
 
     async with Lineshaft() as shaft:
-        await agent.run(shaft, until_idle=until_idle, optimize=True)
+        if not args.quiet:
+            types = ", ".join(dict.fromkeys(args.types))
+            print(f"Waiting for tasks of type {types}. Ctrl-C stops.", file=sys.stderr, flush=True)
+        await agent.run(shaft, until_idle=args.until_idle, optimize=True)

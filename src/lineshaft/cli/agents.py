@@ -61,6 +61,7 @@ def list_(args: argparse.Namespace) -> int:
         ],
         empty="No agents. 'lineshaft agent --exec COMMAND --type TYPE' runs any command as an agent; "
         "docs/agents.md shows how to write one in Python.",
+        optional=("LAST HEARTBEAT",),
     )
     return 0
 

@@ -4,7 +4,7 @@ import argparse
 import getpass
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, print_json, print_table
+from lineshaft.cli.output import age, print_json, print_table
 from lineshaft.cli.task import print_status
 from lineshaft.cli.usage import json_value
 
@@ -49,11 +49,8 @@ def list_(args: argparse.Namespace) -> int:
         print_json(items)
         return 0
     print_table(
-        ("TASK", "KIND", "TYPE", "TITLE", "SINCE"),
-        [
-            (item.task.id, item.kind, item.task.type, item.task.title[:50], moment(item.since))
-            for item in items
-        ],
+        ("TASK", "KIND", "TYPE", "TITLE", "AGE"),
+        [(item.task.id, item.kind, item.task.type, item.task.title[:50], age(item.since)) for item in items],
         empty="No approvals.",
     )
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_more, print_table, usd
+from lineshaft.cli.output import age, print_facts, print_json, print_more, print_table, usd
 from lineshaft.cli.usage import positive
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def list_(args: argparse.Namespace) -> int:
         print_json(dags)
         return 0
     print_table(
-        ("DAG", "STATUS", "TITLE", "TASKS", "DONE", "USD", "CREATED"),
+        ("DAG", "STATUS", "TITLE", "TASKS", "DONE", "USD", "AGE"),
         [
             (
                 dag.id,
@@ -67,7 +67,7 @@ def list_(args: argparse.Namespace) -> int:
                 len(dag.tasks),
                 dag.counts.get("COMPLETED", 0),
                 usd(dag.spent_usd),
-                moment(dag.created_at),
+                age(dag.created_at),
             )
             for dag in dags
         ],

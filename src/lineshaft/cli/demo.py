@@ -195,7 +195,12 @@ def _summary(shaft: "SyncLineshaft", dag_id: str, ids: Mapping[str, str], second
             )
         )
     print()
-    print_table(("TASK", "STATUS", "CLAIMS", "AGENTS", "FAILURES", "STEPS", "USD"), rows, empty="")
+    print_table(
+        ("TASK", "STATUS", "CLAIMS", "AGENTS", "FAILURES", "STEPS", "USD"),
+        rows,
+        empty="",
+        optional=("CLAIMS", "STEPS"),
+    )
     dag = shaft.get_dag(dag_id)
     print(
         f"\n{dag.status.capitalize()} in {seconds:.1f} s for {usd(dag.spent_usd)} USD. One agent was killed "

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, pretty, print_facts, print_json, print_more, print_table, usd
+from lineshaft.cli.output import age, moment, pretty, print_facts, print_json, print_more, print_table, usd
 from lineshaft.cli.task import print_failures
 from lineshaft.cli.usage import UsageError, json_value, positive, time_value
 from lineshaft.errors import LineshaftError
@@ -82,12 +82,12 @@ def list_(args: argparse.Namespace) -> int:
         print_json(letters)
         return 0
     print_table(
-        ("TASK", "TYPE", "SINCE", "CATEGORY", "USD", "POISON", "ERROR"),
+        ("TASK", "TYPE", "AGE", "CATEGORY", "USD", "POISON", "ERROR"),
         [
             (
                 letter.task_id,
                 letter.type,
-                moment(letter.dead_lettered_at),
+                age(letter.dead_lettered_at),
                 letter.category,
                 usd(letter.total_cost_usd),
                 letter.poison_pill,
@@ -96,6 +96,7 @@ def list_(args: argparse.Namespace) -> int:
             for letter in letters
         ],
         empty=_NONE,
+        optional=("POISON", "USD"),
     )
     print_more(len(letters), "--limit N shows more.", more=more)
     return 0

@@ -57,6 +57,7 @@ COMMANDS = (
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="lineshaft",
+        formatter_class=_help_formatter,
         description="A durable task queue for fleets of AI agents, on PostgreSQL.",
         epilog="Run 'lineshaft COMMAND --help' for the options of a command. Exit codes: 0 success, "
         "1 failure or a problem was found, 2 wrong usage.",
@@ -66,6 +67,13 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add_to(commands)
     return top
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    formatter = argparse.HelpFormatter(prog, max_help_position=16)
+    # argparse forgets the indentation of commands, and would put the help of long names on a second line.
+    formatter._action_max_length = 14  # noqa: SLF001 - there is no parameter for it
+    return formatter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,21 +6,29 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-#: States by colour, on a terminal.
-_STYLES = {
-    "COMPLETED": "green", "completed": "green", "RUNNING": "cyan", "CLAIMED": "cyan", "running": "cyan",
-    "VALIDATING": "blue", "READY": "default", "PENDING": "dim", "pending": "dim", "RETRYING": "yellow",
-    "DEAD_LETTERED": "bold red", "failed": "bold red", "open": "bold red", "CANCELLED": "dim",
-    "cancelled": "dim", "half_open": "yellow", "closed": "green", "active": "green", "draining": "yellow",
-    "offline": "dim",
-}  # fmt: skip
+#: ANSI colours of states, on a terminal.
+_COLOURS = {
+    **dict.fromkeys(("COMPLETED", "completed", "closed", "active"), "32"),
+    **dict.fromkeys(("RUNNING", "CLAIMED", "running"), "36"),
+    **dict.fromkeys(("RETRYING", "half_open", "draining"), "33"),
+    **dict.fromkeys(("DEAD_LETTERED", "failed", "open"), "1;31"),
+    **dict.fromkeys(("PENDING", "pending", "CANCELLED", "cancelled", "offline"), "2"),
+    "VALIDATING": "34",
+}
+#: Cells that are useless if they are cut off: ids, states, numbers and times.
+_FIXED = re.compile(r"(task|dag|token)_\w+|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|yes|no|unlimited")
+_GAP = "  "
+#: Widths of long texts: optional columns are left out below the first, texts are never cut below the second.
+_COMFORTABLE, _NARROWEST = 24, 8
 
 
 def add_json_flag(command: argparse.ArgumentParser) -> None:
@@ -76,26 +84,95 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
             print(f"{'':<{width}}{line}".rstrip())
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table, or the text `empty` if there are no rows. In a pipe: aligned text that is never cut off."""
-    texts = [[shown(cell) for cell in row] for row in rows]
-    if not texts:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    optional: Sequence[str] = (),
+) -> None:
+    """A table, or the text `empty` if there are no rows. In a pipe everything is printed in full.
+
+    On a narrow terminal the `optional` columns are left out, in this order, and long texts are cut off.
+    """
+    table = [list(columns), *([shown(cell) for cell in row] for row in rows)]
+    if len(table) == 1:
         print(empty)
         return
-    if sys.stdout.isatty():
-        from rich.console import Console  # noqa: PLC0415 - slow to import
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in texts:
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "default")) for cell in row))
-        Console().print(table)
+    if not sys.stdout.isatty():
+        for row in _aligned(table):
+            print(_GAP.join(row).rstrip())
         return
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *texts, strict=True)]
-    for row in [list(columns), *texts]:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        print(line.rstrip())
+    most = shutil.get_terminal_size().columns
+    for name in optional:
+        if _width(table, shrunk=True) > most:
+            at = table[0].index(name)
+            table = [row[:at] + row[at + 1 :] for row in table]
+    table = _cut(table, most)
+    head, *body = _aligned(table)
+    colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    print(f"\033[1m{_GAP.join(head).rstrip()}\033[0m" if colours else _GAP.join(head).rstrip())
+    for row in body:
+        print(_GAP.join(_coloured(cell) if colours else cell for cell in row).rstrip())
+
+
+def _width(table: Sequence[Sequence[str]], *, shrunk: bool = False) -> int:
+    widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
+    if shrunk:
+        widths = [
+            min(width, _COMFORTABLE) if flexible else width
+            for width, flexible in zip(widths, _flexible(table), strict=True)
+        ]
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _flexible(table: Sequence[Sequence[str]]) -> list[bool]:
+    return [not all(_FIXED.fullmatch(cell) for cell in column[1:]) for column in zip(*table, strict=True)]
+
+
+def _cut(table: list[list[str]], most: int) -> list[list[str]]:
+    """Shorten the widest texts until the table fits."""
+    flexible = _flexible(table)
+    limits = [max(map(display_width, column)) for column in zip(*table, strict=True)]
+    excess = _width(table) - most
+    while excess > 0:
+        width, at = max((limits[at], at) for at in range(len(limits)) if flexible[at] or not any(flexible))
+        if width <= _NARROWEST or not any(flexible):
+            break
+        limits[at] -= 1
+        excess -= 1
+    return [[_shortened(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in table]
+
+
+def _shortened(text: str, limit: int) -> str:
+    if display_width(text) <= limit:
+        return text
+    while display_width(text) > limit - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
+    return [
+        [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
+        for row in table
+    ]
+
+
+def _coloured(cell: str) -> str:
+    colour = _COLOURS.get(cell.strip())
+    return cell if colour is None else f"\033[{colour}m{cell}\033[0m"
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal: East Asian characters and emoji take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
 
 
 def shown(value: object) -> str:
@@ -114,6 +191,15 @@ def shown(value: object) -> str:
 def moment(time: datetime | None) -> str:
     """A time in this machine's time zone, to the second."""
     return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def age(time: datetime) -> str:
+    """The time since then in one unit, such as 5m."""
+    seconds = max((datetime.now(UTC) - time).total_seconds(), 0)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def usd(amount: Decimal | None) -> str:

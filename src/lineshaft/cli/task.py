@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, pretty, print_facts, print_json, print_more, print_table, usd
+from lineshaft.cli.output import age, moment, pretty, print_facts, print_json, print_more, print_table, usd
 from lineshaft.cli.usage import UsageError, positive, time_value
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def list_(args: argparse.Namespace) -> int:
         print_json(tasks)
         return 0
     print_table(
-        ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "CREATED"),
+        ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "AGE"),
         [
             (
                 task.id,
@@ -102,13 +102,14 @@ def list_(args: argparse.Namespace) -> int:
                 f"{task.attempts}/{task.max_attempts}",
                 task.claim and task.claim.agent_id,
                 usd(task.cost_usd),
-                moment(task.created_at),
+                age(task.created_at),
             )
             for task in tasks
         ],
         empty="No tasks. Submit one with 'lineshaft submit TYPE'."
         if not any(filters.values())
         else "No tasks match these filters.",
+        optional=("USD", "PRIO", "TRIES", "TYPE"),
     )
     print_more(len(tasks), "--all lists all.", more=more)
     return 0
