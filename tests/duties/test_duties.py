@@ -317,8 +317,8 @@ async def test_a_rotation_that_was_rolled_back_loses_no_task(
 ) -> None:
     """The number is raised nevertheless: tasks that become READY later must stay visible."""
     with connection.transaction(force_rollback=True):
-        connection.execute(catalog.load("maintenance")["announce_generation"])
-        connection.execute(catalog.load("maintenance")["open_generation"])
+        connection.execute(catalog.load("lineshaft.engine.maintenance")["announce_generation"])
+        connection.execute(catalog.load("lineshaft.engine.maintenance")["open_generation"])
     await engine.submission.submit([NewTask("unseen")])
     view = await engine.fleet.register(NewAgent(id="a1"))
 

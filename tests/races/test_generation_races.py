@@ -9,7 +9,7 @@ from lineshaft.model.tasks import NewTask
 from tests.races.helpers import claimed, held, waiting
 from tests.world import World
 
-SQL = catalog.load("maintenance")
+SQL = catalog.load("lineshaft.engine.maintenance")
 
 
 async def test_a_bulk_submission_is_held_up_while_its_generation_is_left(

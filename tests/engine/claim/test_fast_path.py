@@ -160,7 +160,9 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             "d", [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a"])]
         )
         (first,) = (await engine.claims.claim("ann", 1, start=True)).tasks
-        statement = catalog.load("claim/fast_path" if way == "claim_fast" else "claim/claims")[way]
+        statement = catalog.load(
+            f"lineshaft.engine.claim.{'fast_path' if way == 'claim_fast' else 'claims'}"
+        )[way]
         parameters = {
             "agent_id": "ann",
             "incarnation": 1,

@@ -436,7 +436,7 @@ def test_who_keeps_up_is_served_by_index(connection: psycopg.Connection) -> None
             names.append(found[1])
         return f"${names.index(found[1]) + 1}"
 
-    statement = re.sub(r"%\((\w+)\)s", number, catalog.load("feed/events")["read_recent"])
+    statement = re.sub(r"%\((\w+)\)s", number, catalog.load("lineshaft.engine.feed.events")["read_recent"])
     connection.execute(f"PREPARE reading AS {statement}".encode())
     execute = f"EXPLAIN EXECUTE reading ({', '.join(values.get(name, 'NULL') for name in names)})"
     plan = "\n".join(line for (line,) in connection.execute(execute.encode()).fetchall())

@@ -31,7 +31,7 @@ def test_every_statement_fits_the_schema(connection: psycopg.Connection, stem: s
             return None
 
     connection.execute("SET search_path = ''")
-    for name, statement in catalog.load(stem).items():
+    for name, statement in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}").items():
         if (stem, name) in CREATES:
             continue
         # NULL may stand where none may be: then the statement itself was understood.
@@ -61,7 +61,13 @@ def test_a_file_may_have_its_own_fragments() -> None:
 
 
 def test_a_module_loads_the_file_beside_it() -> None:
-    assert catalog.load("lineshaft.engine.claim.claims") == catalog.load("claim/claims")
+    text = (ENGINE / "claim" / "claims.sql").read_text()
+
+    assert catalog.load("lineshaft.engine.claim.claims") == catalog.parse(text, source="claims.sql")
+
+
+def test_each_file_belongs_to_a_module() -> None:
+    assert [stem for stem in STEMS if not (ENGINE / stem).with_suffix(".py").is_file()] == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_each_list_has_its_index(
 ) -> None:
     connection.execute(FILL)
     connection.execute(PLAN_BY_INDEX)
-    connection.execute(catalog.load("read/snapshot")["plan_for_filters"], {})
+    connection.execute(catalog.load("lineshaft.engine.read.snapshot")["plan_for_filters"], {})
     start: dict[str, Any] = {
         "after_at": None,
         "after_id": None,
@@ -50,7 +50,7 @@ def test_each_list_has_its_index(
 
     # Written out, so that it is planned for these values, as the reader's statements are.
     with ClientCursor(connection) as cursor:
-        statement = catalog.load("review/dead_letters")["list_dead_letters"]
+        statement = catalog.load("lineshaft.engine.review.dead_letters")["list_dead_letters"]
         rows = cursor.execute(f"EXPLAIN {statement}".encode(), filter_parameters(wanted) | start).fetchall()
     plan = "\n".join(row[0] for row in rows)
 

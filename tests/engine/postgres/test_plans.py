@@ -105,7 +105,9 @@ def positional(stem: str, name: str) -> tuple[str, list[str], str]:
             types.append(found[2])
         return f"${names.index(found[1]) + 1}"
 
-    text = _PLACEHOLDER.sub(number, catalog.load(stem)[name]).replace("%%", "%")
+    text = _PLACEHOLDER.sub(number, catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}")[name]).replace(
+        "%%", "%"
+    )
     return text, names, ", ".join(types)
 
 
@@ -183,7 +185,7 @@ def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("stem", HOT)
 def test_a_plan_made_on_empty_tables_does_no_harm_later(connection: psycopg.Connection, stem: str) -> None:
     """It is made once a connection: what is cheap on a fresh database must not be a scan for ever after."""
-    for name in catalog.load(stem):
+    for name in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}"):
         if name in MAY_SCAN:
             continue
         text, names, types = positional(stem, name)
@@ -201,7 +203,8 @@ def test_the_cost_of_a_claim_doesnt_grow_with_the_queue(connection: psycopg.Conn
     connection.execute(FILL.encode())
     connection.execute(PLAN_BY_INDEX)
     statement = (
-        b"EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF) " + catalog.load("claim/claims")["claim_tasks"].encode()
+        b"EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF) "
+        + catalog.load("lineshaft.engine.claim.claims")["claim_tasks"].encode()
     )
 
     plan = "\n".join(row[0] for row in connection.execute(statement, CLAIM).fetchall())
@@ -222,7 +225,7 @@ def test_our_functions_are_inlined(connection: psycopg.Connection) -> None:
     """One that isn't is read from the catalog and planned by every statement that calls it, at each call."""
     connection.execute(PLAN_BY_INDEX)
     for stem in HOT:
-        for name, statement in catalog.load(stem).items():
+        for name, statement in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}").items():
             if not _OURS.search(statement):
                 continue
             text, names, types = positional(stem, name)

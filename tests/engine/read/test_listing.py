@@ -305,7 +305,11 @@ def test_a_page_of_a_long_history_is_read_by_index(
         "INSERT INTO lineshaft.task_end (id, status, ended_at, epoch, attempts)"
         " SELECT 'task_' || n, 'COMPLETED', now(), 1, 0 FROM generate_series(1, 30000) AS n"
     )
-    sql = catalog.load("read/snapshot", "read/listing", "read/stats")
+    sql = {
+        name: statement
+        for module in ("snapshot", "listing", "stats")
+        for name, statement in catalog.load(f"lineshaft.engine.read.{module}").items()
+    }
     place = {"after_at": None, "after_id": None, "limit": 51, "scan": listing.SCAN, "most": listing.FEW}
     with connection.transaction():
         connection.execute(PLAN_BY_INDEX)

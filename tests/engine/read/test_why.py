@@ -359,7 +359,7 @@ def would_be_claimed(
             [task_id],
         )
         rows = connection.execute(
-            catalog.load("claim/claims")["claim_tasks"],
+            catalog.load("lineshaft.engine.claim.claims")["claim_tasks"],
             {
                 "now": clock.now(),
                 "agent_id": agent.id,

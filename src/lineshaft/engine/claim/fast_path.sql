@@ -58,24 +58,7 @@ quota AS MATERIALIZED (
     SELECT best_head.id, best_head.generation, best_head.aged, best_head.cost, best_head.model, share.n
     FROM best_head
     JOIN (
-        SELECT id, generation, count(*) AS n
-        FROM (
-            SELECT best_head.id, best_head.generation
-            FROM best_head
-            CROSS JOIN LATERAL (
-                SELECT rank, submission_no
-                FROM lineshaft.task_live
-                WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
-                  AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
-                ORDER BY rank, submission_no
-                LIMIT (SELECT room FROM me)
-                OFFSET 0
-            ) AS next
-            WHERE heads > 1
-            ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
-            LIMIT (SELECT room FROM me)
-        ) AS merged
-        GROUP BY id, generation
+        -- include: lane_shares
     ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
 ),
 locked AS MATERIALIZED (

@@ -24,16 +24,10 @@ _PLACEHOLDER = re.compile(r"%\([a-z][a-z0-9_]*\)s")
 
 
 @cache
-def load(*names: str) -> dict[str, LiteralString]:
-    """All statements of a module's `.sql` file, by name. A name is `__name__`, or a path below `engine/`."""
-    found: dict[str, LiteralString] = {}
-    for name in names:
-        stem = name.removeprefix(f"{_ENGINE}.").replace(".", "/")
-        new = parse(_read(stem), source=f"{stem}.sql")
-        if twice := found.keys() & new.keys():
-            raise ValueError(f"{', '.join(sorted(twice))} of {stem}.sql is also in another of {names}")
-        found |= new
-    return found
+def load(module: str) -> dict[str, LiteralString]:
+    """All statements of a module's `.sql` file, by name. `module` is its `__name__`."""
+    stem = module.removeprefix(f"{_ENGINE}.").replace(".", "/")
+    return parse(_read(stem), source=f"{stem}.sql")
 
 
 def parse(text: str, *, source: str) -> dict[str, LiteralString]:

@@ -21,3 +21,37 @@ spend_day = greatest(spend_day, share.today)
         WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
       ))
 )
+
+-- fragment: insert_completed
+-- The end rows of tasks that complete; `gone` are their live rows with what the claims report, `clock` has now.
+INSERT INTO lineshaft.task_end (
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+    cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+)
+SELECT
+    gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
+    gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+    gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+    gone.output, gone.artifacts, gone.report, gone.output_type
+FROM gone CROSS JOIN clock
+
+-- fragment: lane_shares
+-- How many of the best tasks are in each lane and generation: `best_head` are the best heads, `me` has room.
+SELECT id, generation, count(*) AS n
+FROM (
+    SELECT best_head.id, best_head.generation
+    FROM best_head
+    CROSS JOIN LATERAL (
+        SELECT rank, submission_no
+        FROM lineshaft.task_live
+        WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+          AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
+        ORDER BY rank, submission_no
+        LIMIT (SELECT room FROM me)
+        OFFSET 0
+    ) AS next
+    WHERE heads > 1
+    ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
+    LIMIT (SELECT room FROM me)
+) AS merged
+GROUP BY id, generation

@@ -23,9 +23,10 @@ from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.engine.read.tasks import read_failed_attempts
 from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
 from lineshaft.engine.transition.cancel import Cancel
-from lineshaft.engine.transition.changes import NewEvent, log_events
+from lineshaft.engine.transition.changes import log_events
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.revive import Revive
+from lineshaft.engine.transition.rows import NewEvent
 from lineshaft.errors import (
     AlreadyReviewedError,
     InvalidInputError,

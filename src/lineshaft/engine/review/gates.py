@@ -341,7 +341,7 @@ class Gates:
         if held:
             await connection.execute(self._sql["hand_over"], {"ids": [task.id for task in held]})
         for task in held:
-            changes.hand_over(task)
+            changes.release_resources(task)
         for task, step in going:
             if step.waits_for == HUMAN:
                 changes.event(task, ["approval.waiting"], {"kind": "gate", "gate": step.gate_no})

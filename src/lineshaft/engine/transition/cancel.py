@@ -11,8 +11,9 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
-from lineshaft.engine.transition.changes import Changes, LockedTask, NewEvent, log_events
+from lineshaft.engine.transition.changes import Changes, LockedTask, log_events
 from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.rows import NewEvent
 from lineshaft.engine.transition.task_locks import HELD
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, UnavailableError
@@ -165,7 +166,7 @@ class Cancel:
         await self._log_dead_letters(connection, subtree, reasons, review)
         changes = self._transitions.changes()
         for name, found in subtree.dead_letters.items():
-            changes.give_up(name, found.dag_id)
+            changes.cancel_dead_letter(name, found.dag_id)
         _end(changes, subtree, reason, {})
         await self._write(connection, changes, subtree)
         return sorted([*subtree.dead_letters, *subtree.live])

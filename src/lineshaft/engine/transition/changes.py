@@ -13,15 +13,24 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-import msgspec
 from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.transition.rows import (
+    AgentShareRow,
+    AttemptRow,
+    DagShareRow,
+    DeadLetterRow,
+    EndedRow,
+    FreedKeyRow,
+    HeldLockRow,
+    NewEvent,
+    RequeuedRow,
+)
 from lineshaft.model.breaker import counts_against
 from lineshaft.model.error_pattern import error_pattern
 from lineshaft.model.states import Status
-from lineshaft.model.storable import check_json
 from lineshaft.types.work import NOTHING, Spent
 
 _SQL = catalog.load(__name__)
@@ -87,122 +96,6 @@ class Unblocked(NamedTuple):
     batch_done: bool
 
 
-# One row of a statement's array parameters each, under the parameters' names.
-
-
-class _Requeued(NamedTuple):
-    ids: str
-    statuses: Status
-    delays: float | None
-    lane_ids: int
-    attempts: int
-    rate_limits: int
-    blocked: int
-    costs: Decimal
-    tokens_in: int
-    tokens_out: int
-    categories: str | None
-
-
-class _Ended(NamedTuple):
-    ids: str
-    statuses: Status
-    attempts: int
-    costs: Decimal
-    tokens_in: int
-    tokens_out: int
-    reasons: str | None
-    categories: str | None
-    outputs: str | None
-
-
-class _Attempt(NamedTuple):
-    task_ids: str
-    epochs: int
-    numbers: int
-    revivals: int
-    agent_ids: str | None
-    models: str | None
-    claimed_at: datetime | None
-    started_at: datetime | None
-    outcomes: str
-    categories: str | None
-    errors: str | None
-    costs: Decimal
-    tokens_in: int
-    tokens_out: int
-
-
-class _DeadLetter(NamedTuple):
-    task_ids: str
-    epochs: int
-    revivals: int
-    costs: Decimal
-    poison: bool
-    categories: str | None
-    errors: str | None
-    patterns: str
-
-
-class NewEvent(NamedTuple):
-    #: An array, as text.
-    kinds: str
-    task_ids: str
-    dag_ids: str | None
-    agent_ids: str | None
-    epochs: int | None
-    data: str | None
-
-    @classmethod
-    def of(
-        cls,
-        kinds: Sequence[str],
-        task_id: str,
-        dag_id: str | None = None,
-        *,
-        agent_id: str | None = None,
-        epoch: int | None = None,
-        data: Any = None,
-    ) -> "NewEvent":
-        encoded = None if data is None else msgspec.json.encode(data)
-        check_json(data=encoded)
-        return cls(
-            "{" + ",".join(kinds) + "}",
-            task_id,
-            dag_id,
-            agent_id,
-            epoch,
-            None if encoded is None else encoded.decode(),
-        )
-
-
-class _FreedKey(NamedTuple):
-    keys: str
-    task_ids: str
-
-
-class _HeldLock(NamedTuple):
-    keys: str
-    holders: str
-
-
-class _AgentShare(NamedTuple):
-    agent_ids: str
-    counts: int
-    reserved: Decimal
-    actual: Decimal
-
-
-class _DagShare(NamedTuple):
-    dag_ids: str
-    reserved: Decimal
-    actual: Decimal
-    added: int
-    completed: int
-    cancelled: int
-    dead: int
-
-
 @dataclass(slots=True)
 class _Share:
     count: int = 0
@@ -217,17 +110,17 @@ class _Share:
 @dataclass(slots=True)
 class Changes:
     now: dict[str, Any]
-    _requeued: list[_Requeued] = field(default_factory=list)
-    _ended: list[_Ended] = field(default_factory=list)
-    _attempts: list[_Attempt] = field(default_factory=list)
+    _requeued: list[RequeuedRow] = field(default_factory=list)
+    _ended: list[EndedRow] = field(default_factory=list)
+    _attempts: list[AttemptRow] = field(default_factory=list)
     _events: list[NewEvent] = field(default_factory=list)
-    _dead_letters: list[_DeadLetter] = field(default_factory=list)
-    _freed_keys: list[_FreedKey] = field(default_factory=list)
+    _dead_letters: list[DeadLetterRow] = field(default_factory=list)
+    _freed_keys: list[FreedKeyRow] = field(default_factory=list)
     _agents: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
     _dags: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
-    _locks: list[_HeldLock] = field(default_factory=list)
+    _locks: list[HeldLockRow] = field(default_factory=list)
     #: Claims that ended without evidence about their type: if one was a breaker's probe, another task may be.
-    _blameless: list[str] = field(default_factory=list)
+    _inconclusive: list[str] = field(default_factory=list)
     #: Tasks whose dependents can no longer run, or can again.
     _prospects: list[str] = field(default_factory=list)
 
@@ -247,7 +140,7 @@ class Changes:
         """The claim ends, the task doesn't."""
         cost = spent.cost(task)
         self._requeued.append(
-            _Requeued(
+            RequeuedRow(
                 ids=task.id,
                 statuses=status,
                 delays=delay_sec,
@@ -263,7 +156,7 @@ class Changes:
         )
         self._settle(task, cost)
         if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append(_HeldLock(task.lock_key, task.id))
+            self._locks.append(HeldLockRow(task.lock_key, task.id))
 
     def end(
         self,
@@ -280,7 +173,7 @@ class Changes:
         """CANCELLED, DEAD_LETTERED, or a batch COMPLETED."""
         cost = spent.cost(task)
         self._ended.append(
-            _Ended(
+            EndedRow(
                 ids=task.id,
                 statuses=status,
                 attempts=task.attempts if attempts is None else attempts,
@@ -301,10 +194,10 @@ class Changes:
             share.cancelled += status is Status.CANCELLED
             share.dead += status is Status.DEAD_LETTERED
         if task.lock_key is not None:
-            self._locks.append(_HeldLock(task.lock_key, task.id))
+            self._locks.append(HeldLockRow(task.lock_key, task.id))
         if status is Status.DEAD_LETTERED:
             self._dead_letters.append(
-                _DeadLetter(
+                DeadLetterRow(
                     task_ids=task.id,
                     epochs=task.epoch,
                     revivals=task.revivals,
@@ -316,7 +209,7 @@ class Changes:
                 )
             )
         if status is not Status.COMPLETED and task.idempotency_key is not None:
-            self._freed_keys.append(_FreedKey(task.idempotency_key, task.id))
+            self._freed_keys.append(FreedKeyRow(task.idempotency_key, task.id))
 
     def attempt(
         self,
@@ -331,9 +224,9 @@ class Changes:
         if task.status not in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
             return
         if outcome != "failed" or not counts_against(category or ""):
-            self._blameless.append(task.id)
+            self._inconclusive.append(task.id)
         self._attempts.append(
-            _Attempt(
+            AttemptRow(
                 task_ids=task.id,
                 epochs=task.epoch,
                 numbers=task.attempts + 1,
@@ -367,7 +260,7 @@ class Changes:
             share.cancelled -= status is Status.CANCELLED
             share.dead -= status is Status.DEAD_LETTERED
 
-    def give_up(self, task_id: str, dag_id: str | None) -> None:
+    def cancel_dead_letter(self, task_id: str, dag_id: str | None) -> None:
         """A dead letter that a person cancelled."""
         self.revive(task_id, dag_id, Status.DEAD_LETTERED)
         if dag_id is not None:
@@ -379,18 +272,18 @@ class Changes:
         if dag_id is not None:
             self.touch_dag(dag_id)
 
-    def lend_lock(self, task: LockedTask) -> None:
+    def release_batch_lock(self, task: LockedTask) -> None:
         """A part of a batch waits for other tasks, which may need the document lock of the batch."""
         if task.lock_key is not None and task.lock_owner is not None:
-            self._locks.append(_HeldLock(task.lock_key, task.lock_owner))
+            self._locks.append(HeldLockRow(task.lock_key, task.lock_owner))
 
-    def hand_over(self, task: LockedTask) -> None:
+    def release_resources(self, task: LockedTask) -> None:
         """Its output waits for a gate that runs elsewhere: slot, money and lock are free again."""
         self._settle(task, task.attempt_cost_usd)
         if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append(_HeldLock(task.lock_key, task.id))
+            self._locks.append(HeldLockRow(task.lock_key, task.id))
         # The wait may be long: if this was a breaker's probe, another task may be in the meantime.
-        self._blameless.append(task.id)
+        self._inconclusive.append(task.id)
 
     def charge(self, task: LockedTask, agent_id: str | None, cost: Decimal) -> None:
         """The cost of a gate, which isn't part of the attempt's reservation."""
@@ -439,8 +332,8 @@ class Changes:
                 await judge_dags(connection, self.now, judged)
             if ready := [task.ids for task in self._requeued if task.statuses is Status.READY]:
                 await wake_ready(connection, ready)
-            if self._blameless:
-                await connection.execute(_SQL["free_probes"], {"ids": self._blameless})
+            if self._inconclusive:
+                await connection.execute(_SQL["free_probes"], {"ids": self._inconclusive})
         if unblocked is None:
             return []
         return finished_batches(await unblocked.fetchall())
@@ -451,15 +344,15 @@ class Changes:
         await self._send(connection, "end_tasks", self._ended)
         await self._send(connection, "record_attempts", self._attempts)
         agents = [
-            _AgentShare(name, share.count, share.reserved, share.actual)
+            AgentShareRow(name, share.count, share.reserved, share.actual)
             for name, share in sorted(self._agents.items())
         ]
         await self._send(connection, "settle_agents", agents)
         await self._send(connection, "release_locks", sorted(self._locks))
 
-    def _dag_shares(self) -> list[_DagShare]:
+    def _dag_shares(self) -> list[DagShareRow]:
         return [
-            _DagShare(
+            DagShareRow(
                 name,
                 share.reserved,
                 share.actual,

@@ -11,8 +11,9 @@ from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
 from lineshaft.engine.review.reviews import MANUAL_RETRY, NewReview, Reviews
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.changes import NewEvent, log_events, wake_ready
+from lineshaft.engine.transition.changes import log_events, wake_ready
 from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.rows import NewEvent
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError

@@ -122,7 +122,7 @@ class Spawn:
         status = Status.PENDING if waits_for else Status.READY
         changes.requeue(parent, status, spent=used, blocked=waits_for)
         if waits_for:
-            changes.lend_lock(parent)
+            changes.release_batch_lock(parent)
         changes.attempt(parent, "waiting", spent=used)
         changes.event(parent, ["task.waiting"] if waits_for else ["task.waiting", "task.ready"])
         await changes.write(connection)
