@@ -1,4 +1,4 @@
-"""Somebody who claims and completes tasks, for tests of those who wait for it."""
+"""Agents that complete and fail tasks, for tests of clients."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ _engines: "WeakKeyDictionary[Lineshaft, Engine]" = WeakKeyDictionary()
 
 @asynccontextmanager
 async def engine_beside(shaft: Lineshaft, dsn: str) -> AsyncIterator[None]:
-    """For what a test looks at or does behind the client's back, however that reaches the database."""
+    """An engine on the client's database, over whatever transport the client uses."""
     async with Engine(dsn, max_connections=3) as engine:
         _engines[shaft] = engine
         yield

@@ -1,4 +1,4 @@
-"""EndedClaim a database and over HTTP: equal answers, and the same refusals in the same words."""
+"""Over a database and over HTTP: equal results, and the same errors with the same messages."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -35,7 +35,7 @@ async def both(dsn: str, server_thread: ServerThread) -> AsyncIterator[Both]:
 
 
 def timeless(value: Any) -> Any:
-    """Without what depends on the moment it was asked for."""
+    """Without fields that depend on the time of the call."""
     if hasattr(value, "effective_priority"):
         return msgspec.structs.replace(value, effective_priority=None, tier=None)
     return value
@@ -88,7 +88,7 @@ async def a_history(shaft: Lineshaft) -> None:
     )
 
 
-async def test_answers_are_equal(both: Both) -> None:
+async def test_results_are_equal(both: Both) -> None:
     await a_history(both.database)
 
     async def same(ask: Callable[[Lineshaft], Awaitable[Any]]) -> Any:
@@ -117,7 +117,7 @@ async def test_answers_are_equal(both: Both) -> None:
     assert await both.http.dead_letter_groups() == await both.database.dead_letter_groups()
     await same(lambda shaft: shaft.reports())
     one, other = [[e async for e in shaft.events(None, follow=False)] for shaft in both]
-    # A cursor tells when it was asked for, too; but each can go on from where the other one was.
+    # A cursor contains the time of the call; but each client can continue from a cursor of the other.
     assert [msgspec.structs.replace(event, cursor="") for event in other] == [
         msgspec.structs.replace(event, cursor="") for event in one
     ]
@@ -153,7 +153,7 @@ CALLS: dict[str, Callable[[Lineshaft, str], Awaitable[Any]]] = {
     "a state that doesn't allow it": lambda shaft, done: shaft.cancel(done),
     "nothing to retry": lambda shaft, done: shaft.retry(done),
     "nothing to decide": lambda shaft, done: shaft.approve(done, reviewer="ann"),
-    "nobody who decides": lambda shaft, done: shaft.approve(done, reviewer=" "),
+    "no reviewer": lambda shaft, done: shaft.approve(done, reviewer=" "),
     "no dead letter": lambda shaft, done: shaft.resolve(done, Resolution.RETRY, reviewer="ann"),
     "no such status": lambda shaft, _: shaft.list(status="REDY"),
     "no such order": lambda shaft, _: shaft.list(order="size"),
@@ -163,9 +163,9 @@ CALLS: dict[str, Callable[[Lineshaft, str], Awaitable[Any]]] = {
     "several faults": lambda shaft, _: shaft.submit(NewTask("x", priority=101, title="", max_attempts=0)),
     "a fault in one of many": lambda shaft, _: shaft.submit_many([NewTask("x"), NewTask("x", tags=[""])]),
     "a fault in a child": lambda shaft, _: shaft.submit(NewTask("x", children=[NewTask("y", priority=-1)])),
-    "what is no JSON": lambda shaft, _: shaft.submit(NewTask("x", spec={"a": float("nan")})),
+    "not JSON": lambda shaft, _: shaft.submit(NewTask("x", spec={"a": float("nan")})),
     "what can't be stored": lambda shaft, _: shaft.submit(NewTask("x", spec={"a": "\0"})),
-    "what is no text": lambda shaft, _: shaft.submit(NewTask(7)),  # type: ignore[arg-type]
+    "not a text": lambda shaft, _: shaft.submit(NewTask(7)),  # type: ignore[arg-type]
     "a time without a zone": lambda shaft, _: shaft.submit(NewTask("x", run_at=datetime(2099, 1, 1))),  # noqa: DTZ001
     "no such gate": lambda shaft, _: shaft.submit(NewTask("x", output=OutputContract(validation="magic"))),
     "a gate that makes no sense": lambda shaft, _: shaft.submit(
@@ -185,7 +185,7 @@ CALLS: dict[str, Callable[[Lineshaft, str], Awaitable[Any]]] = {
 }
 
 
-async def test_refusals_are_the_same(both: Both) -> None:
+async def test_errors_are_the_same(both: Both) -> None:
     done = await _completed(both.database)
     for what, call in CALLS.items():
         refusals = []

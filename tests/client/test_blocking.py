@@ -1,4 +1,4 @@
-"""The sync front: the same methods, for code without an event loop."""
+"""SyncLineshaft: the same methods for code without an event loop."""
 
 import asyncio
 import os
@@ -47,8 +47,7 @@ def test_threads_share_one(blocking: SyncLineshaft) -> None:
     assert len(set(found)) == 8
 
 
-def test_every_public_method_is_there_and_says_what_it_does() -> None:
-    """None is forgotten when a method is added."""
+def test_every_public_method_exists_with_its_documentation() -> None:
     own = {"open", "close", "backend"}
     methods = {name for name in vars(Lineshaft) if not name.startswith("_")} - own
 
@@ -56,7 +55,7 @@ def test_every_public_method_is_there_and_says_what_it_does() -> None:
     assert SyncLineshaft.submit_dag.__doc__ == Lineshaft.submit_dag.__doc__
 
 
-def test_a_fork_is_told_to_open_its_own(blocking: SyncLineshaft) -> None:
+def test_a_forked_process_must_open_its_own(blocking: SyncLineshaft) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -67,13 +66,13 @@ def test_a_fork_is_told_to_open_its_own(blocking: SyncLineshaft) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
 
-    assert b"Open it in each process" in os.read(reader, 1000)
+    assert b"Open one in each process" in os.read(reader, 1000)
     os.close(reader)
     os.close(writer)
 
 
 def test_it_can_be_opened_inside_an_event_loop(dsn: str) -> None:
-    """Web frameworks call synchronous code from under a running loop."""
+    """Web frameworks call synchronous code while an event loop is running."""
 
     async def main() -> str:
         with SyncLineshaft(dsn) as shaft:
@@ -82,7 +81,7 @@ def test_it_can_be_opened_inside_an_event_loop(dsn: str) -> None:
     assert asyncio.run(main()).startswith("task_")
 
 
-def test_closed_it_says_so(dsn: str) -> None:
+def test_using_it_after_close_is_an_error(dsn: str) -> None:
     shaft = SyncLineshaft(dsn)
     with pytest.raises(LineshaftError, match="not open"):
         shaft.get("task_x")

@@ -1,4 +1,4 @@
-"""Closed under somebody who waits: that one is told, and waits no longer."""
+"""Closing a client while others wait with it: their waits end with an error."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ SOON = 10.0
 
 
 class InThread:
-    """Runs it, and keeps what it raised."""
+    """A thread that keeps the exception of its function."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
@@ -26,30 +26,30 @@ class InThread:
     def _run(self) -> None:
         try:
             self._function()
-        except BaseException as error:  # noqa: BLE001 - for whoever started it
+        except BaseException as error:  # noqa: BLE001 - the test checks it
             self._error = error
 
     def error(self) -> BaseException | None:
         self._thread.join(SOON)
-        assert not self._thread.is_alive(), "it waits for ever"
+        assert not self._thread.is_alive(), "it waits forever"
         return self._error
 
 
-async def test_who_waits_is_told(where: str) -> None:
+async def test_waiters_get_an_error(where: str) -> None:
     async with Lineshaft(where) as shaft:
         task = await shaft.submit(NewTask("t"))
         waiting = [asyncio.create_task(shaft.wait(task)) for _ in range(2)]
         await asyncio.sleep(0)
 
     async with asyncio.timeout(SOON):
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in told] == [LineshaftError] * 2
-    assert f"closed while {task.id} was waited for" in str(told[0])
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in errors] == [LineshaftError] * 2
+    assert f"closed while waiting for {task.id}" in str(errors[0])
 
 
-def test_a_thread_that_waits_is_told(where: str) -> None:
+def test_a_waiting_thread_gets_an_error(where: str) -> None:
     async def somebody_waits() -> None:
-        while all(task.get_name() != "lineshaft waits" for task in asyncio.all_tasks()):  # noqa: ASYNC110 - nobody tells
+        while all(task.get_name() != "lineshaft waits" for task in asyncio.all_tasks()):  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0)
 
     with SyncLineshaft(where) as shaft:
@@ -61,7 +61,7 @@ def test_a_thread_that_waits_is_told(where: str) -> None:
         raise waiting.error() or AssertionError
 
 
-def test_whatever_a_thread_waits_for_it_is_told() -> None:
+def test_any_call_of_a_thread_gets_an_error() -> None:
     loop, begun = LoopThread("test"), threading.Event()
 
     async def for_ever() -> None:
@@ -72,7 +72,7 @@ def test_whatever_a_thread_waits_for_it_is_told() -> None:
     assert begun.wait(SOON)
     loop.close()
 
-    with pytest.raises(LineshaftError, match="closed, by another thread"):
+    with pytest.raises(LineshaftError, match="Another thread closed this Lineshaft"):
         raise waiting.error() or AssertionError
     with pytest.raises(LineshaftError, match="was closed"):
         loop.run(for_ever())

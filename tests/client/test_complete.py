@@ -1,6 +1,5 @@
 """The client can do what HTTP can do: reads, changes, agents, guards and tokens, over both transports."""
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -54,12 +53,6 @@ def test_every_operation_of_http_has_a_method() -> None:
     ]
 
     assert missing == []
-
-
-def test_the_blocking_client_has_every_method() -> None:
-    methods = {name for name, _ in inspect.getmembers(Lineshaft, inspect.isfunction) if name[0] != "_"}
-
-    assert methods - set(dir(SyncLineshaft)) == set()
 
 
 def test_http_needs_no_database_driver() -> None:

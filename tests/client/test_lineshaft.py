@@ -39,7 +39,7 @@ async def test_many_at_once_all_or_none(shaft: Lineshaft) -> None:
     assert (await shaft.list(type="other")).items == []
 
 
-async def test_a_dag_is_waited_for(shaft: Lineshaft) -> None:
+async def test_waiting_for_a_dag(shaft: Lineshaft) -> None:
     dag = await shaft.submit_dag(
         "Landing page",
         [NewTask("design", key="design"), NewTask("code", key="code", depends_on=["design"])],
@@ -55,7 +55,7 @@ async def test_a_dag_is_waited_for(shaft: Lineshaft) -> None:
     assert (await shaft.get_dag(dag)).title == "Landing page"
 
 
-async def test_a_task_is_waited_for_and_gives_its_result(shaft: Lineshaft) -> None:
+async def test_waiting_for_a_task_returns_its_result(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
     waiting = [asyncio.create_task(shaft.wait(name, 30)) for name in (submitted.id, submitted.id)]
 
@@ -66,7 +66,7 @@ async def test_a_task_is_waited_for_and_gives_its_result(shaft: Lineshaft) -> No
         assert (task.status, task.result) == (Status.COMPLETED, {"sum": 3})
 
 
-async def test_a_standalone_task_s_dag_is_waited_for(shaft: Lineshaft) -> None:
+async def test_waiting_for_the_dag_of_a_standalone_task(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
     dag_id = (await shaft.get(submitted)).dag_id
     await finish_all(engine_of(shaft))
@@ -77,7 +77,7 @@ async def test_a_standalone_task_s_dag_is_waited_for(shaft: Lineshaft) -> None:
     assert ended.status == "completed"
 
 
-async def test_a_dead_letter_is_an_end_too(shaft: Lineshaft) -> None:
+async def test_waiting_ends_with_a_dead_letter(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
     await kill_one(engine_of(shaft))
 
@@ -90,25 +90,25 @@ async def test_a_dead_letter_is_an_end_too(shaft: Lineshaft) -> None:
     )
 
 
-async def test_waiting_ends_with_the_time_given(shaft: Lineshaft) -> None:
+async def test_waiting_ends_after_the_timeout(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
 
     with pytest.raises(TimeoutError, match=rf"{submitted.id} has not ended after 0\.\d s"):
         await shaft.wait(submitted, 0.05)
 
 
-async def test_nothing_is_waited_for_that_does_not_exist(shaft: Lineshaft) -> None:
+async def test_waiting_for_an_unknown_id_is_an_error(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))
     other = asyncio.create_task(shaft.wait(submitted, 30))
 
-    with pytest.raises(NotFoundError, match="no task and no DAG task_nope"):
+    with pytest.raises(NotFoundError, match="no task or DAG task_nope"):
         await shaft.wait("task_nope", 30)
 
     await finish_all(engine_of(shaft))
     assert (await other).status is Status.COMPLETED
 
 
-async def test_more_can_be_waited_for_than_one_call_may_name(shaft: Lineshaft) -> None:
+async def test_waiting_for_more_tasks_than_one_request_may_name(shaft: Lineshaft) -> None:
     first, last = await shaft.submit_many([NewTask("sum"), NewTask("sum")])
     others = [f"task_nope{n}" for n in range(10_000)]
 
@@ -142,7 +142,7 @@ async def test_events_are_followed_from_now(shaft: Lineshaft) -> None:
                 return
 
     following = asyncio.create_task(follow())
-    # It has its place in the feed once it has asked for the first time: what it doesn't see is told later.
+    # The first read determines the place in the feed; later events are delivered.
     while not kinds:
         await shaft.submit(NewTask("sum"))
         await asyncio.wait({following}, timeout=0.05)
@@ -183,7 +183,7 @@ async def test_a_database_that_is_not_migrated_is_refused_with_the_command(empty
             pass
 
 
-async def test_a_server_that_is_newer_is_named(dsn: str, connection: psycopg.Connection) -> None:
+async def test_a_newer_schema_is_refused(dsn: str, connection: psycopg.Connection) -> None:
     connection.execute(
         "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) VALUES (99, 'x', 'y', now())"
     )
@@ -193,12 +193,12 @@ async def test_a_server_that_is_newer_is_named(dsn: str, connection: psycopg.Con
             pass
 
 
-async def test_the_embedded_database_comes_by_itself(tmp_path: Path) -> None:
+async def test_the_embedded_database_starts_automatically(tmp_path: Path) -> None:
     async with Lineshaft(settings=Settings(home=tmp_path / "home")) as shaft:
         submitted = await shaft.submit(NewTask("sum"))
         assert (await shaft.get(submitted)).status is Status.READY
 
 
-async def test_before_it_is_open_it_says_so(dsn: str) -> None:
+async def test_using_it_before_open_is_an_error(dsn: str) -> None:
     with pytest.raises(DatabaseError, match="not open"):
         await Lineshaft(dsn).get("task_x")

@@ -32,7 +32,7 @@ async def test_a_dag_with_a_key_is_created_once(shaft: Lineshaft) -> None:
     assert len((await shaft.list()).items) == 2
 
 
-async def test_a_task_with_a_known_key_stands_for_the_one_that_exists(shaft: Lineshaft) -> None:
+async def test_a_known_key_in_a_dag_refers_to_the_existing_task(shaft: Lineshaft) -> None:
     existing = await shaft.submit(NewTask("design", idempotency_key="d"))
 
     dag = await shaft.submit_dag(
@@ -44,7 +44,7 @@ async def test_a_task_with_a_known_key_stands_for_the_one_that_exists(shaft: Lin
     assert (await shaft.get(dag.tasks["b"])).depends_on == [existing.id]
 
 
-async def test_a_dag_of_nothing_new_is_that_of_the_first_task(shaft: Lineshaft) -> None:
+async def test_a_dag_of_existing_tasks_is_the_dag_of_the_first(shaft: Lineshaft) -> None:
     existing = await shaft.submit(NewTask("design", idempotency_key="d"))
 
     dag = await shaft.submit_dag("Page", [NewTask("design", idempotency_key="d")])
@@ -65,7 +65,7 @@ async def test_a_dag_is_cancelled(shaft: Lineshaft) -> None:
 
 
 async def test_more_money_for_a_dag(shaft: Lineshaft) -> None:
-    """R-234: what it can afford then is to be had at once."""
+    """R-234: tasks that it can afford then are available at once."""
     dag = await shaft.submit_dag("Page", [NewTask("a", max_cost_usd=2)], budget_ceiling_usd=1)
     agent = Agent("a")
     agent.task("a")(lambda: None)
@@ -117,7 +117,7 @@ async def test_dead_letters_are_listed_shown_and_grouped(shaft: Lineshaft) -> No
         await shaft.get_dead_letter("task_nope")
 
 
-async def test_dead_letters_are_found_by_pattern_decision_and_when_deleted(shaft: Lineshaft) -> None:
+async def test_dead_letters_are_found_by_pattern_and_resolution_even_if_deleted(shaft: Lineshaft) -> None:
     one, two = await dead(shaft, n=1), await dead(shaft, n=2)
     await shaft.resolve(one, Resolution.DELETE, reviewer="ann")
 
@@ -162,7 +162,7 @@ async def test_a_retry_may_wait(shaft: Lineshaft) -> None:
     assert await finish_all(engine_of(shaft)) == 0
 
 
-async def test_the_second_to_decide_is_told(shaft: Lineshaft) -> None:
+async def test_the_second_decision_is_an_error(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
     await shaft.resolve(task_id, Resolution.CANCEL, reviewer="ann")
 
@@ -172,7 +172,7 @@ async def test_the_second_to_decide_is_told(shaft: Lineshaft) -> None:
     assert (refused.value.resolution, refused.value.reviewer) == ("cancel", "ann")
 
 
-async def test_a_decision_that_makes_no_sense_is_refused(shaft: Lineshaft) -> None:
+async def test_an_invalid_decision_is_refused(shaft: Lineshaft) -> None:
     task_id = await dead(shaft)
     untyped: Any = "forget"
 
@@ -183,7 +183,7 @@ async def test_a_decision_that_makes_no_sense_is_refused(shaft: Lineshaft) -> No
     assert (await shaft.get(task_id)).status is Status.DEAD_LETTERED
 
 
-async def test_many_are_decided_about_at_once(shaft: Lineshaft) -> None:
+async def test_many_are_resolved_at_once(shaft: Lineshaft) -> None:
     ids = [await dead(shaft, n=n) for n in range(3)]
 
     done = await shaft.resolve_all(

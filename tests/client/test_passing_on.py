@@ -1,4 +1,4 @@
-"""A wake-up reaches one who can use it, also if it comes first to an agent that can't: without a server."""
+"""A wake-up passes from an agent that can't take the task to one that can, without a server."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,9 @@ TYPES = ["code"]
     [{"max_concurrent_tasks": 1}, {"budget_usd": 1}, {"models_available": ("m1",)}],
     ids=["slot", "money", "model"],
 )
-async def test_a_wake_up_is_not_lost_on_one_that_cant_take_it(dsn: str, constraint: dict[str, Any]) -> None:
+async def test_a_wake_up_is_passed_on_by_an_agent_that_cant_use_it(
+    dsn: str, constraint: dict[str, Any]
+) -> None:
     backend = DatabaseBackend(Settings(database_url=dsn))
     await backend.open()
     try:
@@ -38,7 +40,7 @@ async def test_a_wake_up_is_not_lost_on_one_that_cant_take_it(dsn: str, constrai
 
         async def waiting(agents: int) -> None:
             assert backend._wakeups is not None
-            while backend._wakeups.waiting < agents:  # noqa: ASYNC110 - nobody tells
+            while backend._wakeups.waiting < agents:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0)
 
         with await backend.idler(constrained) as one, await backend.idler(able) as two:

@@ -1,4 +1,4 @@
-"""People, and gates of one's own, from Python."""
+"""Approvals, reports and custom gates from Python."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def test_an_output_is_approved(shaft: Lineshaft) -> None:
     assert (done.status, done.result) == ("COMPLETED", {"draft": 1})
 
 
-async def test_a_task_is_answered_or_refused(shaft: Lineshaft) -> None:
+async def test_a_person_completes_or_declines_a_task(shaft: Lineshaft) -> None:
     ask = NewTask("ask", required_capabilities=["human"])
     one, two = await shaft.submit_many([ask, ask])
 
@@ -48,7 +48,7 @@ async def test_a_task_is_answered_or_refused(shaft: Lineshaft) -> None:
 
 
 @pytest.mark.parametrize("data", [float("nan"), {"a": "\0"}, {"a": object()}])
-async def test_answers_that_no_database_holds(shaft: Lineshaft, data: object) -> None:
+async def test_data_that_the_database_cannot_store_is_refused(shaft: Lineshaft, data: object) -> None:
     """Hostile input: refused by name, nothing changed."""
     task = await shaft.submit(NewTask("ask", required_capabilities=["human"]))
 
@@ -80,15 +80,15 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
 async def own(dsn: str) -> AsyncIterator[Lineshaft]:
     checks = Checks()
 
-    async def four_eyes(schema: object, handed_in: CandidateOutput) -> bool:
-        return bool(handed_in.data == schema)
+    async def four_eyes(schema: object, candidate: CandidateOutput) -> bool:
+        return bool(candidate.data == schema)
 
     checks.register("looks-like", four_eyes)
     async with Lineshaft(dsn, max_connections=4, checks=checks) as opened:
         yield opened
 
 
-async def test_gates_of_ones_own_are_run_where_agents_are(own: Lineshaft) -> None:
+async def test_custom_gates_run_in_the_process_of_the_agents(own: Lineshaft) -> None:
     """Without any server: the process that runs agents runs the gates it knows."""
     contract = OutputContract(validation="looks-like", validation_schema={"draft": 1})
     task = await own.submit(NewTask("write", output=contract))

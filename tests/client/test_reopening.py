@@ -1,4 +1,4 @@
-"""Opened again after it was closed, in an event loop of its own each time, as asyncio.run makes them."""
+"""Opening a client again after it was closed, each time in a new event loop."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.client.helpers import engine_beside, engine_of, finish_all
 SOON = 10.0
 
 
-def test_waiting_goes_on_until_the_end(where: str, dsn: str) -> None:
+def test_waiting_continues_until_the_end(where: str, dsn: str) -> None:
     shaft = Lineshaft(where, max_connections=2)
 
     async def wait() -> Status:
@@ -30,8 +30,7 @@ def test_waiting_goes_on_until_the_end(where: str, dsn: str) -> None:
     assert [asyncio.run(wait()) for _ in range(2)] == [Status.COMPLETED] * 2
 
 
-def test_agents_are_kept_up(where: str) -> None:
-    """What was put off comes back, for agents that begin together."""
+def test_postponed_tasks_come_back(where: str) -> None:
     shaft = Lineshaft(where, max_connections=3)
 
     async def work() -> Status:

@@ -1,4 +1,4 @@
-"""Submission inside the caller's own transaction, with the real libraries: what is rolled back never was."""
+"""Submission inside the caller's own transaction, with the real libraries."""
 
 import threading
 from collections.abc import Iterator
@@ -193,7 +193,7 @@ def test_what_is_refused_leaves_the_transaction_usable(
     assert (count(connection), count(connection, "orders")) == (0, 2)
 
 
-def test_one_who_waits_for_a_key_blocks_nobody_else(
+def test_waiting_for_a_key_blocks_only_its_own_thread(
     blocking: SyncLineshaft, dsn: str, connection: psycopg.Connection
 ) -> None:
     """Two transactions with one key: the second waits for the first, in its own thread and nowhere else."""
@@ -221,7 +221,7 @@ def test_one_who_waits_for_a_key_blocks_nobody_else(
     assert (found[0].id, found[0].duplicate) == (kept.id, True)
 
 
-async def test_what_is_no_connection_is_refused(shaft: Lineshaft, dsn: str) -> None:
+async def test_an_object_that_is_not_a_connection_is_refused(shaft: Lineshaft, dsn: str) -> None:
     with pytest.raises(InvalidInputError, match=r"must be a psycopg connection.*got builtins\.str"):
         await shaft.submit(NewTask("x"), connection=dsn)
     sqlite = create_engine("sqlite://")
@@ -233,7 +233,7 @@ async def test_what_is_no_connection_is_refused(shaft: Lineshaft, dsn: str) -> N
     sqlite.dispose()
 
 
-async def test_an_async_connection_is_not_for_the_sync_front(blocking: SyncLineshaft, dsn: str) -> None:
+async def test_an_async_connection_is_refused_by_the_sync_client(blocking: SyncLineshaft, dsn: str) -> None:
     async with await psycopg.AsyncConnection.connect(dsn) as own:
         with pytest.raises(InvalidInputError, match="is asynchronous"):
             blocking.submit(NewTask("x"), connection=own)

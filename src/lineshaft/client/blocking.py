@@ -1,8 +1,7 @@
 """`SyncLineshaft`: the same methods for scripts and web apps that have no event loop.
 
-Not a second copy: each method is the asynchronous one, run in an event loop that a thread of its own keeps
-going. Types carry over. What is given the caller's own connection runs in the caller's thread, from beginning
-to end: another thread waiting for the same transaction must never be kept waiting by it.
+Each method runs the asynchronous one in the event loop of a background thread. A call with the caller's own
+`connection` runs in the caller's thread instead, because a transaction must not be used by two threads.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own, until it is closed."""
+    """An event loop in a background thread."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -40,7 +39,7 @@ class LoopThread:
 
     def _work(self) -> None:
         self._loop.run_forever()
-        # Other threads may wait for these, and are told by this.
+        # Threads that wait for these tasks get a CancelledError.
         if tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
@@ -51,28 +50,28 @@ class LoopThread:
         if os.getpid() != self._pid:
             work.close()
             raise LineshaftError(
-                "This Lineshaft was opened before the process was forked. Open it in each process by itself."
+                "This Lineshaft was opened before the process was forked. Open one in each process."
             )
         with self._lock:
             if self._closed:
                 work.close()
-                raise LineshaftError("This Lineshaft was closed. Open it again, or one of your own.")
+                raise LineshaftError("This Lineshaft was closed. Open it again.")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError:
             raise LineshaftError(
-                "This Lineshaft was closed, by another thread, before it had an answer. What was asked may "
-                "have been done: look first."
+                "Another thread closed this Lineshaft during the call. The call may have taken effect; check "
+                "before retrying."
             ) from None
         except BaseException:
-            # Interrupted while waiting: nobody wants the answer any more.
+            # Interrupted while waiting: the result is no longer needed.
             future.cancel()
             raise
 
     def close(self) -> None:
         if os.getpid() != self._pid:
-            return  # it is the parent's
+            return  # the thread belongs to the parent process
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -147,7 +146,7 @@ class SyncLineshaft:
 
     @classmethod
     def around(cls, shaft: Lineshaft, loop: LoopThread) -> Self:
-        """One that is open already, in this loop. Whoever opened it closes it."""
+        """Wrap a client that is open in this loop. Its owner closes it."""
         made = cls.__new__(cls)
         made.shaft, made._loop = shaft, loop  # noqa: SLF001 - its own
         return made

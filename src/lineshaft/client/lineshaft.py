@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from msgspec import UNSET, UnsetType
 
+from lineshaft.client.administration import Administration
 from lineshaft.client.backend import Backend
+from lineshaft.client.choice import choose_backend
 from lineshaft.client.handles import (
     DagHandle,
     DagRef,
@@ -30,11 +31,9 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask, TaskOptions
 from lineshaft.settings import Settings
 from lineshaft.types import (
-    AgentInfo,
     Approval,
     ApprovalDecision,
     Attempt,
-    Breaker,
     BulkResolution,
     Dag,
     DagFilter,
@@ -43,18 +42,12 @@ from lineshaft.types import (
     DeadLetterGroup,
     Event,
     EventPage,
-    Lock,
-    NewToken,
     Page,
-    Readiness,
     Report,
     Resolution,
-    Slowdown,
-    Stats,
     Task,
     TaskFilter,
     TaskOrder,
-    Token,
     Why,
 )
 from lineshaft.types.filters import Names, names
@@ -71,7 +64,7 @@ NOW = "now"
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.02, 0.5
 
 
-class Lineshaft:
+class Lineshaft(Administration):
     """The queue.
 
         async with Lineshaft() as shaft:
@@ -98,7 +91,7 @@ class Lineshaft:
 
         `checks` are your own gates; the default is those of the settings. A server has its own.
         """
-        self.backend = backend or _choose(url, token, settings, max_connections, checks)
+        super().__init__(backend or choose_backend(url, token, settings, max_connections, checks))
         self._watch = EndWatch(self.backend)
         self._clock = clock
 
@@ -509,120 +502,6 @@ class Lineshaft:
         )
         decision = _decision(resolution, reviewer, note, not_before, spec)
         return await self.backend.resolve_all(wanted, decision)
-
-    # Agents.
-
-    async def agents(
-        self, *, status: Names = (), limit: int = DEFAULT_LIMIT, cursor: str | None = None
-    ) -> Page[AgentInfo]:
-        """One page of agents by id; `status` is active, draining or offline."""
-        return await self.backend.agents(status=names(status), limit=limit, cursor=cursor)
-
-    async def get_agent(self, agent_id: str) -> AgentInfo:
-        return await self.backend.agent(agent_id)
-
-    async def change_agent(
-        self,
-        agent_id: str,
-        *,
-        status: str | None = None,
-        max_concurrent_tasks: int | None = None,
-        add_budget_usd: Decimal | float | None = None,
-    ) -> AgentInfo:
-        """Change an agent's status (`draining` claims nothing new) or slots, or add to its budget."""
-        return await self.backend.change_agent(
-            agent_id,
-            status=status,
-            max_concurrent_tasks=max_concurrent_tasks,
-            add_budget_usd=add_budget_usd,
-        )
-
-    # Guards.
-
-    async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Breaker]:
-        """Circuit breakers that have counted a failure or were opened; all others are closed."""
-        return await self.backend.breakers(limit=limit, cursor=cursor)
-
-    async def open_breaker(self, key: str) -> Breaker:
-        """Block a task type, or `model:NAME`, until the breaker is reset."""
-        return await self.backend.open_breaker(key)
-
-    async def reset_breaker(self, key: str) -> Breaker:
-        """Close a breaker and clear its failures."""
-        return await self.backend.reset_breaker(key)
-
-    async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
-        """Document locks that are held."""
-        return await self.backend.locks(limit=limit, cursor=cursor)
-
-    async def release_lock(self, key: str) -> None:
-        """Take a lock from its holder; the next waiting task gets it."""
-        await self.backend.release_lock(key)
-
-    async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Slowdown]:
-        """Slowdowns after rate limits that are in force."""
-        return await self.backend.slowdowns(limit=limit, cursor=cursor)
-
-    async def end_slowdown(self, key: str) -> None:
-        """End a slowdown at once: `model:NAME`, `provider:NAME` or `*`."""
-        await self.backend.end_slowdown(key)
-
-    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
-        """Stop claims of a task type, or of all types. Running tasks continue."""
-        await self.backend.pause(type)
-
-    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
-        """End a pause. Resuming what is not paused changes nothing."""
-        await self.backend.resume(type)
-
-    # The installation.
-
-    async def stats(self) -> Stats:
-        """Queue depth, throughput and spending."""
-        return await self.backend.stats()
-
-    async def health(self) -> Readiness:
-        """Raises UnavailableError unless a migrated database can be reached."""
-        return await self.backend.health()
-
-    async def tokens(self) -> Sequence[Token]:
-        """All tokens of the HTTP API, including revoked ones, oldest first."""
-        return await self.backend.tokens()
-
-    async def create_token(self, name: str, scope: str) -> NewToken:
-        """Create a token: `scope` is read, submit, agent, operate or admin. The secret is shown only here."""
-        return await self.backend.create_token(name, scope)
-
-    async def revoke_token(self, which: str) -> None:
-        """Revoke a token by id, or every token with this name."""
-        await self.backend.revoke_token(which)
-
-
-def _choose(
-    url: str | None,
-    token: str | None,
-    settings: Settings | None,
-    max_connections: int,
-    checks: "Checks | None",
-) -> Backend:
-    known = settings or Settings.load()
-    if url is None and settings is None:
-        url = known.url
-    if url is not None and url.startswith(("http://", "https://")):
-        if checks is not None:
-            fault = "can't be used with the URL of a server, which runs the gates of its own settings"
-            raise InvalidInputError(errors=[("checks", fault)])
-        from lineshaft.client.http_backend import HttpBackend  # noqa: PLC0415 - not needed with a database
-
-        return HttpBackend(url, token or known.token, max_connections=max_connections)
-    if token is not None:
-        fault = "is for a server: give its URL (http://… or https://…) with it"
-        raise InvalidInputError(errors=[("token", fault)])
-    if url is not None:
-        known = replace(known, database_url=url)
-    from lineshaft.client.database_backend import DatabaseBackend  # noqa: PLC0415 - imports psycopg
-
-    return DatabaseBackend(known, max_connections=max_connections, checks=checks)
 
 
 def _decision(

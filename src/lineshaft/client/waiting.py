@@ -1,8 +1,8 @@
-"""Waiting for tasks and DAGs to end: one look for all that this process waits for, not one each.
+"""Waiting for tasks and DAGs to end: one query for everything that this process waits for.
 
-The end of a task is not notified: that would make every completion of the whole fleet take its turn at one
-lock. So it is looked for, by primary key, and the less often the longer it takes: a wait is over at most a
-tenth later than it could have been, and at most half a second.
+PostgreSQL doesn't notify the end of a task: notifications would serialize the commits of the whole fleet. The
+watch polls by primary key, less often the longer it takes. A wait ends at most 10 % late, and at most half a
+second.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ class EndWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def ended(self, name: str) -> bool:
-        """Returns when it has; whether it is a DAG."""
+        """Return when the task or DAG has ended; True if it is a DAG."""
         wait = self._waiting.get(name)
         if wait is None:
             wait = self._waiting[name] = _Wait(asyncio.get_running_loop().create_future())
             self._new.set()
         wait.users += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look(), name="lineshaft waits")
+            self._task = asyncio.create_task(self._poll(), name="lineshaft waits")
         try:
             return await asyncio.shield(wait.future)
         finally:
@@ -55,40 +55,40 @@ class EndWatch:
             await asyncio.wait({task})
         for name in list(self._waiting):
             closed = LineshaftError(
-                f"This Lineshaft was closed while {name} was waited for. It goes on; open one and wait again."
+                f"This Lineshaft was closed while waiting for {name}, which continues. Wait for it again."
             )
-            self._tell(name, closed)
+            self._settle(name, closed)
 
-    async def _look(self) -> None:
-        # One of this event loop's own: the last one may have been of another.
+    async def _poll(self) -> None:
+        # The client may have been open in another event loop before.
         self._new = asyncio.Event()
         while self._waiting:
             self._new.clear()
             try:
                 states = await self._backend.finished(list(self._waiting))
             except UnavailableError:
-                # It comes back, or the time that the caller gave is over.
+                # It comes back, or the timeout of the caller ends the wait.
                 states = {}
-            except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+            except Exception as error:  # noqa: BLE001 - the waiters raise it
                 for name in list(self._waiting):
-                    self._tell(name, error)
+                    self._settle(name, error)
                 return
             for name, state in states.items():
                 if state == "unknown":
-                    self._tell(name, NotFoundError(f"There is no task and no DAG {name}."))
+                    self._settle(name, NotFoundError(f"There is no task or DAG {name}."))
                 elif state != "open":
-                    self._tell(name, state == "dag")
+                    self._settle(name, state == "dag")
             if self._waiting:
                 youngest = time.monotonic() - max(wait.since for wait in self._waiting.values())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(max(_SHARE * youngest, _SHORTEST_SEC), _LONGEST_SEC)):
                         await self._new.wait()
 
-    def _tell(self, name: str, answer: bool | Exception) -> None:  # noqa: FBT001 - the answer itself
+    def _settle(self, name: str, outcome: bool | Exception) -> None:  # noqa: FBT001 - a result
         wait = self._waiting.pop(name, None)
         if wait is None or wait.future.done():
             return
-        if isinstance(answer, Exception):
-            wait.future.set_exception(answer)
+        if isinstance(outcome, Exception):
+            wait.future.set_exception(outcome)
         else:
-            wait.future.set_result(answer)
+            wait.future.set_result(outcome)

@@ -1,0 +1,101 @@
+"""The methods of `Lineshaft` about agents, guards and the installation."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from lineshaft.client.backend import Backend
+from lineshaft.types import AgentInfo, Breaker, Lock, NewToken, Page, Readiness, Slowdown, Stats, Token
+from lineshaft.types.filters import Names, names
+from lineshaft.types.page import DEFAULT_LIMIT
+
+
+class Administration:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    # Agents.
+
+    async def agents(
+        self, *, status: Names = (), limit: int = DEFAULT_LIMIT, cursor: str | None = None
+    ) -> Page[AgentInfo]:
+        """One page of agents by id; `status` is active, draining or offline."""
+        return await self.backend.agents(status=names(status), limit=limit, cursor=cursor)
+
+    async def get_agent(self, agent_id: str) -> AgentInfo:
+        return await self.backend.agent(agent_id)
+
+    async def change_agent(
+        self,
+        agent_id: str,
+        *,
+        status: str | None = None,
+        max_concurrent_tasks: int | None = None,
+        add_budget_usd: Decimal | float | None = None,
+    ) -> AgentInfo:
+        """Change an agent's status (`draining` claims nothing new) or slots, or add to its budget."""
+        return await self.backend.change_agent(
+            agent_id,
+            status=status,
+            max_concurrent_tasks=max_concurrent_tasks,
+            add_budget_usd=add_budget_usd,
+        )
+
+    # Guards.
+
+    async def breakers(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Breaker]:
+        """Circuit breakers that have counted a failure or were opened; all others are closed."""
+        return await self.backend.breakers(limit=limit, cursor=cursor)
+
+    async def open_breaker(self, key: str) -> Breaker:
+        """Block a task type, or `model:NAME`, until the breaker is reset."""
+        return await self.backend.open_breaker(key)
+
+    async def reset_breaker(self, key: str) -> Breaker:
+        """Close a breaker and clear its failures."""
+        return await self.backend.reset_breaker(key)
+
+    async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
+        """Document locks that are held."""
+        return await self.backend.locks(limit=limit, cursor=cursor)
+
+    async def release_lock(self, key: str) -> None:
+        """Take a lock from its holder; the next waiting task gets it."""
+        await self.backend.release_lock(key)
+
+    async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Slowdown]:
+        """Slowdowns after rate limits that are in force."""
+        return await self.backend.slowdowns(limit=limit, cursor=cursor)
+
+    async def end_slowdown(self, key: str) -> None:
+        """End a slowdown at once: `model:NAME`, `provider:NAME` or `*`."""
+        await self.backend.end_slowdown(key)
+
+    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+        """Stop claims of a task type, or of all types. Running tasks continue."""
+        await self.backend.pause(type)
+
+    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+        """End a pause. Resuming what is not paused changes nothing."""
+        await self.backend.resume(type)
+
+    # The installation.
+
+    async def stats(self) -> Stats:
+        """Queue depth, throughput and spending."""
+        return await self.backend.stats()
+
+    async def health(self) -> Readiness:
+        """Raises UnavailableError unless a migrated database can be reached."""
+        return await self.backend.health()
+
+    async def tokens(self) -> Sequence[Token]:
+        """All tokens of the HTTP API, including revoked ones, oldest first."""
+        return await self.backend.tokens()
+
+    async def create_token(self, name: str, scope: str) -> NewToken:
+        """Create a token: `scope` is read, submit, agent, operate or admin. The secret is shown only here."""
+        return await self.backend.create_token(name, scope)
+
+    async def revoke_token(self, which: str) -> None:
+        """Revoke a token by id, or every token with this name."""
+        await self.backend.revoke_token(which)
