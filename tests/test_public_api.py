@@ -105,3 +105,14 @@ def test_what_public_methods_take_and_return_is_exported() -> None:
         if not place.endswith("__init__") or not place.startswith((*NOT_CONSTRUCTED, "TaskRef", "DagRef"))
     }
     assert sorted(missing) == []
+
+
+def test_an_agent_over_http_needs_no_driver() -> None:
+    """Neither an agent nor a client of a server loads psycopg."""
+    code = (
+        "import sys, lineshaft; lineshaft.Agent('a'); lineshaft.Lineshaft('http://127.0.0.1:1', token='t'); "
+        "print([name for name in sys.modules if name.startswith('psycopg')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert run.stdout.strip() == "[]"

@@ -17,7 +17,7 @@ class AgentProcess:
         self._process = process
 
     async def reaches(self, point: str) -> None:
-        """Returns when it has told that it is there."""
+        """Wait until it reports this point."""
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE):
             while (line := (await self._process.stdout.readline()).decode().strip()) != point:

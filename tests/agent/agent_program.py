@@ -60,7 +60,7 @@ def make_agent(agent_id: str, points: Points, *, interval: float, grace: float) 
 
 
 def make_checks(points: Points) -> Checks:
-    """A gate that its agent runs itself: `look`."""
+    """The gate `look`, which the agent runs itself."""
     checks = Checks()
 
     def look(_: object, __: CandidateOutput) -> bool:

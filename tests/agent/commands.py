@@ -16,7 +16,7 @@ ask() { tell "$1"; IFS= read -r answer <&"$LINESHAFT_FD"; printf '%s\\n' "$answe
 
 
 class Commands:
-    """Makes agents that run a shell script, and ends what they leave."""
+    """Creates agents that run a shell script, and ends what they leave running."""
 
     def __init__(self, directory: Path, resources: ExitStack) -> None:
         self.directory = directory

@@ -9,7 +9,7 @@ from tests.invariants import check_invariants
 
 @pytest.fixture
 async def shaft(where: str, dsn: str) -> AsyncIterator[Lineshaft]:
-    """The queue, and afterwards the proof that whatever agents did left everything consistent."""
+    """The queue; afterwards the invariants are checked."""
     async with Lineshaft(where, max_connections=6) as opened, engine_beside(opened, dsn):
         yield opened
     check_invariants(dsn)

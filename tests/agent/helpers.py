@@ -1,4 +1,4 @@
-"""Short ways to employ agents in tests."""
+"""Helpers that run agents in tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ def engine_of(shaft: Lineshaft) -> Engine:
 
 @asynccontextmanager
 async def at_work(*agents: Agent, shaft: Lineshaft) -> AsyncIterator[None]:
-    """The agents run, and are stopped in the end."""
+    """Run agents while the block runs."""
     running = [asyncio.create_task(agent.run(shaft, handle_signals=False)) for agent in agents]
     try:
         yield
@@ -33,13 +33,13 @@ async def at_work(*agents: Agent, shaft: Lineshaft) -> AsyncIterator[None]:
 
 
 async def drain(shaft: Lineshaft, *agents: Agent) -> None:
-    """Until nobody finds anything to do."""
+    """Run agents until none of them finds a task."""
     runs = (agent.run(shaft, until_idle=True, handle_signals=False) for agent in agents)
     await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
 
 
 async def one(shaft: Lineshaft, agent: Agent, task_type: str, **fields: Any) -> Task:
-    """Submit a task, let the agent do all there is to do, and see what became of it."""
+    """Submit a task, drain the agent, and return the task."""
     submitted = await shaft.submit(NewTask(task_type, **fields))
     await drain(shaft, agent)
     return await shaft.get(submitted)
@@ -52,14 +52,14 @@ async def result(shaft: Lineshaft, agent: Agent, task_type: str, **fields: Any) 
 
 
 async def ended(shaft: Lineshaft, task_id: str, patience: float = PATIENCE) -> Task:
-    """The task, once it has ended."""
+    """Wait for the end of a task."""
     task = await shaft.wait(task_id, patience)
     assert isinstance(task, Task)
     return task
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """For what nobody tells: look again and again."""
+    """Poll for a condition that has no event."""
     async with asyncio.timeout(PATIENCE):
         while not await check():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)

@@ -35,7 +35,7 @@ async def submit(shaft: Lineshaft) -> str:
     ],
 )
 async def test_killed(shaft: Lineshaft, where: str, tmp_path: Path, point: str) -> None:
-    """SIGKILL in each phase; the next agent carries on from the last finished step."""
+    """SIGKILL in each phase; the next agent continues after the last recorded step."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
     async with agent_process(where, log, "--wait-at", point) as process:
@@ -89,7 +89,7 @@ async def test_killed_while_the_outcome_is_being_written(
 async def test_stopped_past_its_lease_a_zombie_writes_nothing(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
-    """R-100: SIGSTOP, another does the work, SIGCONT: what the zombie hands in is refused but seen."""
+    """R-100: SIGSTOP, another does the work, SIGCONT: the output of the zombie is refused but logged."""
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(shaft)
     async with agent_process(where, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
@@ -133,15 +133,15 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
     steps = {"first": b"1", "second": b"2"}
     found = await engine_of(shaft).read.steps(task_id)
     assert {name: bytes(data) for name, data in found.items()} == steps
-    # The zombie reached "completing" in neither case: its next write told it that it was over.
+    # The zombie reached "completing" in neither case: its next write failed.
     assert log.read_text().splitlines().count("completing") == 1
     assert (await shaft.get(task_id)).cost_usd == task.cost_usd
 
 
-async def test_an_agent_that_comes_back_gets_its_task_again(
+async def test_an_agent_that_registers_again_gets_its_task_again(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
-    """The same id registers anew: what it held fails at once, without waiting for the lease."""
+    """The same id registers again: its claims fail at once, without waiting for the lease."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
     async with agent_process(where, log, "--wait-at", "between steps", "--interval", "60") as process:

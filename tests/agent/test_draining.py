@@ -11,7 +11,7 @@ from tests.agent.helpers import AT_ONCE, drain
 
 
 class Overtaken(DatabaseBackend):
-    """Somebody makes READY what is due, just before an agent asks whether anything will be."""
+    """Another process makes due tasks READY, just before an agent asks whether any will be."""
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         await self.upkeep()
@@ -25,7 +25,7 @@ async def overtaken(dsn: str) -> AsyncIterator[Lineshaft]:
         yield opened
 
 
-async def test_a_retry_that_becomes_ready_between_two_looks_is_done(overtaken: Lineshaft) -> None:
+async def test_a_retry_that_becomes_ready_between_two_polls_is_done(overtaken: Lineshaft) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -40,8 +40,8 @@ async def test_a_retry_that_becomes_ready_between_two_looks_is_done(overtaken: L
     assert (await overtaken.get(submitted)).result == "done"
 
 
-async def test_a_handler_with_a_limit_is_no_worse_off_than_its_tasks(shaft: Lineshaft) -> None:
-    """One slot, and enough to do without it: what is best comes first all the same."""
+async def test_a_handler_with_a_limit_gets_its_share(shaft: Lineshaft) -> None:
+    """One slot and a backlog of other types: the best task still comes first."""
     agent = Agent("a", max_concurrent_tasks=1)
     order: list[str] = []
 

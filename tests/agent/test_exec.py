@@ -40,7 +40,7 @@ async def failure(shaft: Lineshaft, agent: Agent, **fields: Any) -> tuple[str, s
     return str(task.failure_category), task.failure_history[-1].error or ""
 
 
-async def test_a_task_comes_as_json_and_in_variables(shaft: Lineshaft, commands: Commands) -> None:
+async def test_a_command_gets_the_task_as_json_and_in_variables(shaft: Lineshaft, commands: Commands) -> None:
     agent = commands.agent(
         f"""exec {shlex.quote(sys.executable)} -c '
 import json, os, sys
@@ -64,7 +64,7 @@ print(json.dumps([task, own]))'"""
     assert variables["LINESHAFT_FD"] == "3"
 
 
-async def test_what_is_too_big_for_variables_is_on_standard_input(
+async def test_values_too_long_for_variables_are_on_standard_input(
     shaft: Lineshaft, commands: Commands
 ) -> None:
     agent = commands.agent('test -z "$LINESHAFT_TASK_SPEC_TEXT" && printf "$LINESHAFT_TASK_SPEC_N " && wc -c')
@@ -124,7 +124,7 @@ async def test_failures(
     assert expected[1] in error
 
 
-async def test_exit_code_75_comes_back_later_without_using_an_attempt(
+async def test_exit_code_75_postpones_the_task_without_using_an_attempt(
     shaft: Lineshaft, commands: Commands
 ) -> None:
     agent = commands.agent("exit 75", retry_later_sec=500)
@@ -136,7 +136,9 @@ async def test_exit_code_75_comes_back_later_without_using_an_attempt(
 
 
 @pytest.mark.parametrize("code", [1, 75])
-async def test_a_rate_limit_on_standard_error_is_one(shaft: Lineshaft, commands: Commands, code: int) -> None:
+async def test_a_rate_limit_on_standard_error_is_recognised(
+    shaft: Lineshaft, commands: Commands, code: int
+) -> None:
     """R-210: no attempt is used."""
     agent = commands.agent(f"echo 'HTTP 429 Too Many Requests, retry after 30 s' >&2; exit {code}")
     task = await one(shaft, agent, "t", max_attempts=1)
@@ -158,7 +160,7 @@ async def test_the_end_of_standard_error_is_kept_and_all_of_it_read(
     assert TAIL_BYTES - 10 < len(error.encode()) < TAIL_BYTES + 100
 
 
-async def test_the_next_attempt_learns_from_the_last(shaft: Lineshaft, commands: Commands) -> None:
+async def test_the_next_attempt_gets_the_last_error(shaft: Lineshaft, commands: Commands) -> None:
     agent = commands.agent(
         'if [ "$LINESHAFT_TASK_ATTEMPT" = 1 ]; then echo no luck >&2; exit 1; fi\n'
         f"exec {shlex.quote(sys.executable)} -c "
@@ -167,7 +169,7 @@ async def test_the_next_attempt_learns_from_the_last(shaft: Lineshaft, commands:
     assert (await output(shaft, agent, retry=AT_ONCE)).endswith("no luck")
 
 
-async def test_secrets_of_the_agent_are_not_the_commands(
+async def test_a_command_does_not_get_the_secrets_of_the_agent(
     shaft: Lineshaft, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", "postgresql://secret")
@@ -194,18 +196,18 @@ async def test_a_command_that_cant_be_started_fails_the_task(shaft: Lineshaft, c
     assert "/no/such/command" in error
 
 
-class Told:
-    """Process ids that a script writes into a named pipe; whoever waits for them is woken by that."""
+class PidPipe:
+    """Process ids that a script writes into a named pipe."""
 
     def __init__(self, commands: Commands) -> None:
-        self.pipe = commands.directory / "told"
+        self.pipe = commands.directory / "pids"
         os.mkfifo(self.pipe)
         # For writing too: then neither this nor the script's own opening waits for the other side.
         handle = os.open(self.pipe, os.O_RDWR | os.O_NONBLOCK)
         commands.resources.callback(os.close, handle)
         self._handle = handle
 
-    async def pids(self) -> list[int]:
+    async def read(self) -> list[int]:
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._handle, readable.set)
         try:
@@ -216,7 +218,7 @@ class Told:
 
 
 async def gone(*pids: int) -> None:
-    """Returns when these processes, which are nobody's children here, have ended."""
+    """Wait until these processes, which are not children of the test, have ended."""
     for pid in pids:
         try:
             handle = os.pidfd_open(pid)
@@ -241,14 +243,14 @@ def open_descriptors() -> int:
 
 
 async def test_the_time_limit_ends_the_whole_group(shaft: Lineshaft, commands: Commands) -> None:
-    """SIGTERM first, SIGKILL for those who don't heed it; what it said on its way out is kept."""
-    told = Told(commands)
+    """SIGTERM first, then SIGKILL; the last output is kept."""
+    pids = PidPipe(commands)
     agent = commands.agent(
         f"""
 sh -c 'trap "" TERM; while :; do sleep 1000; done' &
 stubborn=$!
 trap 'echo got TERM >&2; exit 0' TERM
-echo $$ $stubborn >> {told.pipe}
+echo $$ $stubborn >> {pids.pipe}
 while :; do sleep 1000 & wait $!; done
 """,
         time_limit_sec=1,
@@ -258,7 +260,7 @@ while :; do sleep 1000 & wait $!; done
     assert category == "timeout"
     assert error.startswith("The command timed out after 1 s.\n")
     assert error.endswith("got TERM")
-    await gone(*await told.pids())
+    await gone(*await pids.read())
 
 
 async def test_a_program_that_ignores_sigterm_is_killed(shaft: Lineshaft, commands: Commands) -> None:
@@ -280,26 +282,26 @@ async def test_the_tasks_own_limit_counts(shaft: Lineshaft, commands: Commands) 
     assert error.endswith("limit 2.7")
 
 
-async def test_what_it_leaves_behind_is_killed_and_not_waited_for(
+async def test_processes_left_running_are_killed_and_not_waited_for(
     shaft: Lineshaft, commands: Commands
 ) -> None:
-    """A daemon that left the group keeps the pipes open for ever; the task is done all the same."""
-    told = Told(commands)
-    agent = commands.agent(f"sleep 1000 & a=$!; setsid sleep 1000 & echo $a $! > {told.pipe}; echo done")
+    """A daemon that left the group keeps the pipes open; the task completes anyway."""
+    pids = PidPipe(commands)
+    agent = commands.agent(f"sleep 1000 & a=$!; setsid sleep 1000 & echo $a $! > {pids.pipe}; echo done")
 
     assert await output(shaft, agent) == "done"
-    left_behind, daemon = await told.pids()
+    left_behind, daemon = await pids.read()
     await gone(left_behind)
     os.kill(daemon, signal.SIGKILL)
     await gone(daemon)
 
 
 async def test_a_cancelled_task_ends_its_command(shaft: Lineshaft, commands: Commands) -> None:
-    told = Told(commands)
-    agent = commands.agent(f"echo $$ > {told.pipe}; exec sleep 1000", heartbeat_interval_sec=0.5)
+    pids = PidPipe(commands)
+    agent = commands.agent(f"echo $$ > {pids.pipe}; exec sleep 1000", heartbeat_interval_sec=0.5)
     submitted = await shaft.submit(NewTask("t"))
     running = asyncio.create_task(agent.run(shaft, until_idle=True, handle_signals=False))
-    (pid,) = await told.pids()
+    (pid,) = await pids.read()
     await shaft.cancel(submitted)
     await asyncio.wait_for(running, PATIENCE)
 
@@ -307,15 +309,15 @@ async def test_a_cancelled_task_ends_its_command(shaft: Lineshaft, commands: Com
     assert (await shaft.get(submitted)).status is Status.CANCELLED
 
 
-async def test_an_agent_that_stops_hands_back_and_ends_its_commands(
+async def test_an_agent_that_stops_releases_tasks_and_ends_its_commands(
     shaft: Lineshaft, commands: Commands
 ) -> None:
     """R-081: no attempt is used."""
-    told = Told(commands)
-    agent = commands.agent(f"echo $$ > {told.pipe}; exec sleep 1000")
+    pids = PidPipe(commands)
+    agent = commands.agent(f"echo $$ > {pids.pipe}; exec sleep 1000")
     submitted = await shaft.submit(NewTask("t"))
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
-    (pid,) = await told.pids()
+    (pid,) = await pids.read()
     agent.stop(now=True)
     await asyncio.wait_for(running, PATIENCE)
 
@@ -324,16 +326,16 @@ async def test_an_agent_that_stops_hands_back_and_ends_its_commands(
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
-async def test_nobody_is_given_a_task_whose_command_is_still_ending(
+async def test_no_agent_gets_a_task_whose_command_is_still_ending(
     shaft: Lineshaft, commands: Commands, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent without any patience gives a command the time between SIGTERM and SIGKILL all the same."""
+    """Even an agent without patience gives a command the time between SIGTERM and SIGKILL."""
     monkeypatch.setattr("lineshaft.agent.loop._PATIENCE_SEC", 0)
-    told = Told(commands)
-    agent = commands.agent(f"trap 'exit 1' TERM; echo $$ > {told.pipe}; while :; do sleep 1000; done")
+    pids = PidPipe(commands)
+    agent = commands.agent(f"trap 'exit 1' TERM; echo $$ > {pids.pipe}; while :; do sleep 1000; done")
     submitted = await shaft.submit(NewTask("t"))
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
-    await told.pids()
+    await pids.read()
     agent.stop(now=True)
     await asyncio.wait_for(running, PATIENCE)
 
@@ -358,10 +360,10 @@ async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Com
 async def test_commands_die_with_an_agent_that_is_killed(
     shaft: Lineshaft, transport: str, where: str, commands: Commands
 ) -> None:
-    """Somebody else will be given the task: two of them at work would be one too many."""
-    told = Told(commands)
+    """Another agent will get the task: two commands must not work on it."""
+    pids = PidPipe(commands)
     script = commands.directory / "work.sh"
-    script.write_text(f"#!/bin/sh\ntrap '' TERM\nsleep 1000 &\necho $$ $! > {told.pipe}\nwait\nsleep 1000\n")
+    script.write_text(f"#!/bin/sh\ntrap '' TERM\nsleep 1000 &\necho $$ $! > {pids.pipe}\nwait\nsleep 1000\n")
     script.chmod(0o700)
     await shaft.submit(NewTask("t"))
     agent = await asyncio.create_subprocess_exec(
@@ -369,7 +371,7 @@ async def test_commands_die_with_an_agent_that_is_killed(
         *("--type", "t"),
         env=os.environ | {{"database": "LINESHAFT_DATABASE_URL", "http": "LINESHAFT_URL"}[transport]: where},
     )
-    at_work = await told.pids()
+    at_work = await pids.read()
     assert all(map(alive, at_work))
     agent.send_signal(signal.SIGKILL)
     await agent.wait()

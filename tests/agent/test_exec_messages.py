@@ -18,7 +18,7 @@ from tests.agent.helpers import AT_ONCE, PATIENCE, attempts, one
 
 pytestmark = pytest.mark.alike_over_http
 
-#: Prints a part of the task that stands on standard input.
+#: Prints a part of the task on standard input.
 SHOW = (
     f"{shlex.quote(sys.executable)} -c "
     "'import json, sys; print(json.dumps(json.load(sys.stdin)[sys.argv[1]]))' "
@@ -65,7 +65,7 @@ tell '{"spend": 0.003}'"""
 
 
 async def test_a_recorded_step_is_not_lost_by_a_crash(shaft: Lineshaft, commands: Commands) -> None:
-    """It is known to the next attempt, by question and on standard input, and was charged once."""
+    """The next attempt gets it, on standard input and as an answer, and it is charged once."""
     agent = commands.agent(
         f"""
 case $(ask '{{"step": "search"}}') in
@@ -83,10 +83,10 @@ esac"""
     assert [past.cost_usd for past in await attempts(shaft, task.id)] == [Decimal("0.5"), Decimal(0)]
 
 
-async def test_what_was_said_last_counts_though_the_command_has_ended(
+async def test_the_last_messages_count_after_the_command_has_ended(
     shaft: Lineshaft, commands: Commands
 ) -> None:
-    """Nothing is left in the pipe, also without a newline in the end."""
+    """The pipe is read to its end, also without a final newline."""
     agent = commands.agent(
         """
 if [ "$LINESHAFT_TASK_ATTEMPT" = 1 ]; then
@@ -105,7 +105,7 @@ ask '{"step": "s199"}'
     assert checkpoint == '{"at": 200}'
 
 
-async def test_a_checkpoint_comes_back(shaft: Lineshaft, commands: Commands) -> None:
+async def test_the_next_attempt_gets_the_checkpoint(shaft: Lineshaft, commands: Commands) -> None:
     agent = commands.agent(
         f"""
 tell '{{"checkpoint": {{"page": 1}}}}'; tell '{{"checkpoint": {{"page": 2}}}}'
@@ -116,11 +116,11 @@ test "$LINESHAFT_TASK_ATTEMPT" = 1 && exit 1
 
 
 async def test_no_step_begins_when_the_money_is_used_up(shaft: Lineshaft, commands: Commands) -> None:
-    """What was paid for is recorded all the same."""
+    """A step that was paid for is recorded anyway."""
     agent = commands.agent(
         """
 tell '{"step": "dear", "result": "kept", "spend": 2}'
-ask '{"step": "dear"}' >&2
+ask '{"step": "expensive"}' >&2
 ask '{"step": "next"}' >&2
 echo never"""
     )
@@ -132,7 +132,7 @@ echo never"""
 
 
 async def test_spawn_and_wait(shaft: Lineshaft, commands: Commands) -> None:
-    """R-145: the command ends, and is run again when its children have ended; nothing is spawned twice."""
+    """R-145: the command ends, and runs again when its children have ended; nothing is spawned twice."""
     parts = '[{"type": "part", "spec": {"n": 1}}, {"type": "part", "spec": {"n": 2}}]'
     agent = commands.agent(f"""ask '{{"spawn": "parts", "wait": true, "tasks": {parts}}}'""")
 
@@ -182,7 +182,7 @@ echo data"""
         ('{"fail": "slow down", "category": "rate_limit", "retry_after_sec": 100}', Status.RETRYING),
     ],
 )
-async def test_a_wish_counts_more_than_the_exit_code(
+async def test_a_message_about_the_end_overrides_the_exit_code(
     shaft: Lineshaft, commands: Commands, wish: str, status: Status, code: int
 ) -> None:
     task = await one(shaft, commands.agent(f"tell '{wish}'; exit {code}"), "t")
@@ -190,7 +190,7 @@ async def test_a_wish_counts_more_than_the_exit_code(
 
 
 async def test_a_claim_that_is_over_ends_the_command(shaft: Lineshaft, commands: Commands) -> None:
-    """Heartbeats are far too rare to tell; its next word does."""
+    """Its next message finds out; heartbeats are too rare here."""
     go = commands.directory / "go"
     os.mkfifo(go)
     agent = Agent("a", heartbeat_interval_sec=1000)

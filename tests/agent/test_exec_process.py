@@ -7,8 +7,8 @@ from functools import partial
 from lineshaft.agent.exec.process import Inflow
 
 
-async def test_a_flood_leaves_others_their_turn() -> None:
-    """There is always more to read: heartbeats, time limits and other tasks go on all the same."""
+async def test_a_flood_of_output_does_not_block_the_event_loop() -> None:
+    """There is always more to read; heartbeats, time limits and other tasks go on."""
     endless = os.open("/dev/zero", os.O_RDONLY)
     flow = Inflow(endless, partial(os.close, endless))
     turns = chunks = 0

@@ -22,10 +22,10 @@ from tests.invariants import check_invariants
 
 #: How many tasks; FLEET_TASKS=5000 for the full size.
 AGENTS, SLOTS, TASKS = 20, 8, int(os.environ.get("FLEET_TASKS", "300"))
-#: Each slows down by itself when one of its tasks meets a rate limit.
+#: Each slows down alone when one of its tasks meets a rate limit.
 MODELS = [f"model-{number}" for number in range(8)]
 LIMITED_SEC = 0.02
-#: Whoever is cancelled from outside learns of it this late; a third of how long a busy machine may be silent.
+#: A cancelled handler notices this late; a third of how long a busy machine may be silent.
 HEARTBEAT_SEC = 3.0
 CENT = Decimal("0.01")
 
@@ -46,7 +46,7 @@ ENDS = {
 
 @dataclass
 class Plan:
-    """What the handler does, run by run, and what it must come to."""
+    """What the handler does, run by run, and the expected end."""
 
     detours: list[str]
     end: str
@@ -163,7 +163,7 @@ async def test_every_task_ends_as_planned_and_money_adds_up(
     dags = await _submit(shaft, list(theatre.plans), rng)
 
     async with at_work(*(theatre.agent(number) for number in range(AGENTS)), shaft=shaft):
-        # With those children that nobody waited for.
+        # Includes children without a waiting parent.
         await asyncio.gather(*(shaft.wait(dag, PATIENCE + TASKS) for dag in dags))
 
     for dag in dags:
@@ -212,7 +212,7 @@ def _total(connection: psycopg.Connection) -> Decimal:
 
 
 def _check_sums(connection: psycopg.Connection, theatre: Theatre) -> None:
-    """What was spent is what tasks cost, what DAGs cost, and what was spent by the plans."""
+    """The sums over tasks, DAGs and plans are equal."""
     children = CENT * sum(theatre.children.values())
     assert _total(connection) == children + sum(own.spent for own in theatre.plans.values())
     wrong = connection.execute(

@@ -1,4 +1,4 @@
-"""Agents at work beside the guards: nobody calls them when a breaker may be probed, and they come in time."""
+"""Agents and guards: idle agents notice without a notification when a breaker may be probed."""
 
 import asyncio
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from tests.agent.helpers import at_work, engine_of, soon
 
-#: Less than the 30 s after which an idle agent looks by itself.
+#: Less than the 30 s after which an idle agent polls.
 SOON = 20.0
 
 
-async def test_idle_agents_look_again_when_a_breaker_may_be_probed(
+async def test_idle_agents_poll_when_a_breaker_may_be_probed(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-183: waiters sleep no longer than until then; and the thresholds come from the operator's file."""
+    """R-183: they sleep no longer than until then; the thresholds come from the operator's file."""
     path = tmp_path / "circuit-breakers.yaml"
     path.write_text("defaults: {failureThreshold: 1, halfOpenAfter: 1}")
     monkeypatch.setenv("LINESHAFT_CIRCUIT_BREAKERS", str(path))

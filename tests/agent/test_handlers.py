@@ -36,7 +36,7 @@ class Place:
 
 
 class Model:
-    """Looks like a model of pydantic."""
+    """Like a pydantic model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -196,7 +196,7 @@ async def test_a_bad_spec_fails_the_task_and_not_the_agent(shaft: Lineshaft) -> 
     assert await result(shaft, agent, "add", spec={"a": 1, "b": 2}) == 3
 
 
-async def test_an_output_with_more_to_it(shaft: Lineshaft) -> None:
+async def test_an_output_with_artifacts_and_a_report(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
     @agent.task("build")
@@ -222,9 +222,7 @@ async def test_an_output_with_more_to_it(shaft: Lineshaft) -> None:
         (Result(1, decision_report={"why": float("nan")}), "decision_report must not contain NaN"),
     ],
 )
-async def test_an_output_that_can_not_be_stored_is_invalid(
-    shaft: Lineshaft, value: Any, message: str
-) -> None:
+async def test_an_output_that_cannot_be_stored_is_invalid(shaft: Lineshaft, value: Any, message: str) -> None:
     agent = Agent("a")
     agent.task("odd")(lambda: value)
 
@@ -234,7 +232,7 @@ async def test_an_output_that_can_not_be_stored_is_invalid(
     assert re.search(message, task.failure_reason or "")
 
 
-async def test_the_context_tells_about_the_task(shaft: Lineshaft) -> None:
+async def test_the_context_describes_the_task(shaft: Lineshaft) -> None:
     agent = Agent("a", capabilities=["python"], models=["small", "large"])
     seen: dict[str, Any] = {}
 

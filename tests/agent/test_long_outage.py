@@ -33,7 +33,7 @@ async def near(dsn: str) -> AsyncIterator[Lineshaft]:
 
 @pytest.fixture
 async def line(dsn: str, near: Lineshaft) -> AsyncIterator[tuple[Lineshaft, Proxy]]:
-    del near  # it looks whether all is well only when nobody works any more
+    del near  # it checks the invariants when all agents have stopped
     async with proxied(dsn) as (through, proxy), Lineshaft(through, max_connections=4) as shaft:
         yield shaft, proxy
         proxy.mend()
@@ -41,7 +41,7 @@ async def line(dsn: str, near: Lineshaft) -> AsyncIterator[tuple[Lineshaft, Prox
 
 @asynccontextmanager
 async def away(proxy: Proxy) -> AsyncIterator[None]:
-    """For as long as it lasts, people try to connect."""
+    """Clients try to connect during the outage."""
     began = time.monotonic()
     proxy.cut()
     yield
@@ -50,7 +50,7 @@ async def away(proxy: Proxy) -> AsyncIterator[None]:
     proxy.mend()
 
 
-async def test_with_a_lease_that_outlasts_it_agents_go_on(
+async def test_agents_go_on_if_the_lease_outlasts_the_outage(
     near: Lineshaft, line: tuple[Lineshaft, Proxy]
 ) -> None:
     """A step, an outcome, children, a checkpoint, a thread: each waits, and is written once."""
@@ -112,13 +112,13 @@ async def test_with_a_lease_that_outlasts_it_agents_go_on(
     assert sorted(ran) == sorted([*types, "kid", "kid"])
 
 
-async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
+async def test_another_agent_takes_over_if_the_lease_is_shorter(
     near: Lineshaft, line: tuple[Lineshaft, Proxy]
 ) -> None:
     through, proxy = line
     cut_off = Agent("cut off", heartbeat_interval_sec=NOT_OUTLASTING_IT)
     other = Agent("other", heartbeat_interval_sec=OUTLASTING_IT)
-    begun, told = asyncio.Event(), asyncio.Event()
+    begun, noticed = asyncio.Event(), asyncio.Event()
 
     @cut_off.task("t")
     async def handler(ctx: TaskContext) -> str:
@@ -128,7 +128,7 @@ async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
                 await asyncio.Event().wait()
             finally:
                 # It learns that the claim is over, and nothing that it does then is written.
-                told.set()
+                noticed.set()
         return await ctx.step("work", lambda: "cut off")
 
     @other.task("t")
@@ -140,7 +140,7 @@ async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
         await soon(begun)
         async with away(proxy), at_work(other, shaft=near):
             task = await near.wait(submitted, PATIENCE)
-        await soon(told)
+        await soon(noticed)
         again = await near.wait(await near.submit(NewTask("t", retry=AT_ONCE)), PATIENCE)
 
     assert (task.result, again.result, again.attempts) == ("other", "cut off", 0)
@@ -148,10 +148,10 @@ async def test_with_a_shorter_lease_another_does_it_and_the_first_works_on(
     assert (await near.get(submitted)).result == "other"
 
 
-async def test_an_agent_that_is_stopped_meanwhile_ends_and_loses_nothing(
+async def test_an_agent_stopped_during_the_outage_ends_and_loses_nothing(
     near: Lineshaft, line: tuple[Lineshaft, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it could not hand back in time is taken back when its lease is over."""
+    """What it could not release in time is taken back when its lease expires."""
     monkeypatch.setattr("lineshaft.agent.agent._LAST_WRITES_SEC", OUTAGE_SEC / 4)
     through, proxy = line
     stopped = Agent("stopped", heartbeat_interval_sec=NOT_OUTLASTING_IT, grace_sec=OUTAGE_SEC / 4)

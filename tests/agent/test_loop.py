@@ -50,7 +50,7 @@ async def test_the_task_s_own_limit_counts_too(shaft: Lineshaft) -> None:
     assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "timeout")
 
 
-async def test_a_handler_that_swallows_its_cancellation_is_left_to_itself(shaft: Lineshaft) -> None:
+async def test_a_handler_that_ignores_its_cancellation_is_abandoned(shaft: Lineshaft) -> None:
     agent = Agent("a", max_concurrent_tasks=1)
     go = asyncio.Event()
 
@@ -71,7 +71,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_to_itself(shaft:
 
 
 async def test_work_that_comes_later_wakes_the_agent(shaft: Lineshaft) -> None:
-    """R-077: within a moment, though polls are 30 s apart; also for a kind of task that never was before."""
+    """R-077: within a moment, though polls are 30 s apart; also for a new task type."""
     agent = Agent("a")
     agent.task("old")(lambda: None)
     agent.task("new")(lambda: None)
@@ -85,7 +85,7 @@ async def test_work_that_comes_later_wakes_the_agent(shaft: Lineshaft) -> None:
 
 
 async def test_one_wake_up_many_agents(shaft: Lineshaft) -> None:
-    """A claim that came back full passes the wake-up on: everybody with room gets to work."""
+    """An agent whose claim is full passes the wake-up on to the next."""
     agents = [Agent(f"a{n}", max_concurrent_tasks=1) for n in range(4)]
     all_busy, busy = asyncio.Event(), set()
 
@@ -105,7 +105,7 @@ async def test_one_wake_up_many_agents(shaft: Lineshaft) -> None:
             await shaft.wait(task, PATIENCE)
 
 
-async def test_only_what_it_can_do(shaft: Lineshaft) -> None:
+async def test_it_claims_only_what_it_can_do(shaft: Lineshaft) -> None:
     agent = Agent("a", capabilities=["python"])
     agent.task("t")(lambda: None)
     able = await shaft.submit(NewTask("t", required_capabilities=["python"]))
@@ -133,7 +133,7 @@ async def test_snooze_and_cancel(shaft: Lineshaft) -> None:
 
     @agent.task("cancel")
     async def cancel() -> None:
-        raise Cancel("nobody wants it")
+        raise Cancel("not needed")
 
     submitted = await shaft.submit(NewTask("snooze"))
     async with at_work(agent, shaft=shaft):
@@ -145,11 +145,11 @@ async def test_snooze_and_cancel(shaft: Lineshaft) -> None:
     below = await shaft.submit(NewTask("cancel", depends_on=[doomed.id]))
     await drain(shaft, agent)
     task = await shaft.get(doomed)
-    assert (task.status, task.cancel_reason) == (Status.CANCELLED, "nobody wants it")
+    assert (task.status, task.cancel_reason) == (Status.CANCELLED, "not needed")
     assert (await shaft.get(below)).status is Status.CANCELLED
 
 
-async def test_draining_leaves_what_is_for_later(shaft: Lineshaft) -> None:
+async def test_draining_leaves_tasks_for_later(shaft: Lineshaft) -> None:
     agent = Agent("a")
     agent.task("snooze")(lambda: Snooze(1000))
 
@@ -219,7 +219,7 @@ async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft)
     assert (await attempts(shaft, submitted.id))[0].error == "agent_restarted"
 
 
-async def test_an_idle_agent_that_was_superseded_is_told_too(shaft: Lineshaft) -> None:
+async def test_an_idle_agent_notices_that_it_was_superseded(shaft: Lineshaft) -> None:
     agent = Agent("a", heartbeat_interval_sec=0.2)
     agent.task("t")(lambda: None)
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
@@ -242,7 +242,7 @@ async def test_it_runs_once_at_a_time(shaft: Lineshaft) -> None:
             await agent.run(shaft)
 
 
-async def test_what_can_not_be_registered(shaft: Lineshaft) -> None:
+async def test_invalid_registrations_are_refused(shaft: Lineshaft) -> None:
     agent = Agent("a", max_concurrent_tasks=0)
     agent.task("t")(lambda: None)
     with pytest.raises(InvalidInputError, match="max_concurrent_tasks"):
@@ -309,7 +309,7 @@ async def test_outcomes_are_written_in_batches(shaft: Lineshaft, connection: psy
 
 @pytest.mark.slow("blocks for several leases")
 async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
-    """A handler that calls time.sleep holds up everything in its process but the heartbeats."""
+    """A handler that calls time.sleep blocks its process except for heartbeats."""
     agent = Agent("a", heartbeat_interval_sec=1)
 
     @agent.task("t")
@@ -381,7 +381,7 @@ async def test_cancellation_reaches_running_code_within_a_heartbeat(shaft: Lines
 
 
 async def test_a_defect_elsewhere_does_not_end_it(shaft: Lineshaft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that answers 500 to a claim may have recovered when it is asked again."""
+    """A server that answers 500 to a claim may recover."""
     agent = Agent("a")
 
     @agent.task("t")

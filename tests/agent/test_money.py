@@ -1,4 +1,4 @@
-"""Money: the work stops before the next step when it is used up, whoever's it is."""
+"""Money: when a budget is used up, work stops before the next step."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,11 +17,11 @@ ZERO = Decimal(0)
 
 
 def account(
-    spent: str, *, max_cost: str | None = None, purses: RemainingBudgets | None = None, at: str = "0"
+    spent: str, *, max_cost: str | None = None, remaining: RemainingBudgets | None = None, at: str = "0"
 ) -> Account:
     made = Account(None if max_cost is None else Decimal(max_cost), Decimal(max_cost or 0))
-    if purses is not None:
-        made.learn(purses, Decimal(at))
+    if remaining is not None:
+        made.learn(remaining, Decimal(at))
     made.add(Decimal(spent), 0, 0)
     return made
 
@@ -33,13 +33,13 @@ def account(
         account("5"),
         account("0.99", max_cost="1"),
         account("0", max_cost="0"),
-        account("0", purses=RemainingBudgets(agent=ZERO, dag=ZERO)),
+        account("0", remaining=RemainingBudgets(agent=ZERO, dag=ZERO)),
         # What is reserved is there, whatever is left besides.
-        account("0.5", max_cost="1", purses=RemainingBudgets(agent=ZERO, dag=ZERO)),
-        account("0.5", purses=RemainingBudgets(task=Decimal("0.51"))),
+        account("0.5", max_cost="1", remaining=RemainingBudgets(agent=ZERO, dag=ZERO)),
+        account("0.5", remaining=RemainingBudgets(task=Decimal("0.51"))),
     ],
 )
-def test_there_is_something_left(fine: Account) -> None:
+def test_a_step_may_run_while_money_is_left(fine: Account) -> None:
     fine.check(fine.unreserved, fine.unreserved)
 
 
@@ -48,20 +48,20 @@ def test_there_is_something_left(fine: Account) -> None:
     [
         (account("1", max_cost="1"), "The task may cost 1 USD and has cost 1"),
         (account("0.01", max_cost="0"), "The task may cost 0 USD"),
-        (account("1", purses=RemainingBudgets(agent=Decimal(1))), "The agent's budget is used up"),
-        (account("1", purses=RemainingBudgets(dag=Decimal(1))), "The DAG's budget is used up"),
-        (account("0", purses=RemainingBudgets(agent=Decimal(-1))), "The agent's budget is used up: -1"),
-        (account("0.5", purses=RemainingBudgets(task=Decimal("0.5"))), "max_total_cost_usd"),
-        (account("0.5", purses=RemainingBudgets(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
+        (account("1", remaining=RemainingBudgets(agent=Decimal(1))), "The agent's budget is used up"),
+        (account("1", remaining=RemainingBudgets(dag=Decimal(1))), "The DAG's budget is used up"),
+        (account("0", remaining=RemainingBudgets(agent=Decimal(-1))), "The agent's budget is used up: -1"),
+        (account("0.5", remaining=RemainingBudgets(task=Decimal("0.5"))), "max_total_cost_usd"),
+        (account("0.5", remaining=RemainingBudgets(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
     ],
 )
-def test_nothing_is_left(broke: Account, whose: str) -> None:
+def test_no_step_runs_when_no_money_is_left(broke: Account, whose: str) -> None:
     with pytest.raises(BudgetExceeded, match=whose):
         broke.check(broke.unreserved, broke.unreserved)
 
 
 def spender(agent: Agent, cost: str = "0.4") -> list[int]:
-    """A handler that spends in every of ten steps; gives the list of those that ran."""
+    """A handler that spends in each of ten steps; returns the list of those that ran."""
     ran: list[int] = []
 
     @agent.task("spend")
@@ -136,7 +136,7 @@ async def test_all_attempts_together(shaft: Lineshaft) -> None:
 
 
 async def test_tasks_of_one_agent_see_what_the_others_spend(shaft: Lineshaft) -> None:
-    """Nothing is reserved for any of them; together they spend no more than a step too much each."""
+    """Without reservations; each overspends by at most one step."""
     agent = Agent("a", budget_usd=2, max_concurrent_tasks=4)
     ran = spender(agent)
     await shaft.submit_many([NewTask("spend") for _ in range(4)])
@@ -149,7 +149,7 @@ async def test_tasks_of_one_agent_see_what_the_others_spend(shaft: Lineshaft) ->
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), "much"])
-async def test_only_sums_can_be_spent(shaft: Lineshaft, bad: float) -> None:
+async def test_invalid_amounts_are_refused(shaft: Lineshaft, bad: float) -> None:
     agent = Agent("a")
     agent.task("t")(_spending(bad))
 
@@ -166,8 +166,8 @@ def _spending(amount: float) -> Callable[[TaskContext], None]:
 
 
 @pytest.mark.database_only("what wakes an agent of this process")
-async def test_money_that_comes_back_is_used_at_once(shaft: Lineshaft) -> None:
-    """An agent with free slots waits for nothing but its own budget."""
+async def test_released_money_is_used_at_once(shaft: Lineshaft) -> None:
+    """An agent with free slots waits only for its own budget."""
     agent = Agent("a", budget_usd=1, max_concurrent_tasks=3)
 
     @agent.task("x")

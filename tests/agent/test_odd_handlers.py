@@ -16,7 +16,7 @@ from tests.agent.helpers import at_work, drain, ended, one, soon
 
 
 class Unwilling:
-    """Of a library that raises what it likes."""
+    """Of a library that raises odd exceptions."""
 
     id: int
 
@@ -64,7 +64,7 @@ def raising(error: BaseException) -> Callable[[TaskContext], Any]:
         (raising(ValueError("x" * (9 << 20))), Status.DEAD_LETTERED, "ValueError: xxx"),
     ],
 )
-async def test_its_end_is_told(
+async def test_the_outcome_is_reported(
     shaft: Lineshaft, act: Callable[[TaskContext], Any], status: Status, words: str
 ) -> None:
     agent = Agent("a", max_concurrent_tasks=1)
@@ -79,7 +79,7 @@ async def test_its_end_is_told(
     assert words in str(task.cancel_reason) + str(task.failure_history)
 
 
-async def test_a_spec_that_makes_a_type_raise_harms_no_other_task(shaft: Lineshaft) -> None:
+async def test_a_spec_that_makes_a_type_raise_fails_only_its_task(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -97,7 +97,7 @@ async def test_a_spec_that_makes_a_type_raise_harms_no_other_task(shaft: Linesha
 
 
 async def test_a_state_that_is_too_large_fails_the_attempt(shaft: Lineshaft, transport: str) -> None:
-    """More than a server takes in one call, 8 MiB."""
+    """More than a server accepts in one request, 8 MiB."""
     agent = Agent("a")
 
     @agent.task("t")
@@ -129,7 +129,7 @@ def heard(words: str) -> Iterator[asyncio.Event]:
 
 
 async def test_a_result_outlives_a_database_that_can_only_be_read(shaft: Lineshaft, dsn: str) -> None:
-    """So are servers for a moment while another one takes over."""
+    """As servers are for a moment during a failover."""
     agent = Agent("a")
     inside, go = asyncio.Event(), asyncio.Event()
     runs = 0

@@ -32,7 +32,7 @@ async def line(transport: str, where: str) -> AsyncIterator[tuple[Lineshaft, Pro
 
 @asynccontextmanager
 async def reaper(dsn: str) -> AsyncIterator[None]:
-    """Somebody with a good connection takes back whatever has lost its lease."""
+    """A process with a good connection reaps expired leases."""
 
     async def reap() -> None:
         async with Engine(dsn, max_connections=1) as engine:
@@ -49,7 +49,7 @@ async def reaper(dsn: str) -> AsyncIterator[None]:
             await reaping
 
 
-async def test_the_database_is_away_for_a_while(
+async def test_a_short_outage_of_the_database(
     shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
 ) -> None:
     """Shorter than the lease: steps, outcomes and claims wait, and nothing is lost or done twice."""
@@ -80,7 +80,7 @@ async def test_the_database_is_away_for_a_while(
     assert ran == ["first", "second"] * 2
 
 
-async def test_away_for_longer_than_the_lease_it_is_no_longer_its_task(
+async def test_an_outage_longer_than_the_lease_loses_the_claim(
     shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
 ) -> None:
     through, proxy = line
@@ -195,10 +195,10 @@ async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
 
 
 @pytest.mark.database_only("what wakes an agent of this process")
-async def test_an_agent_that_was_taken_for_gone_looks_when_it_is_back(
+async def test_an_agent_that_was_marked_offline_claims_again(
     shaft: Lineshaft, connection: psycopg.Connection
 ) -> None:
-    """What was told meanwhile it could not take; its next heartbeat makes it active again."""
+    """It could not claim in the meantime; its next heartbeat makes it active again."""
     agent = Agent("a", heartbeat_interval_sec=0.2)
 
     @agent.task("x")

@@ -14,7 +14,7 @@ from lineshaft.errors import InvalidInputError, StaleClaimError
 
 
 class Response:
-    """As httpx, openai and anthropic have them."""
+    """As in httpx, openai and anthropic."""
 
     def __init__(self, status_code: int, headers: Any = None) -> None:
         self.status_code = status_code
@@ -74,7 +74,7 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
         (InvalidInputError("a bad child"), ("crash", None)),
         (Fail("no such file", "invalid_input"), ("invalid_input", None)),
         (Fail("wait", "rate_limit", retry_after_sec=5), ("rate_limit", 5)),
-        # Rate limits: by status, by name, by wording; the wait from whatever tells it.
+        # Rate limits: by status, by name, by wording; the wait from any of these.
         (HTTPStatusError(Response(429)), ("rate_limit", None)),
         (HTTPStatusError(Response(429, {"retry-after": "7"})), ("rate_limit", 7.0)),
         (HTTPStatusError(Response(429, {"Retry-After": "7"})), ("rate_limit", 7.0)),
@@ -105,7 +105,7 @@ def test_a_retry_after_that_is_an_attribute_or_a_date() -> None:
 
 
 @pytest.mark.parametrize("raised", [True, False])
-def test_wishes_are_returned_or_raised(raised: bool) -> None:
+def test_requests_are_returned_or_raised(raised: bool) -> None:
     def meant(wish: Exception) -> Outcome:
         return of_exception(wish) if raised else of_value(wish)
 
@@ -116,12 +116,12 @@ def test_wishes_are_returned_or_raised(raised: bool) -> None:
     )
 
 
-def test_a_wish_inside_a_group_counts() -> None:
+def test_a_request_inside_a_group_counts() -> None:
     assert of_exception(ExceptionGroup("g", [ValueError(), Snooze(1)])).verdict is Verdict.SNOOZE
 
 
 @pytest.mark.parametrize("error", [ClaimOver(), StaleClaimError("gone")])
-def test_of_a_claim_that_is_over_nothing_is_written(error: BaseException) -> None:
+def test_nothing_is_written_for_a_claim_that_is_over(error: BaseException) -> None:
     assert of_exception(error).verdict is Verdict.NOTHING
 
 
@@ -131,7 +131,7 @@ def test_values() -> None:
     assert of_value(None, ["x"]).artifacts == b'["x"]'
 
 
-def test_a_snooze_is_no_time_travel() -> None:
+def test_a_snooze_has_a_valid_duration() -> None:
     with pytest.raises(ValueError, match="from 0 to"):
         Snooze(-1)
     with pytest.raises(ValueError, match="from 0 to"):

@@ -12,15 +12,15 @@ from tests.agent.helpers import PATIENCE, at_work, attempts, drain, engine_of, k
 
 
 class RateLimitError(Exception):
-    """As the libraries of providers raise it."""
+    """As client libraries raise it."""
 
     def __init__(self, seconds: float) -> None:
         self.response = type("Response", (), {"status_code": 429, "headers": {"retry-after": str(seconds)}})
         super().__init__("Rate limit reached")
 
 
-async def test_it_waits_without_using_an_attempt_and_carries_on(shaft: Lineshaft) -> None:
-    """R-211, R-213, R-215: where it was is kept, each wait is in the history, and it goes on afterwards."""
+async def test_it_waits_without_using_an_attempt_and_continues(shaft: Lineshaft) -> None:
+    """R-211, R-213, R-215: its state is kept, each wait is in the history, and it continues."""
     agent = Agent("a", models=["m"])
     ran: list[str] = []
     done = asyncio.Event()
@@ -52,7 +52,7 @@ async def test_it_waits_without_using_an_attempt_and_carries_on(shaft: Lineshaft
     ("models", "claimed", "key"),
     [((), None, "*"), (("m", "n"), None, "model:m"), (("m", "n"), "n", "model:n")],
 )
-async def test_whom_it_slows(
+async def test_which_agents_slow_down(
     shaft: Lineshaft, models: tuple[str, ...], claimed: str | None, key: str
 ) -> None:
     """R-218: users of the claimed model, else of the agent's first one, else everyone."""
@@ -96,8 +96,8 @@ async def test_others_on_the_same_model_wait_and_others_go_on(shaft: Lineshaft) 
     assert ran == ["other"]
 
 
-async def test_idle_agents_look_again_when_a_slow_down_is_over(shaft: Lineshaft) -> None:
-    """Nobody is notified then; polls would come after 30 s."""
+async def test_idle_agents_poll_when_a_slowdown_is_over(shaft: Lineshaft) -> None:
+    """There is no notification then; polls would come after 30 s."""
     agent = Agent("a", models=["m"])
     limited, done = asyncio.Event(), asyncio.Event()
 

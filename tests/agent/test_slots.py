@@ -14,7 +14,7 @@ from tests.agent.helpers import PATIENCE, at_work, drain, ended, engine_of, soon
 
 
 class Gauge:
-    """How many ran at once, at the most."""
+    """Counts how many ran at the same time."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()
@@ -160,7 +160,7 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
     async with at_work(agent, shaft=shaft):
         await soon(all_begun)
         with connection.transaction():
-            # Its end can't be written, and what ends meanwhile waits for the next turn of the writer.
+            # Its end can't be written, and what ends in the meantime waits for the next turn of the writer.
             connection.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", [head.id])
             go_first.set()
             await until(partial(_somebody_waits, connection))
@@ -174,7 +174,7 @@ async def test_slots_that_stay_taken_do_not_hold_up_the_rest(
 
 
 async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) -> None:
-    """R-081: what was claimed meanwhile is done or handed back."""
+    """R-081: tasks claimed in the meantime are completed or released."""
     agent = Agent("a", max_concurrent_tasks=60)
     started = 0
 
@@ -195,7 +195,7 @@ async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) 
 
 
 async def test_more_slots_while_it_works(shaft: Lineshaft) -> None:
-    """An operator raises the limit of an agent whose hands are full: it takes the next task at once."""
+    """An operator raises the limit of a busy agent: it claims the next task at once."""
     agent = Agent("a", max_concurrent_tasks=1, heartbeat_interval_sec=0.2)
     gauge, go = Gauge(), asyncio.Event()
 
@@ -254,7 +254,7 @@ async def test_a_thread_that_ends_while_its_timeout_is_written_is_counted_once(
             hung.set()
             later = await shaft.submit_many([NewTask("t") for _ in range(2)])
         await ended(shaft, slow.id)
-        # Whoever takes this had a look at those before.
+        # An agent that claims this has looked at those before.
         await ended(shaft, (await shaft.submit(NewTask("marker"))).id)
         go.set()
         for task in later:

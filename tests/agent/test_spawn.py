@@ -27,7 +27,7 @@ def children(numbers: list[int], **fields: Any) -> list[NewTask]:
 
 @pytest.mark.parametrize("style", ["async", "sync"])
 async def test_a_parent_waits_and_gets_the_outputs(shaft: Lineshaft, style: str) -> None:
-    """With one slot: whoever waits gives it back."""
+    """With one slot: a waiting parent frees it."""
     agent = worker(max_concurrent_tasks=1)
     runs: list[int] = []
 
@@ -75,7 +75,7 @@ async def test_fire_and_forget_happens_once(shaft: Lineshaft) -> None:
     assert {child.id for child in (await shaft.list(parent_id=task.id)).items} == set(seen[0])
 
 
-async def test_children_that_fail_are_told(shaft: Lineshaft) -> None:
+async def test_children_that_fail_are_reported(shaft: Lineshaft) -> None:
     agent = worker()
 
     @agent.task("parent")
@@ -90,13 +90,13 @@ async def test_children_that_fail_are_told(shaft: Lineshaft) -> None:
     ]
 
 
-async def test_first_made_then_waited_for(shaft: Lineshaft) -> None:
+async def test_children_created_first_and_awaited_later(shaft: Lineshaft) -> None:
     agent = worker()
 
     @agent.task("parent")
     async def parent(ctx: TaskContext) -> Any:
         await ctx.spawn("kids", children([3]))
-        await ctx.step("meanwhile", lambda: None)
+        await ctx.step("between", lambda: None)
         return [child.output for child in await ctx.spawn("kids", children([3]), wait=True)]
 
     assert await result(shaft, agent, "parent") == [6]
@@ -158,7 +158,7 @@ async def test_what_a_waiting_parent_had_spent_is_kept(shaft: Lineshaft) -> None
     assert (float(view.spent_usd), float(view.reserved_usd)) == (1.0, 0.0)
 
 
-async def test_two_agents_share_a_family(shaft: Lineshaft) -> None:
+async def test_two_agents_share_parent_and_children(shaft: Lineshaft) -> None:
     """They drain together: the one without work waits for the other's children."""
     parents = Agent("parents")
     kids = worker()

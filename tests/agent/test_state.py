@@ -1,4 +1,4 @@
-"""`ctx.state`: what a handler wants to find again is saved by itself whenever its task is put off (R-211)."""
+"""`ctx.state` is saved automatically whenever a task is postponed (R-211)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,8 +23,8 @@ def checkpoints(connection: psycopg.Connection) -> list[Any]:
 
 
 @pytest.mark.parametrize("put_off", [Fail("HTTP 429, retry after 30 s"), Snooze(30)])
-async def test_it_carries_on_where_it_was(bench: Workbench, put_off: Exception) -> None:
-    """A rate limit in the middle of the work; the handler did nothing to save where it was."""
+async def test_the_next_run_starts_with_it(bench: Workbench, put_off: Exception) -> None:
+    """After a rate limit in the middle of the work; the handler saves nothing itself."""
     agent = Agent("a")
     read: list[int] = []
 
@@ -45,7 +45,9 @@ async def test_it_carries_on_where_it_was(bench: Workbench, put_off: Exception) 
     assert read == [0, 1, 2]
 
 
-async def test_also_of_a_handler_in_a_thread(bench: Workbench, connection: psycopg.Connection) -> None:
+async def test_it_is_saved_for_a_handler_in_a_thread(
+    bench: Workbench, connection: psycopg.Connection
+) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -91,7 +93,7 @@ async def test_it_is_saved_when_the_agent_stops(bench: Workbench, connection: ps
 
 
 async def test_a_failed_attempt_saves_nothing(bench: Workbench, connection: psycopg.Connection) -> None:
-    """What it had come to may be why it failed."""
+    """The state may be the cause of the failure."""
     agent = Agent("a")
     found: list[Any] = []
 
@@ -109,10 +111,10 @@ async def test_a_failed_attempt_saves_nothing(bench: Workbench, connection: psyc
     assert checkpoints(connection) == [{"page": 1}]
 
 
-async def test_one_that_is_not_used_leaves_the_checkpoint_alone(
+async def test_an_unused_state_leaves_the_checkpoint_alone(
     bench: Workbench, connection: psycopg.Connection
 ) -> None:
-    """Of whatever form it is: only a dict is taken for a state."""
+    """Whatever its form: only a dict becomes a state."""
     agent = Agent("a")
 
     @agent.task("t")
@@ -131,7 +133,7 @@ async def test_one_that_is_not_used_leaves_the_checkpoint_alone(
 async def test_a_state_that_is_not_json_is_logged(
     bench: Workbench, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is put off all the same."""
+    """The task is postponed anyway."""
     agent = Agent("a")
 
     @agent.task("t")

@@ -30,7 +30,7 @@ class Once:
 
 
 @pytest.mark.parametrize("style", ["async", "sync"])
-async def test_what_is_recorded_is_not_run_again(shaft: Lineshaft, style: str) -> None:
+async def test_a_recorded_step_does_not_run_again(shaft: Lineshaft, style: str) -> None:
     once = Once()
     agent = Agent("a")
 
@@ -68,10 +68,10 @@ async def test_the_same_step_twice_in_one_run_is_one_step(shaft: Lineshaft) -> N
 
 
 @pytest.mark.database_only
-async def test_a_step_whose_result_is_being_written_is_not_run_again(
+async def test_a_step_whose_result_is_being_written_does_not_run_again(
     shaft: Lineshaft, dsn: str, connection: psycopg.Connection
 ) -> None:
-    """The handler loses patience and tries again: it gets the result of the first time."""
+    """The handler stops waiting and tries again: it gets the first result."""
     once = Once()
     agent = Agent("a")
     over = asyncio.Event()
@@ -100,7 +100,7 @@ async def test_a_step_whose_result_is_being_written_is_not_run_again(
     assert once.ran == ["a"]
 
 
-async def test_a_name_used_for_something_else_is_noticed(shaft: Lineshaft) -> None:
+async def test_a_name_used_twice_is_refused(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -113,7 +113,7 @@ async def test_a_name_used_for_something_else_is_noticed(shaft: Lineshaft) -> No
 
 
 @pytest.mark.parametrize("style", ["async", "sync"])
-async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) -> None:
+async def test_a_step_inside_of_itself_is_refused(shaft: Lineshaft, style: str) -> None:
     """Also with a step in between. It would wait for itself."""
     agent = Agent("a")
 
@@ -143,7 +143,7 @@ async def test_a_step_inside_of_itself_is_noticed(shaft: Lineshaft, style: str) 
     assert "Step 'research' was called inside of step 'research'" in (task.failure_reason or "")
 
 
-async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
+async def test_a_failed_step_runs_again(shaft: Lineshaft) -> None:
     agent = Agent("a")
     calls: list[int] = []
 
@@ -163,7 +163,7 @@ async def test_a_step_that_failed_is_run_again(shaft: Lineshaft) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["step", "checkpoint", "spawn"])
-async def test_an_asynchronous_step_of_a_plain_handler_is_told_that_it_would_wait_for_itself(
+async def test_an_asynchronous_step_of_a_plain_handler_may_not_use_the_context(
     shaft: Lineshaft, method: str
 ) -> None:
     """It runs in the agent's event loop, which would hang."""
@@ -196,7 +196,7 @@ class Draft:
 
 
 async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> None:
-    """What a step gives has been through JSON, and has the type that the function promises."""
+    """The result has passed through JSON, and has the annotated type."""
     agent = Agent("a")
     seen: list[Any] = []
 
@@ -221,7 +221,7 @@ async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> No
 
 
 @pytest.mark.parametrize("name", ["", "spawn:x", "x" * 501])
-async def test_names_that_can_not_be(shaft: Lineshaft, name: str) -> None:
+async def test_invalid_names_are_refused(shaft: Lineshaft, name: str) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -231,7 +231,7 @@ async def test_names_that_can_not_be(shaft: Lineshaft, name: str) -> None:
     assert (await one(shaft, agent, "t", max_attempts=1)).failure_category == "crash"
 
 
-async def test_a_result_that_can_not_be_stored(shaft: Lineshaft) -> None:
+async def test_a_result_that_cannot_be_stored(shaft: Lineshaft) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -268,14 +268,14 @@ async def test_checkpoints(shaft: Lineshaft, style: str) -> None:
     assert seen == [None, {"page": 1}, {"page": 2}]
 
 
-async def test_every_attempt_knows_what_the_others_died_of(shaft: Lineshaft) -> None:
+async def test_every_attempt_gets_the_earlier_errors(shaft: Lineshaft) -> None:
     agent = Agent("a")
     seen: list[Any] = []
 
     @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
-        told = [(past.number, past.outcome, past.category, past.error) for past in ctx.previous_attempts]
-        seen.append((ctx.attempt, told, ctx.last_error and ctx.last_error.error))
+        earlier = [(past.number, past.outcome, past.category, past.error) for past in ctx.previous_attempts]
+        seen.append((ctx.attempt, earlier, ctx.last_error and ctx.last_error.error))
         if ctx.attempt == 1:
             raise ValueError("not a number")
         if ctx.attempt == 2:
@@ -308,9 +308,7 @@ async def test_fallback_models_from_the_second_failure_on(shaft: Lineshaft) -> N
     assert models == ["cheap", "cheap", "good"]
 
 
-async def test_a_claim_that_was_lost_records_nothing(
-    shaft: Lineshaft, connection: psycopg.Connection
-) -> None:
+async def test_a_lost_claim_records_nothing(shaft: Lineshaft, connection: psycopg.Connection) -> None:
     """Fencing: a step of a superseded claim is refused, and the handler doesn't go on."""
     agent = Agent("a")
     went_on = False
@@ -339,7 +337,7 @@ async def test_a_claim_that_was_lost_records_nothing(
     assert [past.outcome for past in await attempts(shaft, task.id)] == ["failed", "completed"]
 
 
-async def test_what_a_step_costs_is_stored_with_it(shaft: Lineshaft, connection: psycopg.Connection) -> None:
+async def test_the_cost_of_a_step_is_stored_with_it(shaft: Lineshaft, connection: psycopg.Connection) -> None:
     agent = Agent("a")
 
     def threaded(ctx: TaskContext) -> None:

@@ -1,4 +1,4 @@
-"""Stopping in good order: signals, grace, the second signal (R-081)."""
+"""Stopping: signals, grace, the second signal (R-081)."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ async def test_a_signal_lets_it_finish(
     assert (await engine_of(shaft).fleet.read("first")).status == "offline"
 
 
-async def test_after_the_grace_tasks_are_handed_back(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
+async def test_after_the_grace_tasks_are_released(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     submitted = await shaft.submit(NewTask("work"))
     options = ("--wait-at", "between steps", "--grace", "0.2", "--interval", "60")
     async with agent_process(where, tmp_path / "log", *options) as process:
@@ -53,7 +53,7 @@ async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, where: str, t
     async with agent_process(where, tmp_path / "log", *options) as process:
         await process.reaches("between steps")
         process.send(signal.SIGTERM)
-        # The first one was heard once the agent says that it takes nothing more.
+        # The first one arrived once the agent reports that it drains.
         await until(lambda: _has_status(shaft, "draining"))
         process.send(signal.SIGTERM)
         assert await process.ends() == 0
@@ -67,7 +67,7 @@ async def _has_status(shaft: Lineshaft, status: str) -> bool:
 
 
 async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft) -> None:
-    """A thread can't be stopped. Its task is handed back all the same; what it says later is not heard."""
+    """A thread can't be stopped. Its task is released anyway, and its later result is ignored."""
     agent = Agent("a", grace_sec=0.1)
     started, stopped = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
 
 
 async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:
-    """Nobody else has the task meanwhile, and what the step spends at last is booked."""
+    """No other agent gets the task in the meantime, and what the step spends is booked."""
     agent = Agent("a", grace_sec=0.1)
     started = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -132,8 +132,8 @@ async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:
     assert (task.status, task.attempts, float(task.cost_usd)) == (Status.READY, 0, 1.0)
 
 
-async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:
-    """Somebody's timeout or task group ends the agent: nothing is left in its hands."""
+async def test_a_cancelled_run_releases_its_tasks(shaft: Lineshaft) -> None:
+    """A timeout or a task group cancels the agent: no claim is left."""
     agent = Agent("a")
     started = asyncio.Event()
 
@@ -153,8 +153,8 @@ async def test_a_cancelled_run_hands_back(shaft: Lineshaft) -> None:
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
-async def test_what_ends_in_time_counts_though_it_was_asked_to_stop(shaft: Lineshaft) -> None:
-    """A handler that answers a cancellation with its result is not run again."""
+async def test_a_result_within_the_grace_counts(shaft: Lineshaft) -> None:
+    """A handler that returns its result when it is cancelled does not run again."""
     agent = Agent("a", grace_sec=0.1)
     started = asyncio.Event()
 
@@ -176,7 +176,7 @@ async def test_what_ends_in_time_counts_though_it_was_asked_to_stop(shaft: Lines
     assert (await shaft.get(submitted)).result == "what I have so far"
 
 
-async def test_a_handler_saves_where_it_stands_when_it_is_stopped(shaft: Lineshaft) -> None:
+async def test_a_handler_saves_a_checkpoint_when_it_is_stopped(shaft: Lineshaft) -> None:
     agent = Agent("a", grace_sec=0.1)
     started = asyncio.Event()
     seen: list[object] = []

@@ -1,4 +1,4 @@
-"""Processes killed and stopped while the output that they handed in is being checked (VALIDATING).
+"""Processes killed and stopped while their output is being checked (VALIDATING).
 
 A gate that answers at once is run by the agent's own process, which still holds the task.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow("waits until leases expire")
 
 @pytest.fixture
 async def checking(dsn: str, tmp_path: Path) -> AsyncIterator[Lineshaft]:
-    """A queue that knows the program's gate."""
+    """A queue with the program's gate."""
     checks = make_checks(Points(tmp_path / "log"))
     async with Lineshaft(dsn, max_connections=6, checks=checks) as opened, engine_beside(opened, dsn):
         yield opened
@@ -60,7 +60,7 @@ async def test_killed(checking: Lineshaft, dsn: str, tmp_path: Path) -> None:
 
 
 async def test_stopped_past_its_lease(checking: Lineshaft, dsn: str, tmp_path: Path) -> None:
-    """The verdict of a zombie on its own output counts for nothing, but it is seen."""
+    """The verdict of a zombie on its own output is ignored, but logged."""
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(checking)
     async with agent_process(dsn, log, "--wait-at", "validating", "--wait-for", str(go)) as process:

@@ -21,7 +21,7 @@ async def bench(dsn: str) -> AsyncIterator[Workbench]:
 
 
 async def test_drain_does_everything_retries_included(bench: Workbench) -> None:
-    """No back-off is waited for: the clock is moved instead."""
+    """The clock advances instead of waiting for back-offs."""
     agent = Agent("a")
     seen: list[tuple[str, int]] = []
 
@@ -101,7 +101,7 @@ async def test_several_agents_and_a_dag(bench: Workbench) -> None:
     assert (await bench.shaft.get(end)).result == 2
 
 
-async def test_result_of_a_failure_says_why(bench: Workbench) -> None:
+async def test_result_of_a_failure_shows_the_reason(bench: Workbench) -> None:
     agent = Agent("a")
 
     @agent.task("t")
@@ -133,7 +133,7 @@ async def test_what_was_submitted(bench: Workbench) -> None:
 
 
 async def test_code_under_test_sees_an_ordinary_queue(bench: Workbench) -> None:
-    """What the program does by itself (waiting for a result, an agent at work) works here too."""
+    """The program's own waits and agents work here too."""
     agent = Agent("a")
 
     @agent.task("t")
@@ -195,7 +195,7 @@ def test_three():
 def test_the_fixtures_in_a_project_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From nothing: the server is started and the template made, by processes that don't know each other."""
+    """Independent processes start the server and create the template."""
     monkeypatch.setenv("LINESHAFT_HOME", str(pytester.path / "home"))
     monkeypatch.delenv("LINESHAFT_DATABASE_URL", raising=False)
     pytester.makepyfile(USERS_TESTS)
