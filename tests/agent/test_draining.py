@@ -14,7 +14,7 @@ class Overtaken(DatabaseBackend):
     """Another process makes due tasks READY, just before an agent asks whether any will be."""
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
-        await self.upkeep()
+        await self.maintain()
         return await super().retry_within(types, within_sec)
 
 

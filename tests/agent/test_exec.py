@@ -339,7 +339,7 @@ async def test_no_agent_gets_a_task_whose_command_is_still_ending(
     agent.stop(now=True)
     await asyncio.wait_for(running, PATIENCE)
 
-    assert "doesn't heed its cancellation" not in caplog.text
+    assert "ignores its cancellation" not in caplog.text
     assert (await shaft.get(submitted)).status is Status.READY
 
 

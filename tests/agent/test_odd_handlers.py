@@ -153,7 +153,7 @@ async def test_a_result_outlives_a_database_that_can_only_be_read(shaft: Linesha
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         await soon(inside)
-        with heard("can't be written yet: The database is unavailable: cannot execute") as refused:
+        with heard("failed, retrying: The database is unavailable: cannot execute") as refused:
             await operator.execute(
                 sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(database)
             )

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -18,13 +18,16 @@ from typing import Any, cast
 import msgspec
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskContext
-from lineshaft.client.backend import Backend
+from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.errors import LineshaftError, SupersededError
 from lineshaft.settings import Settings
+from lineshaft.types import AgentInfo
+from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import (
-    Assignment,
+    Cancellation,
+    ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
@@ -42,6 +45,24 @@ from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
 AGENTS = 2
 
 
+class RecordingWaiter:
+    """A waiter, and a record of what it has claimed."""
+
+    def __init__(
+        self, inner: WorkWaiter, record: Callable[[Sequence[Assignment[ClaimedTask]]], None]
+    ) -> None:
+        self._inner = inner
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def wait(self, timeout: float, **wanted: Any) -> list[Assignment[ClaimedTask]] | None:  # noqa: ASYNC109
+        found = await self._inner.wait(timeout, **wanted)
+        self._record(found or ())
+        return found
+
+
 class RecordingBackend:
     """A backend, and a record of what went through it. What isn't recorded passes as it is."""
 
@@ -54,8 +75,20 @@ class RecordingBackend:
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
-    ) -> list[Assignment]:
+    ) -> list[Assignment[ClaimedTask]]:
         found = await self._inner.claim(agent_id, incarnation, limit=limit, types=types)
+        self._claimed(found, agent_id, incarnation)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def waiter(self, agent: AgentInfo) -> AsyncIterator[WorkWaiter]:
+        async with self._inner.waiter(agent) as waiter:
+            yield cast(
+                "WorkWaiter",
+                RecordingWaiter(waiter, lambda found: self._claimed(found, agent.id, agent.incarnation)),
+            )
+
+    def _claimed(self, found: Sequence[Assignment[ClaimedTask]], agent_id: str, incarnation: int) -> None:
         for each in found:
             self._record(
                 "claimed",
@@ -63,10 +96,9 @@ class RecordingBackend:
                 epoch=each.task.epoch,
                 agent=agent_id,
                 incarnation=incarnation,
-                steps=sorted(each.history.steps or ()),
+                steps=sorted(each.steps),
                 inputs=each.inputs,
             )
-        return found
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         told = [_told(item.claim, item.spent) | {"output": _json(item.output)} for item in completions]
@@ -76,9 +108,9 @@ class RecordingBackend:
         told = [_told(item.claim, item.spent) | {"error": item.error} for item in failures]
         return await self._moving("fail", told, lambda: self._inner.fail(failures))
 
-    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
+    async def release(self, items: Sequence[Release]) -> list[Moved]:
         told = [_told(item.claim, item.spent) for item in items]
-        return await self._moving("hand_back", told, lambda: self._inner.hand_back(items))
+        return await self._moving("release", told, lambda: self._inner.release(items))
 
     async def _moving(self, what: str, items: list[dict[str, Any]], call: Callable[[], Any]) -> list[Moved]:
         name = self._asked(what, items=items)
@@ -114,11 +146,16 @@ class RecordingBackend:
         self._record("answered", call=call, children=[child.id for child in spawned.children])
         return spawned
 
-    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        call = self._asked("cancel_claimed", task=claim.id, epoch=claim.epoch)
-        with self._failing(call):
-            await self._inner.cancel_claimed(claim, reason, spent=spent)
-        self._record("answered", call=call)
+    async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]:
+        moved = []
+        for item in items:
+            call = self._asked("cancel_held", task=item.claim.id, epoch=item.claim.epoch)
+            with self._failing(call):
+                (one,) = await self._inner.cancel_held([item])
+                one.unwrap()
+            self._record("answered", call=call)
+            moved.append(one)
+        return moved
 
     def _asked(self, what: str, **facts: Any) -> str:
         name = self._record.next_call()

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from datetime import UTC, datetime
 from decimal import Decimal
+from typing import TypeVar
 
 import msgspec
 import psycopg
@@ -15,9 +17,8 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
 from lineshaft.checks.registry import Checks
-from lineshaft.client import protocol
 from lineshaft.client.http_backend import HttpBackend
-from lineshaft.client.http_work import HttpHeartbeats
+from lineshaft.client.http_work import HttpHeartbeats, encode
 from lineshaft.client.problems import exception_of
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.tokens import Tokens
@@ -31,13 +32,18 @@ from lineshaft.errors import (
 )
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.states import Status
-from lineshaft.types import Scope
+from lineshaft.types import Scope, protocol
+from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.work import (
+    Cancellation,
+    Child,
     Claim,
     ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
+    NewCheckpoint,
+    NewStep,
     Presence,
     Release,
     Resumed,
@@ -46,6 +52,8 @@ from lineshaft.types.work import (
 from tests.agent.helpers import one
 from tests.http_server import ServerThread
 from tests.proxy import proxied_url
+
+B = TypeVar("B", bound=msgspec.Struct)
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -332,25 +340,25 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
             nonlocal told
             told += 1
 
-        pulse = HttpHeartbeats(Pool(Address.of(through), {}, size=1), silence)
-        answers = await pulse.beat([Presence("a", 1)], [], answer_within_sec=10)
+        heartbeats = HttpHeartbeats(Pool(Address.of(through), {}, size=1), silence)
+        answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=10)
         assert answers.agents == {}
         proxy.swallow()
 
         began = time.monotonic()
         with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
-            await pulse.beat([], [], answer_within_sec=0.3)
+            await heartbeats.beat([], [], answer_within_sec=0.3)
         assert time.monotonic() - began < 30
         assert told == 1
 
         # A new connection is made for the next one.
-        await pulse.beat([], [], answer_within_sec=10)
+        await heartbeats.beat([], [], answer_within_sec=10)
         proxy.cut()
         with pytest.raises(UnavailableError, match="doesn't answer"):
-            await pulse.beat([], [], answer_within_sec=10)
+            await heartbeats.beat([], [], answer_within_sec=10)
         proxy.mend()
-        await pulse.beat([], [], answer_within_sec=10)
-        await pulse.close()
+        await heartbeats.beat([], [], answer_within_sec=10)
+        await heartbeats.close()
 
 
 # What is too large for a request.
@@ -379,33 +387,58 @@ async def test_an_output_too_large_for_the_server_fails_its_attempt(
 # What is said between client and server.
 
 
-def test_nothing_of_an_outcome_is_left_out() -> None:
-    """A field that is added to one of them must be added to what is sent, too."""
-    claim, spent = ClaimRef("task_1", 7), Spent(Decimal("0.100000"), 1, 2)
+def test_no_field_of_an_outcome_is_left_out() -> None:
+    """A field that is added to one of them must be added to the body, too."""
+    claim, spent = ClaimRef("task_1", 7, "token"), Spent(Decimal("0.100000"), 1, 2)
     completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "page")
     failure = Failure(claim, "it broke", "timeout", 1.5, spent)
-    hand_back = Release(claim, 2.5, spent)
+    release = Release(claim, 2.5, spent)
+    cancellation = Cancellation(claim, "enough", cascade=False, spent=spent)
+    step = NewStep(claim, "a", b"1", Decimal("0.100000"), Decimal("0.200000"))
+    checkpoint = NewCheckpoint(claim, b"1")
 
     assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
-    for given in (failure, hand_back):
+    for given in (failure, release, cancellation, step, checkpoint):
         assert all(getattr(given, field.name) is not None for field in fields(given))
-    sent = msgspec.json.decode(protocol.encode(protocol.Completed.of(completion)), type=protocol.Completed)
-    assert sent.completion == completion
-    assert (
-        msgspec.json.decode(protocol.encode(protocol.Failed.of(failure)), type=protocol.Failed).failure
-        == failure
+    assert sent(protocol.CompleteItem.of(completion)).completion(claim) == completion
+    assert sent(protocol.FailItem.of(failure)).failure(claim) == failure
+    assert sent(protocol.ReleaseItem.of(release)).release(claim) == release
+    assert sent(protocol.CancelItem.of(cancellation)).cancellation(claim) == cancellation
+    assert sent(protocol.StepItem.of(step)).step(claim, "a") == step
+    assert sent(protocol.CheckpointItem.of(checkpoint)).checkpoint(claim) == checkpoint
+
+
+SPEC = b'{"context_refs": ["task:task_2:output"]}'
+
+
+def test_no_field_of_a_claim_is_left_out() -> None:
+    """What the server sends is what the client gets."""
+    task = msgspec.convert(
+        {
+            field.name: {str: "x", int: 1, bool: True, float: 1.5, Decimal: Decimal(1)}.get(field.type)
+            for field in msgspec.structs.fields(ClaimedTask)
+        }
+        | {
+            "claimed_at": datetime(2026, 2, 8, tzinfo=UTC),
+            "spec": msgspec.Raw(b'{"context_refs": ["task:task_2:output"]}'),
+        },
+        ClaimedTask,
+        strict=False,
     )
-    back = msgspec.json.decode(protocol.encode(protocol.HandedBack.of(hand_back)), type=protocol.HandedBack)
-    assert back.hand_back == hand_back
+    resumed = {"x": Resumed("x", b"1", b'{"a": 2}', None, b'{"c": {"status": "COMPLETED", "output": 4}}')}
+    (given,) = assignments(Claim([task], resumed, {"task_2": b"3"}), lambda *_: "token")
+
+    got = msgspec.json.decode(encode(given), type=Assignment[ClaimedTask])
+
+    assert got == given
+    assert (got.checkpoint, got.steps, got.inputs) == (1, {"a": b"2"}, {"task:task_2:output": 3})
+    assert got.children == {"c": Child("c", "COMPLETED", 4)}
+    assert got.claim == ClaimRef("x", 1, "token")
 
 
-def test_nothing_of_a_claim_is_left_out() -> None:
-    left_out = {"gates"}  # for the server only
-
-    assert set(ClaimedTask.__struct_fields__) - set(protocol.Started.__struct_fields__) == left_out
-    claim = Claim([], {"task_1": Resumed("task_1", b"1", b'{"a": 2}', None, b"{}")}, {"task_2": b"3"})
-    work = msgspec.json.decode(protocol.encode(protocol.Work.of(claim, {})), type=protocol.Work)
-    assert work.claim == claim
+def sent(item: B) -> B:
+    """As the server decodes it."""
+    return msgspec.json.decode(encode(item), type=type(item))
 
 
 def test_it_says_where_it_leads_and_no_more() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lineshaft import NewTask
-from lineshaft.client.backend import Idler
+from lineshaft.client.backend import WorkWaiter
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.settings import Settings
 from lineshaft.types import AgentInfo, NewAgent
@@ -34,16 +34,16 @@ async def test_a_wake_up_is_passed_on_by_an_agent_that_cant_use_it(
             claim = ClaimRef(held.task.id, held.task.epoch)
             await backend.fail([Failure(claim, "429 Too Many Requests", retry_after_sec=600)])
 
-        async def works(agent: AgentInfo, idler: Idler) -> None:
+        async def works(agent: AgentInfo, waiter: WorkWaiter) -> None:
             while not await backend.claim(agent.id, agent.incarnation, limit=2, types=TYPES):
-                await idler.wait(60)
+                await waiter.wait(60, types=TYPES, limit=2)
 
         async def waiting(agents: int) -> None:
             assert backend._wakeups is not None
             while backend._wakeups.waiting < agents:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0)
 
-        with await backend.idler(constrained) as one, await backend.idler(able) as two:
+        async with backend.waiter(constrained) as one, backend.waiter(able) as two:
             async with asyncio.timeout(60):
                 first = asyncio.create_task(works(constrained, one))
                 await waiting(1)

@@ -32,12 +32,11 @@ async def constrained(served: Served, by: str) -> Any:
 
 
 async def working(client: Client, agent: Any, types: list[str]) -> None:
-    """As an agent in Python does: waits for all that it has handlers for, and asks for those with room."""
-    member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
+    """As an agent in Python does: claims the types that have a handler with room."""
+    item = {"agent_id": agent["id"], "incarnation": agent["incarnation"], "types": types, "limit": 2}
     while True:
-        await client.post("/v1/crew/wait", {**member, "types": ["code", "review"], "wait_sec": 60})
-        claimed = await client.post("/v1/crew/claim", {**member, "types": types, "limit": 2})
-        if claimed.json["tasks"]:
+        claimed = await client.post("/v1/work/claim", {"items": [item], "wait_sec": 60, "view": "work"})
+        if claimed.json["items"][0]["tasks"]:
             return
 
 

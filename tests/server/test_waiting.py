@@ -10,8 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from lineshaft.clock import MovableClock
 from lineshaft.errors import UnavailableError
-from lineshaft.server import long_poll, waiting_room
-from lineshaft.server.routes import requests
+from lineshaft.types.protocol import ClaimItem
 from tests.server.client import Client, Reply, read_reply
 from tests.server.conftest import Serve, Served
 
@@ -111,17 +110,16 @@ async def test_work_that_is_there_is_had_at_once(client: Client) -> None:
 
 async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client leaves while its claim is being made: no attempt is used, and another gets it at once."""
-    client = served.client
+    client, polls = served.client, served.service.long_polls
     agent = await client.register()
-    asked = requests.Claim(incarnation=agent["incarnation"], wait_sec=60)
     left = asyncio.Event()
-    claim = long_poll._claim
+    claim = served.service.engine.claims.claim
 
-    async def claim_and_see_it_leave(*args: Any) -> Any:
-        found = await claim(*args)
+    async def claim_and_see_it_leave(*args: Any, **options: Any) -> Any:
+        found = await claim(*args, **options)
         if found.tasks:
             left.set()
-            # The client's departure is noticed in this moment.
+            # The disconnection is noticed in this moment.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         return found
@@ -130,13 +128,12 @@ async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch:
         await left.wait()
         return {"type": "http.disconnect"}
 
-    monkeypatch.setattr(long_poll, "_claim", claim_and_see_it_leave)
+    monkeypatch.setattr(served.service.engine.claims, "claim", claim_and_see_it_leave)
 
     async def find() -> None:
-        async with long_poll.departure_of(receive) as departure:
-            found = await long_poll.find_work(served.service, agent["id"], asked, departure)
-            with long_poll.telling(served.service.engine, found.claim, departure):
-                pass
+        item = ClaimItem(agent_id=agent["id"], incarnation=agent["incarnation"])
+        async with polls.claimed([item], receive, wait_sec=60):
+            pass
 
     finding = asyncio.create_task(find())
     await waiting(served, 1)
@@ -229,45 +226,91 @@ async def test_a_new_day_brings_money(serve: Serve) -> None:
         assert item["task"]["id"] == next_one["id"]
 
 
-async def test_who_is_woken_and_doesnt_come_is_not_waited_for(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that is frozen gets the wake-up, and does nothing with it."""
-    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
+def polling(client: Client, *agents: Any, **fields: Any) -> "asyncio.Task[Reply]":
+    items = [{"agent_id": agent["id"], "incarnation": agent["incarnation"]} for agent in agents]
+    return asyncio.create_task(client.post("/v1/work/claim", {"items": items, "wait_sec": 60, **fields}))
+
+
+async def test_a_batch_of_claims_answers_as_soon_as_one_has_work(served: Served) -> None:
     client = served.client
-    await client.submit("first")  # so that the lane is there
-
-    def wait(agent: Any) -> "asyncio.Task[Reply]":
-        member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
-        body = {**member, "types": ["x"], "wait_sec": 60}
-        return asyncio.create_task(client.post("/v1/crew/wait", body))
-
-    agents = [await client.register(f"a{n}") for n in range(3)]
-    for agent in agents:
-        assert (await wait(agent)).json == {"work": True}, "a new seat: look once"
-    hanging = [wait(agent) for agent in agents]
+    agents = [await client.register(f"a{n}", types=[f"t{n}"]) for n in range(3)]
+    waiter = polling(client, *agents)
     await waiting(served, 3)
 
-    await client.submit("x")
+    task = await client.submit("t1")
 
-    async with asyncio.timeout(60):
-        replies = [await reply for reply in hanging]
-    assert [reply.json for reply in replies] == [{"work": True}] * 3
+    first, second, third = (await waiter).json["items"]
+    assert (first, third) == ({"tasks": []}, {"tasks": []})
+    assert [item["task"]["id"] for item in second["tasks"]] == [task["id"]]
+    assert served.service.wakeups.waiting == 0
 
 
-async def test_who_comes_keeps_its_wake_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_room, "_COMES_WITHIN_SEC", 0.1)
-    room, client = served.service.waiting_room, served.client
+async def test_a_batch_of_claims_answers_as_soon_as_one_has_a_problem(served: Served) -> None:
+    client = served.client
     agent = await client.register()
-    member = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
-    for _ in range(2):
-        await client.submit("x")
-        await client.post("/v1/crew/wait", {**member, "types": ["x"], "wait_sec": 60})
 
-    claimed = await client.post("/v1/crew/claim", {**member, "types": ["x"], "limit": 1})
+    items = (await polling(client, agent, {"id": "unknown", "incarnation": 1})).json["items"]
 
-    assert len(claimed.json["tasks"]) == 1
-    assert room._seats[agent["id"], agent["incarnation"]].doubt is None
+    assert items[0] == {"tasks": []}
+    assert items[1]["problem"]["code"] == "not_found"
+
+
+async def test_a_later_call_ends_the_poll_with_the_same_name(served: Served) -> None:
+    """The client keeps what the poll has claimed: nothing is lost on a connection that is closed."""
+    client = served.client
+    waiter = polling(client, await client.register(), poll="p1")
+    other = polling(client, await client.register("other", types=["other"]), poll="p2")
+    await waiting(served, 2)
+
+    ended = await polling(client, poll="p1")
+
+    assert ended.json == {"items": []}
+    assert (await asyncio.wait_for(waiter, 60)).json == {"items": [{"tasks": []}]}
+    assert not other.done()
+    await served.stop()
+    await other
+
+
+@pytest.mark.parametrize("call", ["drain", "leave"])
+async def test_an_agent_that_takes_no_more_work_is_not_kept_waiting(served: Served, call: str) -> None:
+    client = served.client
+    agent = await client.register()
+    waiter = claiming(client, agent)
+    await waiting(served, 1)
+
+    changed = await client.post(f"/v1/agents/{agent['id']}/{call}", {"incarnation": agent["incarnation"]})
+
+    assert changed.json["status"] == {"drain": "draining", "leave": "offline"}[call]
+    assert (await asyncio.wait_for(waiter, 60)).json == {"tasks": []}
+
+
+async def test_a_wake_up_that_was_used_is_not_passed_around(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two idle agents would wake each other forever."""
+    client = served.client
+    claim, calls = served.service.engine.claims.claim, 0
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await claim(*args, **options)
+
+    await client.submit()  # so that the lane is known
+    assert await client.claim(await client.register("first"))
+    waiters = [claiming(client, await client.register(f"a{n}"), limit=2) for n in range(2)]
+    await waiting(served, 2)
+    monkeypatch.setattr(served.service.engine.claims, "claim", counted)
+
+    await client.submit()
+
+    done, (left,) = await asyncio.wait(waiters, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done.pop().result().json["tasks"]) == 1
+    await asyncio.sleep(0.2)
+    assert calls == 1
+    assert not left.done()
+    await served.stop()
+    await left
 
 
 async def test_a_wake_up_is_not_lost_on_one_whose_hands_are_full(served: Served) -> None:

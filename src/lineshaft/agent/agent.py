@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from lineshaft.agent.handlers import Function, Handler, make_handler
 from lineshaft.agent.loop import Worker
-from lineshaft.agent.process_group import crew_of
+from lineshaft.agent.process_group import agent_process
 from lineshaft.agent.stopping import signals
 from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_function
 from lineshaft.client.backend import Backend
@@ -194,12 +194,14 @@ class _Run:
     async def work(self) -> None:
         interval = self._registration.heartbeat_interval_sec
         self._backend.expect_answers_within(max(interval, _LEAST_PATIENCE_SEC))
-        crew = crew_of(self._backend)
-        async with crew.membership():
+        process = agent_process(self._backend)
+        async with process.membership():
             view = await self._backend.register(self._registration)
-            worker = Worker(self._backend, view, self._handlers, crew, drain_retries_within_sec=self._drain)
+            worker = Worker(
+                self._backend, view, self._handlers, process, drain_retries_within_sec=self._drain
+            )
             if self._drain is not None:
-                crew.enter_drain(worker)
+                process.enter_drain(worker)
             working = asyncio.create_task(worker.work(), name=f"lineshaft agent {view.id}")
             stopping = asyncio.create_task(self._stop.wait())
             superseded = False
@@ -219,7 +221,7 @@ class _Run:
                 patience = max(handler.patience_sec for handler in self._handlers.values())
                 last = self._loop.time() + patience + _LAST_WRITES_SEC
                 await worker.close(patience + _LAST_WRITES_SEC)
-                crew.leave_drain(worker)
+                process.leave_drain(worker)
                 if not superseded:
                     await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)
             working.result()

@@ -106,7 +106,7 @@ class _Context:
     @property
     def previous_attempts(self) -> Sequence[PastAttempt]:
         """How every earlier claim ended, with the errors of those that failed."""
-        return self._execution.assignment.history.attempts
+        return self._execution.assignment.attempts
 
     @property
     def last_error(self) -> PastAttempt | None:

@@ -17,7 +17,8 @@ from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
 from lineshaft.client.backend import Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import SPAWN_STEP, Assignment, Child, ClaimRef, Spent, check_progress_size
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.work import SPAWN_STEP, Child, ClaimedTask, ClaimRef, Spent, check_progress_size
 
 T = TypeVar("T")
 
@@ -61,14 +62,14 @@ class Execution:
         "task",
     )
 
-    def __init__(self, assignment: Assignment, host: Host) -> None:
+    def __init__(self, assignment: Assignment[ClaimedTask], host: Host) -> None:
         task = assignment.task
         self.host = host
         self.assignment = assignment
         self.task = task
         self.account = Account(task.max_cost_usd, task.reserved_usd)
         #: Results by name, as JSON.
-        self.steps: dict[str, bytes] = dict(assignment.history.steps or ())
+        self.steps: dict[str, bytes] = dict(assignment.steps)
         #: Why the handler must stop. Set from any thread.
         self.over: str | None = None
         #: Set when the handler's own call ended the claim.
@@ -84,7 +85,7 @@ class Execution:
 
     @property
     def claim(self) -> ClaimRef:
-        return ClaimRef(self.task.id, self.task.epoch)
+        return self.assignment.claim
 
     @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -146,8 +147,7 @@ class Execution:
 
     @property
     def last_checkpoint(self) -> Any:
-        data = self.assignment.history.checkpoint
-        return None if data is None else msgspec.json.decode(data)
+        return self.assignment.checkpoint
 
     @property
     def state(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Execution:
         steps.check_name(key, "spawn")
         known = self.steps.get(SPAWN_STEP + key)
         if known is not None:
-            ended = self.assignment.history.children or {}
+            ended = self.assignment.children
             children = [ended.get(name) or Child(name) for name in msgspec.json.decode(known)]
             if not wait or all(child.ended for child in children):
                 return children

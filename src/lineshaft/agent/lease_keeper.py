@@ -1,8 +1,8 @@
-"""The heart of a process: a thread that keeps the leases of all its tasks, whatever the event loop is doing.
+"""A thread that renews the leases of all tasks of a process, whatever its event loop is doing.
 
-One statement serves all agents and all tasks that are due about the same time. It has an event loop and a
-connection of its own, so that neither a handler that blocks nor a busy pool delays it; and a connection that
-doesn't answer within half an interval is replaced by a new one, while there is still time.
+One heartbeat serves all agents and tasks that are due about the same time. The thread has its own event loop
+and connection, so that neither a blocking handler nor a busy pool delays it. A connection that doesn't answer
+within half an interval is replaced, while there is still time.
 """
 
 import asyncio
@@ -17,33 +17,27 @@ from typing import Protocol
 
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.errors import UnavailableError
-from lineshaft.types.work import HeartbeatAnswers, HeldTask, Presence
+from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, Presence
 
 _log = logging.getLogger("lineshaft.agent")
 
-#: What is due within this share of its interval goes along with what is due now.
+#: Agents that are due within this share of their interval are included.
 _SLACK = 0.25
-#: Of an interval, an answer may take this share; after each that didn't come twice as much, up to half a
-#: lease: on a slow line a new connection alone may take longer, and none would ever be good enough.
+#: The share of an interval that an answer may take. It doubles after each missing answer, up to half a lease:
+#: on a slow network a new connection alone may take longer than the first share.
 _ANSWER_SHARE, _LONGEST_SHARE = 0.5, 1.5
 _QUICKEST_ANSWER_SEC = 0.25
-#: Whoever leaves waits no longer than this for a heartbeat that is under way.
-_LAST_BEAT_SEC = 2.0
-#: Progress is told this soon, and not more often.
+#: How long an agent that leaves waits for a pending heartbeat.
+_LAST_HEARTBEAT_SEC = 2.0
+#: How soon, and how often at most, progress is sent.
 _HURRY_SEC = 0.2
 
 
 class Held(Protocol):
-    """A claim, as the heart sees it."""
+    """A claim whose lease is kept."""
 
     @property
-    def id(self) -> str: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def interval_sec(self) -> float: ...
+    def claim(self) -> ClaimRef: ...
 
     @property
     def cost_usd(self) -> Decimal: ...
@@ -51,12 +45,12 @@ class Held(Protocol):
     def take_progress(self) -> bytes | None: ...
 
     def put_back_progress(self, progress: bytes) -> None:
-        """It could not be told; unless there is newer."""
+        """Keep it for the next heartbeat, unless there is newer."""
         ...
 
 
 class Member(Protocol):
-    """An agent, as the heart sees it. Called from the heart's thread."""
+    """An agent whose tasks are kept. Its methods are called from the heartbeat thread."""
 
     @property
     def presence(self) -> Presence: ...
@@ -66,30 +60,30 @@ class Member(Protocol):
 
     def held(self) -> Collection[Held]: ...
 
-    def told(self, task_id: str, epoch: int, answer: str) -> None:
+    def on_claim_over(self, task_id: str, epoch: int, answer: str) -> None:
         """The claim is over: `cancel` or `lost`."""
         ...
 
-    def told_status(self, status: str | None) -> None:
+    def on_status(self, status: str | None) -> None:
         """None: superseded."""
         ...
 
-    def told_slots(self, slots: int) -> None:
+    def on_slots(self, slots: int) -> None:
         """How many tasks it may hold."""
         ...
 
-    def told_slowdown(self, until: datetime | None) -> None:
-        """Some of its models met a rate limit, here or elsewhere; None: none did lately."""
+    def on_slowdown(self, until: datetime | None) -> None:
+        """Some of its models are slowed down until then; None: no model is."""
         ...
 
 
 class LeaseKeeper:
-    def __init__(self, pulse: HeartbeatTransport) -> None:
-        self._pulse = pulse
+    def __init__(self, transport: HeartbeatTransport) -> None:
+        self._transport = transport
         self._due: dict[Member, float] = {}
         self._lock = threading.Lock()
         self._closed = False
-        #: No heartbeat is under way.
+        #: No heartbeat is pending.
         self._quiet = threading.Event()
         self._quiet.set()
         self._loop = asyncio.new_event_loop()
@@ -103,15 +97,15 @@ class LeaseKeeper:
         self._wake()
 
     async def leave(self, member: Member) -> None:
-        """When this returns, no heartbeat is under way that could still say that this one is there."""
+        """When this returns, no pending heartbeat can report this agent as alive."""
         with self._lock:
             self._due.pop(member, None)
             quiet = self._quiet.is_set()
         if not quiet:
-            await asyncio.to_thread(self._quiet.wait, _LAST_BEAT_SEC)
+            await asyncio.to_thread(self._quiet.wait, _LAST_HEARTBEAT_SEC)
 
     def hurry(self, member: Member, within_sec: float = _HURRY_SEC) -> None:
-        """Beat for this one soon; does nothing if it is due anyway."""
+        """Send a heartbeat for this agent soon, unless it is due anyway."""
         soon = time.monotonic() + within_sec
         with self._lock:
             if self._due.get(member, 0.0) <= soon:
@@ -130,11 +124,11 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._beat_on())
+            self._loop.run_until_complete(self._send_all())
         finally:
             self._loop.close()
 
-    async def _beat_on(self) -> None:
+    async def _send_all(self) -> None:
         lost = 0
         try:
             while not self._closed:
@@ -142,16 +136,14 @@ class LeaseKeeper:
                 members, pause = self._collect()
                 if members:
                     try:
-                        await self._beat(members, lost)
+                        await self._send(members, lost)
                     except UnavailableError as error:
-                        _log.log(
-                            logging.DEBUG if lost else logging.WARNING, "Heartbeats don't arrive: %s", error
-                        )
+                        _log.log(logging.DEBUG if lost else logging.WARNING, "Heartbeats fail: %s", error)
                         lost += 1
                         pause = min(min(member.interval_sec for member in members) / 4, 1.0)
                         self._postpone(members, pause)
-                    except Exception:  # noqa: BLE001 - logged; a heart never stops
-                        _log.exception("A heartbeat failed; the next one comes in its turn")
+                    except Exception:  # noqa: BLE001 - logged; heartbeats must go on
+                        _log.exception("A heartbeat failed; the next one is sent as usual")
                     else:
                         lost = 0
                     finally:
@@ -161,10 +153,10 @@ class LeaseKeeper:
                     async with asyncio.timeout(pause):
                         await self._changed.wait()
         finally:
-            await self._pulse.close()
+            await self._transport.close()
 
     def _collect(self) -> tuple[list[Member], float | None]:
-        """Who is due, with those that are nearly due; else for how long nobody is."""
+        """The agents that are due or nearly due; else the time until the first is."""
         now = time.monotonic()
         with self._lock:
             if not self._due or (first := min(self._due.values())) > now:
@@ -184,42 +176,42 @@ class LeaseKeeper:
                 if member in self._due:
                     self._due[member] = soon
 
-    async def _beat(self, members: list[Member], lost: int) -> None:
-        """`lost`: how many in a row didn't arrive."""
+    async def _send(self, members: list[Member], lost: int) -> None:
+        """`lost`: how many heartbeats in a row had no answer."""
         tasks: list[HeldTask] = []
         owners: dict[tuple[str, int], Member] = {}
-        told: list[tuple[Held, bytes]] = []
+        reported: list[tuple[Held, bytes]] = []
         for member in members:
             agent_id = member.presence.agent_id
             for held in member.held():
                 progress = held.take_progress()
                 if progress is not None:
-                    told.append((held, progress))
-                cost = held.cost_usd
-                tasks.append(HeldTask(held.id, held.epoch, agent_id, progress, cost or None))
-                owners[held.id, held.epoch] = member
+                    reported.append((held, progress))
+                claim, cost = held.claim, held.cost_usd
+                tasks.append(HeldTask(claim.id, claim.epoch, agent_id, progress, cost or None, claim.token))
+                owners[claim.id, claim.epoch] = member
         quickest = min(member.interval_sec for member in members)
         share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)
         try:
-            answers = await self._pulse.beat(
+            answers = await self._transport.beat(
                 [member.presence for member in members],
                 tasks,
                 answer_within_sec=max(quickest * share, _QUICKEST_ANSWER_SEC),
             )
         except UnavailableError:
-            # (Not after another error: it may be what was wrong.)
-            for held, progress in told:
+            # Not after another error, which it may have caused.
+            for held, progress in reported:
                 held.put_back_progress(progress)
             raise
-        self._spread(members, owners, answers)
+        self._distribute(members, owners, answers)
 
-    def _spread(
+    def _distribute(
         self, members: list[Member], owners: dict[tuple[str, int], Member], answers: HeartbeatAnswers
     ) -> None:
         for claim in answers.over:
-            owners[claim.id, claim.epoch].told(claim.id, claim.epoch, claim.answer)
+            owners[claim.id, claim.epoch].on_claim_over(claim.id, claim.epoch, claim.answer)
         for member in members:
-            member.told_status(answers.agents.get(member.presence.agent_id))
+            member.on_status(answers.agents.get(member.presence.agent_id))
             if (slots := answers.slots.get(member.presence.agent_id)) is not None:
-                member.told_slots(slots)
-            member.told_slowdown(answers.slowdowns.get(member.presence.agent_id))
+                member.on_slots(slots)
+            member.on_slowdown(answers.slowdowns.get(member.presence.agent_id))

@@ -1,10 +1,11 @@
-"""The work of one agent: claim what there is room for, run it, hand in what comes of it, wait for more."""
+"""The loop of one agent: claim tasks, run them, write their outcomes, wait for more."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from decimal import Decimal
@@ -17,39 +18,42 @@ from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
-from lineshaft.client.backend import Backend, Idler
+from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.types import AgentInfo
-from lineshaft.types.work import Assignment, Moved, Presence
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.work import ClaimedTask, Moved, Presence
 
 T = TypeVar("T")
 
+_TIMED_OUT = "Timed out (task time limit)"
+
 _log = logging.getLogger("lineshaft.agent")
 
-#: With so many slots, a third of them is filled at a time: one is claimed, one works and one is written.
+#: From this many slots on, a third is claimed at a time: one third is claimed, one runs, one is written.
 _MANY_SLOTS = 30
-#: A call costs as much as some fifty tasks in it; more at once would only start later what is there already.
+#: A call costs as much as some fifty of its tasks; larger ones would only delay the start of the first.
 _MOST_AT_ONCE = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
-#: A handler that was told to end has this long before it is given up on, unless it says that it needs longer.
+#: How long a cancelled handler may take to end, unless it asks for longer.
 _PATIENCE_SEC = 2.0
-#: A look of another, made within this share of the time between two looks, is as good as one's own.
-_SOME = 0.8
-#: Something is due for these by itself, or a gate is to be run: the upkeep shall not wait for its turn.
-_PUT_OFF = frozenset({Status.RETRYING, Status.PENDING, Status.VALIDATING})
+#: An agent relies on another's fruitless claim within this share of its poll interval.
+_RECENT_SHARE = 0.8
+#: After these, maintenance has something to do soon: a task becomes due, or a gate has to run.
+_POSTPONED = frozenset({Status.RETRYING, Status.PENDING, Status.VALIDATING})
 
 
 class Worker:
-    """One registered incarnation at work, in one event loop; what heartbeats tell comes from a thread."""
+    """One registered incarnation at work, in one event loop. Answers to heartbeats come from a thread."""
 
     def __init__(
         self,
         backend: Backend,
         view: AgentInfo,
         handlers: Mapping[str, Handler],
-        crew: AgentProcess,
+        process: AgentProcess,
         *,
         drain_retries_within_sec: float | None,
     ) -> None:
@@ -61,12 +65,12 @@ class Worker:
         self.slowdown_until: datetime | None = None
         self._view = view
         self._handlers = handlers
-        self._crew = crew
+        self._process = process
         self._drain_within = drain_retries_within_sec
         self._set_slots(view.max_concurrent_tasks)
         self._limited = [handler for handler in handlers.values() if handler.concurrency is not None]
         self._unlimited = [handler.type for handler in handlers.values() if handler.concurrency is None]
-        # One with a budget may be unable to afford what others can.
+        # An agent with a budget may be unable to afford what others can.
         alone = view.id if view.budget_usd is not None else None
         self._interest = (
             alone,
@@ -81,20 +85,21 @@ class Worker:
         self._freed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        #: It waits, and may be interrupted.
-        self._waits = False
-        self._nudged = False
+        #: Set by a nudge: look for work again, without waiting.
+        self._nudged = asyncio.Event()
+        #: Set while it waits.
+        self._waiter: WorkWaiter | None = None
+        #: How long the last claim took.
+        self._round_trip_sec = 0.0
         self._stopping = False
         self._error: Exception | None = None
         self._claims: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
 
-    # The life of a worker.
-
     async def work(self) -> None:
-        """Until it is stopped, superseded, or (when draining) nothing is left to do."""
+        """Work until stopped, superseded, or (when draining) nothing is left to do."""
         self._writer.start()
-        self._crew.heart.enter(self)
+        self._process.lease_keeper.enter(self)
         self._claims = asyncio.create_task(self._claim_on(), name=f"lineshaft claims {self.agent_id}")
         try:
             await asyncio.wait({self._claims})
@@ -112,24 +117,23 @@ class Worker:
         self.nudge()
 
     def nudge(self) -> None:
-        """End a wait for work: there is a reason to look again."""
-        self._nudged = True
+        """End a wait for work, because there is a reason to look again."""
+        self._nudged.set()
         self._freed.set()
-        if self._claims is not None and self._waits:
-            self._waits = False
-            self._claims.cancel()
+        if self._waiter is not None:
+            self._waiter.interrupt()
 
     def _set_slots(self, slots: int) -> None:
         self._slots = slots
         self._batch = min(slots if slots < _MANY_SLOTS else slots // 3, _MOST_AT_ONCE)
 
     def _change_slots(self, slots: int) -> None:
-        _log.info("Agent %s may hold %d tasks from now on", self.agent_id, slots)
+        _log.info("Agent %s may now hold %d tasks", self.agent_id, slots)
         self._set_slots(slots)
         self.nudge()
 
     async def finish(self, within_sec: float) -> None:
-        """Let what runs come to its end, but no longer than this; then hand it back."""
+        """Let running tasks finish, but no longer than this; then release them."""
         try:
             async with asyncio.timeout(within_sec):
                 await self._empty.wait()
@@ -141,18 +145,18 @@ class Worker:
             self._stop_run(run, RELEASED, "the agent stops")
 
     async def close(self, within_sec: float) -> None:
-        """Write what is still to be written; give up after a while."""
+        """Write the remaining outcomes; give up after this time."""
         try:
             async with asyncio.timeout(within_sec):
                 await self._empty.wait()
                 await self._writer.flush()
         except TimeoutError:
             _log.warning(
-                "Agent %s ends with %d tasks in its hands; their leases run out",
+                "Agent %s ends while it holds %d tasks; their leases will expire",
                 self.agent_id,
                 len(self._running),
             )
-        await self._crew.heart.leave(self)
+        await self._process.lease_keeper.leave(self)
         if self._watchdog is not None:
             self._watchdog.cancel()
         await self._writer.close()
@@ -161,125 +165,138 @@ class Worker:
     # Claiming.
 
     async def _claim_on(self) -> None:
-        idling = await self.backend.idler(self._view)
-        with idling as idler:
-            pauses = 0
-            while not self._stopping:
-                try:
-                    if await self._claim_and_wait(idler):
-                        return
-                    pauses = 0
-                except SupersededError as error:
-                    self._supersede(error)
+        async with self.backend.waiter(self._view) as waiter:
+            await self._claim_until_stopped(waiter)
+
+    async def _claim_until_stopped(self, waiter: WorkWaiter) -> None:
+        pauses = 0
+        while not self._stopping:
+            try:
+                if await self._claim_and_wait(waiter):
                     return
-                except Exception as error:
-                    if isinstance(error, LineshaftError) and not (error.retryable or _is_a_defect(error)):
-                        raise
-                    _log.warning("Agent %s can't claim: %s", self.agent_id, error)
-                    pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
-                    pauses = min(pauses + 1, 10)
-                    await self._wait(asyncio.sleep(pause * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
-                self._nudged = False
-            # What woke it is for another.
-            idler.pass_on()
+                pauses = 0
+            except SupersededError as error:
+                self._supersede(error)
+                return
+            except Exception as error:
+                if isinstance(error, LineshaftError) and not (error.retryable or _is_server_fault(error)):
+                    raise
+                _log.warning("Agent %s can't claim: %s", self.agent_id, error)
+                pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
+                pauses = min(pauses + 1, 10)
+                await self._pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            self._nudged.clear()
+        # The task that woke it is for another agent.
+        waiter.pass_on()
 
-    def _is_nudged(self) -> bool:
-        return self._nudged
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless there is a reason to look again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._nudged.wait()
 
-    async def _wait(self, what: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for something, unless there is a reason to look again: then None."""
-        if self._is_nudged():
-            what.close()
-            return None
-        self._waits = True
-        try:
-            return await what
-        except asyncio.CancelledError:
-            if not self._is_nudged():
-                raise
-            if (current := asyncio.current_task()) is not None:
-                current.uncancel()
-            return None
-        finally:
-            self._waits = False
-
-    async def _claim_and_wait(self, idler: Idler) -> bool:
+    async def _claim_and_wait(self, waiter: WorkWaiter) -> bool:
         """One round; True: everything is drained."""
-        while self._slots - len(self._running) < self._worth_asking():
+        while self._slots - len(self._running) < self._worth_claiming():
             self._freed.clear()
             await self._freed.wait()
             if self._stopping:
                 return False
-        before = self._crew.activity
-        if await self._claim(idler):
+        before = self._process.activity
+        if await self._claim(waiter):
             return False
         if self._stopping:
             return False
         if self._drain_within is not None and not self._running and not self._writer.busy:
             soon = await self.backend.retry_within(list(self._handlers), self._drain_within)
             if soon is not None:
-                await self._wait(asyncio.sleep(max(soon, 0.0)))
-                await self.backend.upkeep()
+                await self._pause(max(soon, 0.0))
+                await self.backend.maintain()
                 return False
-            # Once more: what was put off when it looked first may have become READY before it looked second.
-            await self._claim(idler)
-            if self._crew.all_idle(self, before):
+            # Once more: a task that was postponed at the first look may have become READY before the second.
+            await self._claim(waiter)
+            if self._process.all_idle(self, before):
                 return True
-        self._crew.found_nothing(self._interest)
-        # Of agents that may take the same, one looks for all.
-        while await self._wait(idler.wait(self._poll_pause())) is False:
-            if not self._crew.looked_since(self._interest, _SOME * self._poll_pause()):
-                break
+        self._process.found_nothing(self._interest)
+        await self._wait(waiter)
         return False
 
-    def _poll_pause(self) -> float:
-        told = self.backend.poll_interval_sec
-        # Spread: agents that were started together need not ask together.
-        return (self._view.poll_interval_sec if told is None else told) * random.uniform(0.8, 1.0)  # noqa: S311
+    async def _wait(self, waiter: WorkWaiter) -> None:
+        """Wait until there is a reason to look for work, and start the tasks that the wait has claimed."""
+        while not self._nudged.is_set():
+            types, room = self._wanted()
+            pause = self._poll_pause()
+            self._waiter = waiter
+            try:
+                found = await waiter.wait(pause, types=types, limit=room)
+            finally:
+                self._waiter = None
+            if found is not None:
+                if found:
+                    self._process.activity += 1
+                # The claim was made at most one round trip ago.
+                claimed_at = self.loop.time() - self._round_trip_sec
+                for assignment in found:
+                    self._start(assignment, claimed_at)
+                return
+            # Of agents with the same interest, one looks for all.
+            if not self._process.looked_since(self._interest, _RECENT_SHARE * pause):
+                return
 
-    async def _claim(self, idler: Idler) -> bool:
-        """Claim and start; whether there may be more to be had."""
+    def _poll_pause(self) -> float:
+        interval = self.backend.poll_interval_sec
+        # Spread, so that agents that were started together don't ask together.
+        return (self._view.poll_interval_sec if interval is None else interval) * random.uniform(0.8, 1.0)  # noqa: S311
+
+    def _wanted(self) -> tuple[list[str], int]:
+        """The types to claim, and how many tasks, so that no handler exceeds its limit."""
+        limited = [handler for handler in self._limited if self._room_of(handler) > 0]
+        types = [*self._unlimited, *(handler.type for handler in limited)]
+        room = min(self._slots - len(self._running), self._batch)
+        return types, max(min([room, *(self._room_of(handler) for handler in limited)]), 1)
+
+    async def _claim(self, waiter: WorkWaiter) -> bool:
+        """Claim and start; whether there may be more."""
         limited = [handler for handler in self._limited if self._room_of(handler) > 0]
         if limited:
-            # The best of all first, as many as each of these may take: the others alone could fill all slots.
-            room = min(self._room_of(handler) for handler in limited)
-            types = [*self._unlimited, *(handler.type for handler in limited)]
-            if not await self._claim_types(types, room, idler):
-                self._decline_unless(limited, idler)
+            # The best of all types first: unlimited types alone could fill all slots.
+            types, room = self._wanted()
+            if not await self._claim_types(types, room, waiter):
+                self._decline_unless(limited, waiter)
                 return False
         room = min(self._slots - len(self._running), self._batch)
-        full = bool(self._unlimited) and await self._claim_types(self._unlimited, room, idler)
+        full = bool(self._unlimited) and await self._claim_types(self._unlimited, room, waiter)
         for handler in limited:
-            full = await self._claim_types([handler.type], self._room_of(handler), idler) or full
+            full = await self._claim_types([handler.type], self._room_of(handler), waiter) or full
         if not full:
-            self._decline_unless(limited, idler)
+            self._decline_unless(limited, waiter)
         return full
 
-    def _decline_unless(self, has_room: Sequence[Handler], idler: Idler) -> None:
-        """What woke it may be for a handler that is at its limit: another agent may take it."""
+    def _decline_unless(self, has_room: Sequence[Handler], waiter: WorkWaiter) -> None:
+        """The task that woke it may be for a handler at its limit: another agent may take it."""
         if len(has_room) < len(self._limited):
-            idler.decline()
+            waiter.decline()
 
     def _room_of(self, handler: Handler) -> int:
-        """Of one with a limit of its own."""
+        """How many more tasks a handler with a limit may take."""
         free = (handler.concurrency or 0) - self._running_of[handler.type]
         return min(free, self._slots - len(self._running), self._batch)
 
-    async def _claim_types(self, types: list[str], room: int, idler: Idler) -> bool:
+    async def _claim_types(self, types: list[str], room: int, waiter: WorkWaiter) -> bool:
         if room <= 0:
             return False
         asked_at = self.loop.time()
-        asking: Awaitable[list[Assignment]] = self._ask(types, room)
+        asking: Awaitable[list[Assignment[ClaimedTask]]] = self._ask(types, room)
         while True:
             assignments = await asking
             full = len(assignments) == room
             if full:
-                idler.pass_on()
+                waiter.pass_on()
             started_at, asked_at = asked_at, self.loop.time()
-            # Not before handlers with a limit of their own have had their turn.
+            # Handlers with a limit have their turn first.
             goes_on = full and not self._limited and not self._stopping
             if goes_on and self._slots - len(self._running) - len(assignments) >= self._batch < self._slots:
-                # The database looks for the next while these are started.
+                # The database finds the next ones while these are started.
                 room = self._batch
                 asking = self.loop.create_task(self._ask(types, room))
                 await asyncio.sleep(0)
@@ -290,28 +307,30 @@ class Worker:
             if not goes_on:
                 return full
 
-    def _worth_asking(self) -> int:
-        """How many slots must be free. One, unless more will be in a moment: a call for one costs as much."""
+    def _worth_claiming(self) -> int:
+        """How many slots must be free: one, unless more will be soon, as a call for one costs as much."""
         return self._batch if self._writer.writing >= self._batch else 1
 
-    async def _ask(self, types: list[str], room: int) -> list[Assignment]:
+    async def _ask(self, types: list[str], room: int) -> list[Assignment[ClaimedTask]]:
+        asked_at = self.loop.time()
         assignments = await self.backend.claim(
             self.agent_id, self.presence.incarnation, limit=room, types=types
         )
+        self._round_trip_sec = self.loop.time() - asked_at
         if assignments:
-            self._crew.activity += 1
+            self._process.activity += 1
         return assignments
 
     # Running.
 
-    def _start(self, assignment: Assignment, asked_at: float) -> None:
+    def _start(self, assignment: Assignment[ClaimedTask], asked_at: float) -> None:
         task = assignment.task
         handler = self._handlers[task.type]
         limit = handler.time_limit_sec
-        # The task's own counts from its claim, which came after the question: it never ends too late here.
+        # The task's limit counts from its claim, which comes after the request: it never ends too late.
         deadline = asked_at + (task.limit_sec if limit is None else min(task.limit_sec, limit))
         if (lost := self._running.get(task.id)) is not None:
-            # It was taken back, and nobody could tell.
+            # It was taken back, and this agent got it again.
             self._stop_run(lost, NOTHING, "the claim was lost")
         run = Run(assignment, handler, self, deadline)
         self._running[task.id] = run
@@ -319,12 +338,12 @@ class Worker:
         if handler.concurrency is not None:
             self._running_of[task.type] += 1
         if run.interval_sec < self.interval_sec:
-            self._crew.heart.hurry(self, run.interval_sec)
+            self._process.lease_keeper.hurry(self, run.interval_sec)
         if self._watchdog is None or deadline < self._watchdog.when():
             self._watch(deadline)
         try:
             args, kwargs = handler.arguments(task.spec)
-        except Exception as error:  # noqa: BLE001 - types of others may raise anything
+        except Exception as error:  # noqa: BLE001 - user types may raise anything
             text = str(error) if isinstance(error, InvalidInputError) else describe(error)
             self._report(run, failed(text, FailureCategory.INVALID_INPUT))
             return
@@ -336,7 +355,7 @@ class Worker:
             try:
                 run.thread = self._threads.submit(partial(handler.function, *args, **kwargs))
             except RuntimeError as error:
-                # The system has no thread left for it.
+                # The system can't start another thread.
                 self._report(run, failed(str(error), FailureCategory.CRASH))
                 return
             run.thread.add_done_callback(partial(self._thread_ended, run))
@@ -346,7 +365,7 @@ class Worker:
             value = await run.handler.function(*args, **kwargs)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a handler raises is its outcome
+        except BaseException as error:  # anything that a handler raises is its outcome
             if self.loop.is_closed():
                 raise
             self._ended(run, None, error)
@@ -365,15 +384,15 @@ class Worker:
     def _ended(self, run: Run, value: Any, error: BaseException | None) -> None:
         run.task = run.thread = None
         if run.reported:
-            # It was given up on before: only its slot was still taken, unless the outcome is on its way.
+            # It was abandoned before: only its slot was still taken, unless the outcome is being written.
             if run.written:
                 self._free(run)
             return
         try:
             outcome = run.outcome(value, error)
-        except Exception as unclear:  # noqa: BLE001 - logged, and told as the outcome
-            # What a handler gives may answer any question with an error.
-            _log.exception("It can't be told what came of %s", run.id)
+        except Exception as unclear:  # noqa: BLE001 - logged, and reported as the outcome
+            # Objects that a handler returns may raise in any method.
+            _log.exception("Reading the outcome of %s failed", run.id)
             outcome = failed(describe(error or unclear), FailureCategory.CRASH)
         if outcome.verdict is Verdict.FAIL and error is not None and run.verdict is None:
             _log.info("Task %s failed: %s", run.id, outcome.error, exc_info=error)
@@ -385,13 +404,13 @@ class Worker:
 
     def _written(self, run: Run, moved: Moved | None) -> None:
         run.written = True
-        self._crew.activity += 1
-        if moved is not None and moved.status in _PUT_OFF:
-            self._crew.expect_due()
+        self._process.activity += 1
+        if moved is not None and moved.status in _POSTPONED:
+            self._process.expect_due()
         if run.task is None and run.thread is None:
             self._free(run)
         else:
-            # Who waits because more was being written must look again: this slot is still taken.
+            # A claim that waits for outcomes to be written must look again: this slot is still taken.
             self._freed.set()
 
     def _free(self, run: Run) -> None:
@@ -402,7 +421,7 @@ class Worker:
             self._running_of[run.handler.type] -= 1
             self.nudge()
         elif self._view.budget_usd is not None:
-            # What it had reserved may pay for another.
+            # Its reservation may pay for another task.
             self.nudge()
         if not self._running:
             self._empty.set()
@@ -412,12 +431,12 @@ class Worker:
     # Stopping single tasks.
 
     def _stop_run(self, run: Run, verdict: Outcome, why: str) -> None:
-        # Once: a handler that is saving its state must not be cancelled again.
+        # Only once: a handler that is saving its state must not be cancelled again.
         if run.reported or (run.verdict is not None and verdict is not NOTHING):
             return
         run.stop(verdict, why)
         if run.thread is not None:
-            # A thread can't be stopped. It finds out when it next asks; the outcome doesn't wait for it.
+            # A thread can't be stopped. Its context raises on the next call; the outcome doesn't wait for it.
             self._report(run, verdict)
         else:
             patience = max(_PATIENCE_SEC, run.handler.patience_sec)
@@ -425,7 +444,7 @@ class Worker:
 
     def _give_up(self, run: Run, verdict: Outcome) -> None:
         if not run.reported and run.task is not None:
-            _log.warning("The handler of %s doesn't heed its cancellation; it is left to itself", run.id)
+            _log.warning("The handler of %s ignores its cancellation and is abandoned", run.id)
             self._report(run, verdict)
 
     def _watch(self, when: float) -> None:
@@ -443,29 +462,28 @@ class Worker:
             if run.deadline <= now:
                 if run.verdict is None:
                     limit = run.handler.time_limit_sec
-                    text = "It took longer than it may" + (
-                        f" (the handler's limit is {limit:g} s)" if limit else ""
-                    )
+                    # The task's limit applies where the handler has none.
+                    text = f"Timed out after {limit:g} s (handler time limit)" if limit else _TIMED_OUT
                     self._stop_run(run, failed(text, FailureCategory.TIMEOUT), text)
             else:
                 first = min(first, run.deadline)
         self._watch(first)
 
-    # What heartbeats tell, from their thread.
+    # Answers to heartbeats, from their thread.
 
     def held(self) -> Collection[Run]:
         return [run for run in self._running.copy().values() if not run.written]
 
-    def told(self, task_id: str, epoch: int, answer: str) -> None:
+    def on_claim_over(self, task_id: str, epoch: int, answer: str) -> None:
         run = self._running.get(task_id)
         if run is None or run.epoch != epoch or run.reported:
             return
         why = "the task was cancelled" if answer == "cancel" else "the claim was lost"
-        # At once: the event loop may be blocked by the very handler that should hear of it.
+        # At once: the event loop may be blocked by the handler that has to stop.
         run.execution.end(why, gone=True)
         self._soon(self._stop_run, run, NOTHING, why)
 
-    def told_status(self, status: str | None) -> None:
+    def on_status(self, status: str | None) -> None:
         if status is None:
             error = SupersededError(
                 f"Agent {self.agent_id!r} was registered again elsewhere: incarnation "
@@ -473,14 +491,14 @@ class Worker:
             )
             self._soon(self._supersede, error)
         elif status == "offline":
-            # It was, until this heartbeat: its claims found nothing.
+            # It was offline until this heartbeat, so its claims found nothing.
             self._soon(self.nudge)
 
-    def told_slots(self, slots: int) -> None:
+    def on_slots(self, slots: int) -> None:
         if slots != self._slots:
             self._soon(self._change_slots, slots)
 
-    def told_slowdown(self, until: datetime | None) -> None:
+    def on_slowdown(self, until: datetime | None) -> None:
         self.slowdown_until = until
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
@@ -496,10 +514,10 @@ class Worker:
             self._stop_run(run, NOTHING, "the agent was superseded")
         self.stop_claiming()
 
-    # What executions need.
+    # For executions.
 
     def hurry(self) -> None:
-        self._crew.heart.hurry(self)
+        self._process.lease_keeper.hurry(self)
 
     def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
         runs = self._running.copy().values()
@@ -515,6 +533,6 @@ class Worker:
         return result
 
 
-def _is_a_defect(error: LineshaftError) -> bool:
-    """Of the server, or of what is in between: no refusal; it may be repaired any minute."""
+def _is_server_fault(error: LineshaftError) -> bool:
+    """Whether it is a defect of the server or a proxy, which may be fixed soon."""
     return error.code == LineshaftError.code

@@ -1,4 +1,4 @@
-"""What all agents of one process share: the heart, the upkeep, and when all of them are idle."""
+"""What all agents of one process share: heartbeats, maintenance, and whether all of them are idle."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from lineshaft.errors import UnavailableError
 
 _log = logging.getLogger("lineshaft.agent")
 
-#: After news of something that will be due, this soon and not sooner.
+#: The pause between a nudge and the next maintenance.
 _NUDGED_SEC = 0.1
 
 
@@ -32,70 +32,70 @@ class AgentProcess:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._members = 0
-        self._heart: LeaseKeeper | None = None
-        self._upkeep: asyncio.Task[None] | None = None
+        self._lease_keeper: LeaseKeeper | None = None
+        self._maintenance: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
-        self._disbanding = False
-        #: When agents that may take certain things last found none.
+        self._closing = False
+        #: When agents with an interest last found no work.
         self._looked: dict[Hashable, float] = {}
-        #: Grows with everything that agents of this process take or hand in.
+        #: Grows with every task that agents of this process claim or finish.
         self.activity = 0
-        #: For each agent that drains, the activity before it last found nothing.
+        #: For each draining agent, the activity before it last found no work.
         self._idle_since: dict[Drainer, int] = {}
         self._drained: set[Drainer] = set()
 
     @property
-    def heart(self) -> LeaseKeeper:
-        if self._heart is None:
-            raise RuntimeError("Nobody is at work.")
-        return self._heart
+    def lease_keeper(self) -> LeaseKeeper:
+        if self._lease_keeper is None:
+            raise RuntimeError("No agent is running.")
+        return self._lease_keeper
 
     @asynccontextmanager
     async def membership(self) -> AsyncIterator[None]:
         self._members += 1
         if self._members == 1:
-            # One of this event loop's own: the last members may have been of another.
+            # The last members may have run in another event loop.
             self._nudged = asyncio.Event()
-            self._heart = LeaseKeeper(self._backend.pulse())
-            self._upkeep = asyncio.create_task(self._keep_up(), name="lineshaft upkeep")
+            self._lease_keeper = LeaseKeeper(self._backend.heartbeats())
+            self._maintenance = asyncio.create_task(self._maintain(), name="lineshaft maintenance")
         try:
             yield
         finally:
             self._members -= 1
             if self._members == 0:
-                await self._disband()
+                await self._close()
 
-    async def _disband(self) -> None:
-        if self._upkeep is not None:
-            # Not cancelled: it may be in the midst of a transaction.
-            self._disbanding = True
+    async def _close(self) -> None:
+        if self._maintenance is not None:
+            # Not cancelled: it may be in a transaction.
+            self._closing = True
             self._nudged.set()
-            await asyncio.wait({self._upkeep})
-            self._disbanding = False
-        if self._heart is not None:
-            await asyncio.to_thread(self._heart.close)
-        self._upkeep = self._heart = None
+            await asyncio.wait({self._maintenance})
+            self._closing = False
+        if self._lease_keeper is not None:
+            await asyncio.to_thread(self._lease_keeper.close)
+        self._maintenance = self._lease_keeper = None
 
     def expect_due(self) -> None:
-        """Something was put off: find out for how long."""
+        """A task was postponed: find out when it is due."""
         self._nudged.set()
 
-    async def _keep_up(self) -> None:
-        while not self._disbanding:
+    async def _maintain(self) -> None:
+        while not self._closing:
             self._nudged.clear()
-            pause = self._backend.upkeep_interval_sec
+            pause = self._backend.maintenance_interval_sec
             try:
-                coming = await self._backend.upkeep()
+                coming = await self._backend.maintain()
             except UnavailableError as error:
                 _log.debug("Maintenance has to wait: %s", error)
-            except Exception:  # noqa: BLE001 - logged; without upkeep nothing would ever be due
+            except Exception:  # noqa: BLE001 - logged; without it no retry would become due
                 _log.exception("Maintenance failed; it is tried again in %s s", pause)
             else:
                 pause = pause if coming is None else min(pause, coming)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._nudged.wait()
-                    if not self._disbanding:
+                    if not self._closing:
                         await asyncio.sleep(_NUDGED_SEC)
 
     # Looking for work.
@@ -104,7 +104,7 @@ class AgentProcess:
         self._looked[interest] = time.monotonic()
 
     def looked_since(self, interest: Hashable, seconds: float) -> bool:
-        """Whether one who may take the same has found nothing, not longer ago than this."""
+        """Whether an agent with the same interest found no work within this time."""
         return time.monotonic() - self._looked.get(interest, -math.inf) < seconds
 
     # Draining.
@@ -115,12 +115,12 @@ class AgentProcess:
     def leave_drain(self, drainer: Drainer) -> None:
         self._idle_since.pop(drainer, None)
         self._drained.discard(drainer)
-        # Whoever it kept from ending may end now.
+        # Agents that waited for it may end now.
         for other in self._idle_since:
             other.nudge()
 
     def all_idle(self, drainer: Drainer, since: int) -> bool:
-        """Whether nobody here found anything since the last activity; `since` is when this one looked."""
+        """Whether no agent found work since the last activity; `since`: the activity when this one looked."""
         if drainer in self._drained:
             return True
         self._idle_since[drainer] = since
@@ -130,7 +130,7 @@ class AgentProcess:
                 other.nudge()
         if behind:
             return False
-        # All at once: what one of them does last must not send the others looking again.
+        # All at once: the last activity of one must not make the others look again.
         self._drained = set(self._idle_since)
         for other in self._drained:
             if other is not drainer:
@@ -138,12 +138,12 @@ class AgentProcess:
         return True
 
 
-_crews: "WeakKeyDictionary[Backend, AgentProcess]" = WeakKeyDictionary()
+_processes: "WeakKeyDictionary[Backend, AgentProcess]" = WeakKeyDictionary()
 
 
-def crew_of(backend: Backend) -> AgentProcess:
-    """The one of this process; agents that use the same Lineshaft belong together."""
-    crew = _crews.get(backend)
-    if crew is None:
-        crew = _crews[backend] = AgentProcess(backend)
-    return crew
+def agent_process(backend: Backend) -> AgentProcess:
+    """The one of this process; agents that use the same Lineshaft share it."""
+    process = _processes.get(backend)
+    if process is None:
+        process = _processes[backend] = AgentProcess(backend)
+    return process

@@ -9,7 +9,8 @@ from lineshaft.agent.context import SyncTaskContext, TaskContext
 from lineshaft.agent.execution import Execution, Host
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.outcome import NOTHING, AttemptCancelled, Outcome, Verdict, of_exception, of_value
-from lineshaft.types.work import Assignment, ClaimRef, Spent
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.work import ClaimedTask, Spent
 
 
 class Run:
@@ -28,10 +29,12 @@ class Run:
         "written",
     )
 
-    def __init__(self, assignment: Assignment, handler: Handler, host: Host, deadline: float) -> None:
+    def __init__(
+        self, assignment: Assignment[ClaimedTask], handler: Handler, host: Host, deadline: float
+    ) -> None:
         claimed = assignment.task
         self.id = claimed.id
-        self.claim = ClaimRef(claimed.id, claimed.epoch)
+        self.claim = assignment.claim
         self.handler = handler
         self.execution = Execution(assignment, host)
         self.context = (TaskContext if handler.is_async else SyncTaskContext)(self.execution)

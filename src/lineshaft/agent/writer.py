@@ -1,4 +1,4 @@
-"""Writes outcomes in batches: what is decided while one batch is on its way makes up the next."""
+"""Writes outcomes in batches: outcomes that arrive while a batch is being written form the next one."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
 from lineshaft.client.backend import Backend
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
-from lineshaft.types.work import ClaimRef, Completion, Failure, Moved, Release, Spent
+from lineshaft.types.work import Cancellation, ClaimRef, Completion, Failure, Moved, Release, Spent
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -28,7 +28,7 @@ class Finished(Protocol):
     def spent(self) -> Spent: ...
 
     def unsaved_state(self) -> bytes | None:
-        """What its handler wants to find again; None: nothing new."""
+        """The state that its handler wants to find again; None: nothing new."""
         ...
 
 
@@ -38,11 +38,11 @@ _Send = Callable[[Sequence[_Item]], Awaitable[list[Moved]]]
 
 class Writer:
     def __init__(self, backend: Backend, written: Callable[[Any, Moved | None], None]) -> None:
-        """`written` is called with each run and what became of it; None: nothing was to be written."""
+        """`written` is called with each run and its result; None: there was nothing to write."""
         self._backend = backend
         self._written = written
         self._pending: list[_Item] = []
-        #: How many are just being written.
+        #: How many are being written.
         self.writing = 0
         self._some = asyncio.Event()
         self._none = asyncio.Event()
@@ -91,7 +91,7 @@ class Writer:
                 case Verdict.FAIL:
                     await self._send(alike, self._fail)
                 case Verdict.SNOOZE | Verdict.RELEASE:
-                    await self._send(alike, self._hand_back)
+                    await self._send(alike, self._release)
                 case Verdict.CANCEL:
                     await self._send(alike, self._cancel)
                 case Verdict.NOTHING:
@@ -104,11 +104,11 @@ class Writer:
             try:
                 moved = await send(items)
             except UnavailableError as error:
-                # The outcome counts whenever it arrives, unless somebody else has the task by then.
-                _log.warning("Outcomes of %d tasks can't be written yet: %s", len(items), error)
+                # The outcome counts whenever it arrives, unless another agent has the task by then.
+                _log.warning("Writing the outcomes of %d tasks failed, retrying: %s", len(items), error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-            except Exception as error:  # noqa: BLE001 - one task that can't be written must not hold up others
+            except Exception as error:  # noqa: BLE001 - one bad outcome must not block the others
                 if len(items) > 1:
                     for item in items:
                         await self._send([item], send)
@@ -123,13 +123,13 @@ class Writer:
                 return
 
     async def _give_up(self, item: _Item, error: Exception, send: _Send) -> None:
-        """What can't be written as it is fails the attempt, and says why: silence would leave it RUNNING."""
+        """Fail the attempt of an outcome that can't be written: else the task would stay RUNNING."""
         run, outcome = item
         if isinstance(error, StaleClaimError):
             self._written(run, Moved(run.claim.id, None))
             return
         _log.error("The outcome %s of %s can't be written", outcome.verdict, run.claim.id, exc_info=error)
-        if send == self._fail_in_short:
+        if send == self._fail_plainly:
             self._written(run, Moved(run.claim.id, None))
             return
         if outcome.verdict is not Verdict.FAIL:
@@ -139,7 +139,7 @@ class Writer:
             if send == self._complete:
                 await self._send([(run, outcome)], self._fail)
                 return
-        await self._send([(run, outcome)], self._fail_in_short)
+        await self._send([(run, outcome)], self._fail_plainly)
 
     async def _complete(self, items: Sequence[_Item]) -> list[Moved]:
         return await self._backend.complete(
@@ -152,7 +152,7 @@ class Writer:
     async def _save_states(self, items: Sequence[_Item]) -> None:
         for run, outcome in items:
             if outcome.is_postponed and (state := run.unsaved_state()) is not None:
-                # One that is stale will be told so when its outcome is refused.
+                # Writing the outcome of a stale claim reports the error.
                 with contextlib.suppress(StaleClaimError):
                     await self._backend.save_checkpoint(run.claim, state)
 
@@ -165,19 +165,19 @@ class Writer:
             ]
         )
 
-    async def _fail_in_short(self, items: Sequence[_Item]) -> list[Moved]:
-        """Without anything that may be what is wrong: its state, and what it says it has used."""
+    async def _fail_plainly(self, items: Sequence[_Item]) -> list[Moved]:
+        """Fail without state and usage, which may be the parts that are invalid."""
         return await self._backend.fail(
             [Failure(run.claim, outcome.error, outcome.category) for run, outcome in items]
         )
 
-    async def _hand_back(self, items: Sequence[_Item]) -> list[Moved]:
+    async def _release(self, items: Sequence[_Item]) -> list[Moved]:
         await self._save_states(items)
-        return await self._backend.hand_back(
+        return await self._backend.release(
             [Release(run.claim, outcome.delay_sec or None, run.spent) for run, outcome in items]
         )
 
     async def _cancel(self, items: Sequence[_Item]) -> list[Moved]:
-        for run, outcome in items:
-            await self._backend.cancel_claimed(run.claim, outcome.reason, spent=run.spent)
-        return [Moved(run.claim.id, None) for run, _ in items]
+        return await self._backend.cancel_held(
+            [Cancellation(run.claim, outcome.reason, spent=run.spent) for run, outcome in items]
+        )

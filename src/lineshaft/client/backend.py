@@ -1,7 +1,7 @@
-"""What differs between a database and a server behind HTTP; all else is written against this."""
+"""The interface of the two backends: a database, and a server over HTTP."""
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
@@ -38,8 +38,10 @@ from lineshaft.types import (
     Token,
     Why,
 )
+from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import (
-    Assignment,
+    Cancellation,
+    ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
@@ -54,27 +56,40 @@ from lineshaft.types.work import (
 )
 
 
-class Idler(Protocol):
-    """How an agent without work waits for some."""
+class WorkWaiter(Protocol):
+    """How an idle agent waits for work."""
 
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer
-        """True: look for work. False: the time is up."""
+    async def wait(
+        self,
+        timeout: float,  # noqa: ASYNC109 - the end of the time is a result
+        *,
+        types: Sequence[str],
+        limit: int,
+    ) -> list[Assignment[ClaimedTask]] | None:
+        """A list: look for work; over HTTP, up to `limit` tasks of these types are already claimed.
+
+        None: the time is up, or the wait was interrupted.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the current wait soon. It still returns tasks that are already claimed."""
         ...
 
     def pass_on(self) -> None:
-        """There may be more than this one could take: let another agent of this process look too."""
+        """There may be more than this agent could take: let another agent of this process look too."""
         ...
 
     def decline(self) -> None:
-        """It had no handler free for what woke it: let another look instead.
+        """No handler was free for the task that woke this agent: let another look instead.
 
-        The backend itself does so after a claim that left something: for want of a slot, money or a model.
+        The backend does so itself after a claim that left something for lack of a slot, money or a model.
         """
         ...
 
 
 class HeartbeatTransport(Protocol):
-    """Heartbeats. Made in one thread, used and closed in the event loop of another."""
+    """Sends heartbeats. Created in one thread, used and closed in the event loop of another."""
 
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
@@ -229,17 +244,17 @@ class Backend(Protocol):
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
-    ) -> list[Assignment]:
+    ) -> list[Assignment[ClaimedTask]]:
         """Claim and start."""
         ...
 
-    async def complete(self, completions: Sequence[Completion]) -> list[Moved]: ...
+    async def complete(self, items: Sequence[Completion]) -> list[Moved]: ...
 
-    async def fail(self, failures: Sequence[Failure]) -> list[Moved]: ...
+    async def fail(self, items: Sequence[Failure]) -> list[Moved]: ...
 
-    async def hand_back(self, items: Sequence[Release]) -> list[Moved]: ...
+    async def release(self, items: Sequence[Release]) -> list[Moved]: ...
 
-    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None: ...
+    async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]: ...
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
@@ -251,26 +266,26 @@ class Backend(Protocol):
         self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
     ) -> Spawned: ...
 
-    # What keeps a process of agents going.
+    # Running agents.
 
-    def pulse(self) -> HeartbeatTransport: ...
+    def heartbeats(self) -> HeartbeatTransport: ...
 
-    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]: ...
+    def waiter(self, agent: AgentInfo) -> AbstractAsyncContextManager[WorkWaiter]: ...
 
     @property
     def poll_interval_sec(self) -> float | None:
-        """How long an idle agent may sleep; None: as long as its own poll interval says."""
+        """How long an idle agent waits before it looks again; None: its own poll interval."""
         ...
 
     def expect_answers_within(self, seconds: float) -> None:
-        """A connection that doesn't answer for so long is given up."""
+        """Replace a connection that doesn't answer for so long."""
         ...
 
     @property
-    def upkeep_interval_sec(self) -> float: ...
+    def maintenance_interval_sec(self) -> float: ...
 
-    async def upkeep(self) -> float | None:
-        """Do what nobody else may be there to do; gives the seconds until there is something again."""
+    async def maintain(self) -> float | None:
+        """Do the duties that no server may be running; returns the seconds until something is due again."""
         ...
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None: ...

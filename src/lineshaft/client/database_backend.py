@@ -1,8 +1,8 @@
 """The backend for whoever reaches the database itself."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import UnsetType
 
 from lineshaft.checks.registry import Checks
-from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import HeartbeatTransport, Idler
+from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
 from lineshaft.engine.engine import Engine
@@ -55,10 +54,11 @@ from lineshaft.types import (
     Token,
     Why,
 )
+from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.json import decoded
 from lineshaft.types.work import (
-    Assignment,
     Cancellation,
+    ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
@@ -348,7 +348,7 @@ class DatabaseBackend:
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
-    ) -> list[Assignment]:
+    ) -> list[Assignment[ClaimedTask]]:
         claim = await self.engine.claims.claim(
             agent_id, incarnation, limit=limit, types=list(types), start=True
         )
@@ -356,20 +356,19 @@ class DatabaseBackend:
             # What woke it may be for another.
             self._waiters[agent_id, incarnation].decline()
         with self.engine.undelivered.release_if_undelivered(claim.tasks):
-            return assignments(claim, claim.past_attempts)
+            return assignments(claim)
 
-    async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        return await self.engine.work.complete(completions)
+    async def complete(self, items: Sequence[Completion]) -> list[Moved]:
+        return await self.engine.work.complete(items)
 
-    async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        return await self.engine.work.fail(failures)
+    async def fail(self, items: Sequence[Failure]) -> list[Moved]:
+        return await self.engine.work.fail(items)
 
-    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
+    async def release(self, items: Sequence[Release]) -> list[Moved]:
         return await self.engine.work.release(items)
 
-    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        (moved,) = await self.engine.work.cancel([Cancellation(claim, reason, spent=spent)])
-        moved.unwrap()
+    async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]:
+        return await self.engine.work.cancel(items)
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
@@ -389,12 +388,13 @@ class DatabaseBackend:
         (result,) = await self.engine.work.spawn([NewSpawn(claim, tasks, key, wait, spent)])
         return result.unwrap()
 
-    # What keeps a process of agents going.
+    # Running agents.
 
-    def pulse(self) -> HeartbeatTransport:
+    def heartbeats(self) -> HeartbeatTransport:
         return Heartbeats(self.engine.database.dsn, clock=self._clock, prepare=self._settings.sessions)
 
-    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
+    @asynccontextmanager
+    async def waiter(self, agent: AgentInfo) -> AsyncIterator["DatabaseWaiter"]:
         async with self._subscribing:
             if self._directory is None:
                 directory = LaneDirectory(self.engine.database, listen=self._settings.sessions)
@@ -403,14 +403,10 @@ class DatabaseBackend:
                 self._resources.push_async_callback(directory.close)
         interest = Interest(agent.types or (), agent.capabilities, agent.models_available)
         await self._directory.enter(interest)
-        return self._seated(agent, self._directory.waiter(interest))
-
-    @contextmanager
-    def _seated(self, agent: AgentInfo, waiting: AbstractContextManager[Waiter]) -> Iterator[Waiter]:
-        with waiting as waiter:
+        with self._directory.waiter(interest) as waiter:
             self._waiters[agent.id, agent.incarnation] = waiter
             try:
-                yield waiter
+                yield DatabaseWaiter(waiter)
             finally:
                 self._waiters.pop((agent.id, agent.incarnation), None)
 
@@ -423,10 +419,10 @@ class DatabaseBackend:
         self.engine.database.answer_within_sec = seconds if known is None else min(known, seconds)
 
     @property
-    def upkeep_interval_sec(self) -> float:
+    def maintenance_interval_sec(self) -> float:
         return min(self._settings.promoter_interval_sec, self._settings.reaper_interval_sec)
 
-    async def upkeep(self) -> float | None:
+    async def maintain(self) -> float | None:
         """Retries become due and agents die also where no server runs its duties."""
         if self._on_demand is None:
             raise DatabaseError(_NOT_OPEN)
@@ -438,3 +434,28 @@ class DatabaseBackend:
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         return await self.engine.schedule.retry_within(types, within_sec)
+
+
+class DatabaseWaiter:
+    """Waits for a wake-up; the agent claims afterwards."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+
+    async def wait(
+        self,
+        timeout: float,  # noqa: ASYNC109 - the end of the time is a result
+        *,
+        types: Sequence[str],  # noqa: ARG002 - it waits for all types of its agent
+        limit: int,  # noqa: ARG002 - it claims nothing
+    ) -> list[Assignment[ClaimedTask]] | None:
+        return [] if await self._waiter.wait(timeout) else None
+
+    def interrupt(self) -> None:
+        self._waiter.close()
+
+    def pass_on(self) -> None:
+        self._waiter.pass_on()
+
+    def decline(self) -> None:
+        self._waiter.decline()

@@ -1,13 +1,12 @@
-"""The backend for whoever reaches a server: every method is a call of its HTTP API.
+"""The backend for a server: every method is a call of its HTTP API.
 
-What the database backend raises is raised here too, in the same words: what can be seen without the server
-(a spec that is no JSON) is refused before anything is sent, by the same functions, and the server's refusals
-become the same exceptions.
+It raises the same exceptions as the database backend. What can be checked without the server (a spec that is
+not valid JSON) is refused before anything is sent, by the same functions.
 """
 
 import asyncio
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -17,11 +16,22 @@ from weakref import WeakSet
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from lineshaft.client import protocol, requests, responses
-from lineshaft.client.assignments import assignments
-from lineshaft.client.backend import HeartbeatTransport, Idler
-from lineshaft.client.http_work import POLL_SEC, HttpHeartbeats, HttpIdler, checked
-from lineshaft.client.problems import strange
+from lineshaft.client import requests, responses
+from lineshaft.client.backend import HeartbeatTransport, WorkWaiter
+from lineshaft.client.http_work import (
+    POLL_SEC,
+    CheckpointResults,
+    ClaimResults,
+    HttpHeartbeats,
+    HttpWaiter,
+    Outcomes,
+    SpawnResults,
+    StepResults,
+    checked,
+    claim_item,
+    encode,
+)
+from lineshaft.client.problems import unexpected_response
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.http_client import Address, Pool
 from lineshaft.model.fields import check_fields
@@ -56,14 +66,21 @@ from lineshaft.types import (
     TaskFilter,
     Token,
     Why,
+    protocol,
 )
+from lineshaft.types.assignments import Assignment
 from lineshaft.types.page import check_limit
+from lineshaft.types.protocol import View
 from lineshaft.types.work import (
-    Assignment,
+    Cancellation,
+    ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
     Moved,
+    NewCheckpoint,
+    NewSpawn,
+    NewStep,
     Release,
     RemainingBudgets,
     Spawned,
@@ -72,9 +89,10 @@ from lineshaft.types.work import (
 
 T = TypeVar("T")
 
-#: A call that takes longer is given up. Agents with long heartbeats are more patient.
+#: The time limit of a request; agents may set a shorter one.
 _ANSWER_SEC = 30.0
-_UPKEEP_SEC = 30.0
+_MAINTENANCE_SEC = 30.0
+_MAX_IDS = 10_000
 
 
 class HttpBackend:
@@ -85,13 +103,13 @@ class HttpBackend:
         self._pool = Pool(Address.of(url), headers, size=max_connections)
         self._answer_sec = _ANSWER_SEC
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._idlers: WeakSet[HttpIdler] = WeakSet()
+        self._waiters: WeakSet[HttpWaiter] = WeakSet()
 
     def __repr__(self) -> str:
         return f"<HttpBackend {self._pool.address}>"
 
     async def open(self) -> None:
-        """Sees that a server is there, that the token counts, and that the database answers."""
+        """Check that the server answers, accepts the token and reaches its database."""
         self._loop = asyncio.get_running_loop()
         self._pool.open()
         try:
@@ -116,17 +134,17 @@ class HttpBackend:
         try:
             return msgspec.json.decode(found or b"null", type=kind)
         except msgspec.MsgspecError:
-            raise strange(answer.status, str(self._pool.address)) from None
+            raise unexpected_response(answer.status, str(self._pool.address)) from None
 
     async def _get(self, path: str, kind: type[T], /, **query: Any) -> T:
         given = {name: _in_query(value) for name, value in query.items() if value not in (None, (), [])}
         return await self._call("GET", path + ("?" + urlencode(given, doseq=True) if given else ""), kind)
 
     async def _post(self, path: str, kind: type[T], body: Any, *, again: bool = True) -> T:
-        return await self._call("POST", path, kind, protocol.encode(body), again=again)
+        return await self._call("POST", path, kind, encode(body), again=again)
 
     async def _patch(self, path: str, kind: type[T], body: Any, *, again: bool = False) -> T:
-        return await self._call("PATCH", path, kind, protocol.encode(body), again=again)
+        return await self._call("PATCH", path, kind, encode(body), again=again)
 
     # Submitting.
 
@@ -212,8 +230,8 @@ class HttpBackend:
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
         # Also called without ids: `open` checks the connection this way.
-        for start in range(0, max(len(ids), 1), protocol.MAX_ITEMS):
-            part = list(ids[start : start + protocol.MAX_ITEMS])
+        for start in range(0, max(len(ids), 1), _MAX_IDS):
+            part = list(ids[start : start + _MAX_IDS])
             found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
         return found
 
@@ -395,94 +413,87 @@ class HttpBackend:
         return await self._post("/v1/agents", AgentInfo, requests.given_fields(agent), again=False)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
-        await self._post(
-            "/v1/crew/drain", object, protocol.Member(agent_id=agent_id, incarnation=incarnation)
-        )
+        body = protocol.AgentInstance(incarnation=incarnation)
+        await self._post(f"/v1/agents/{_part(agent_id)}/drain", object, body)
 
     async def leave(self, agent_id: str, incarnation: int) -> None:
-        await self._post(
-            "/v1/crew/leave", object, protocol.Member(agent_id=agent_id, incarnation=incarnation)
-        )
+        body = protocol.AgentInstance(incarnation=incarnation)
+        await self._post(f"/v1/agents/{_part(agent_id)}/leave", object, body)
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
-    ) -> list[Assignment]:
-        body = protocol.ClaimWork(agent_id=agent_id, incarnation=incarnation, limit=limit, types=list(types))
-        work = await self._post("/v1/crew/claim", protocol.Work, body, again=False)
-        return assignments(work.claim, work.past)
+    ) -> list[Assignment[ClaimedTask]]:
+        item = claim_item(agent_id, incarnation, limit, types)
+        body = protocol.ClaimBatch(items=[item], view=View.WORK)
+        return (await self._post("/v1/work/claim", ClaimResults, body, again=False)).assignments
 
-    async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        items = [protocol.Completed.of(completion) for completion in completions]
-        return await self._moved("/v1/crew/complete", protocol.Completions(items=items))
+    async def complete(self, items: Sequence[Completion]) -> list[Moved]:
+        return await self._outcomes("complete", items, [protocol.CompleteItem.of(item) for item in items])
 
-    async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        items = [protocol.Failed.of(failure) for failure in failures]
-        return await self._moved("/v1/crew/fail", protocol.Failures(items=items))
+    async def fail(self, items: Sequence[Failure]) -> list[Moved]:
+        return await self._outcomes("fail", items, [protocol.FailItem.of(item) for item in items])
 
-    async def hand_back(self, items: Sequence[Release]) -> list[Moved]:
-        handed = [protocol.HandedBack.of(item) for item in items]
-        return await self._moved("/v1/crew/release", protocol.HandBacks(items=handed))
+    async def release(self, items: Sequence[Release]) -> list[Moved]:
+        return await self._outcomes("release", items, [protocol.ReleaseItem.of(item) for item in items])
 
-    async def _moved(self, path: str, body: protocol.Body) -> list[Moved]:
-        return [item.value for item in (await self._post(path, responses.MovedItems, body)).items]
+    async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]:
+        return await self._outcomes("cancel", items, [protocol.CancelItem.of(item) for item in items])
 
-    async def cancel_claimed(self, claim: ClaimRef, reason: str, *, spent: Spent) -> None:
-        body = protocol.CancelHeld(
-            id=claim.id, epoch=claim.epoch, reason=replace_unstorable(reason), used=protocol.Used.of(spent)
-        )
-        await self._post("/v1/crew/cancel", object, body)
+    async def _outcomes(
+        self,
+        call: str,
+        given: Sequence[Completion | Failure | Release | Cancellation],
+        items: Sequence[protocol.Body],
+    ) -> list[Moved]:
+        body = protocol.ViewedBatch(items=list(items), view=View.WORK)
+        found = await self._post(f"/v1/work/{call}", Outcomes, body)
+        return found.moved([item.claim.id for item in given])
 
     async def record_step(
         self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
     ) -> tuple[bytes, RemainingBudgets]:
-        body = protocol.StepDone(
-            id=claim.id,
-            epoch=claim.epoch,
-            name=name,
-            data=Raw(data),
-            cost_usd=cost_usd,
-            cost_so_far_usd=cost_so_far_usd,
-        )
-        kept = await self._post("/v1/crew/step", protocol.StepKept, body)
-        return bytes(kept.data), kept.purses
+        step = NewStep(claim, name, data, cost_usd, cost_so_far_usd)
+        body = protocol.Batch(items=[protocol.StepItem.of(step)])
+        return (await self._post("/v1/work/steps", StepResults, body)).recorded
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
-        body = protocol.CrewCheckpoint(id=claim.id, epoch=claim.epoch, data=Raw(data))
-        await self._post("/v1/crew/checkpoint", object, body)
+        body = protocol.Batch(items=[protocol.CheckpointItem.of(NewCheckpoint(claim, data))])
+        (await self._post("/v1/work/checkpoint", CheckpointResults, body)).check()
 
     async def spawn(
         self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
     ) -> Spawned:
-        body = {
+        new = NewSpawn(claim, tasks, key, wait, spent)
+        item = {
             "id": claim.id,
-            "epoch": claim.epoch,
-            "key": key,
-            "tasks": requests.children(tasks),
-            "wait": wait,
-            "used": protocol.Used.of(spent),
+            "claim_token": claim.token,
+            "key": new.key,
+            "tasks": requests.children(new.tasks),
+            "wait": new.wait,
+            "cost_usd": spent.cost_usd,
+            "tokens_used": {"input": spent.tokens_input, "output": spent.tokens_output},
         }
-        answer = await self._post("/v1/crew/spawn", protocol.Children, body)
-        return Spawned(answer.children, answer.paused)
+        return (await self._post("/v1/work/spawn", SpawnResults, {"items": [item]})).spawned
 
-    # What keeps a process of agents going.
+    # Running agents.
 
-    def pulse(self) -> HeartbeatTransport:
+    def heartbeats(self) -> HeartbeatTransport:
         return HttpHeartbeats(self._pool, self._on_silence)
 
     def _on_silence(self) -> None:
-        """A heartbeat was not answered any more: connections that are quiet may be dead."""
+        """A heartbeat had no answer: other open connections may be dead too."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._reconnect)
 
     def _reconnect(self) -> None:
         self._pool.reconnect()
-        for idler in list(self._idlers):
-            idler.hang_up()
+        for waiter in list(self._waiters):
+            waiter.hang_up()
 
-    async def idler(self, agent: AgentInfo) -> AbstractContextManager[Idler]:
-        idler = HttpIdler(self._pool, agent, lambda: self._answer_sec)
-        self._idlers.add(idler)
-        return idler
+    def waiter(self, agent: AgentInfo) -> AbstractAsyncContextManager[WorkWaiter]:
+        waiter = HttpWaiter(self._pool, agent, lambda: self._answer_sec)
+        self._waiters.add(waiter)
+        return waiter
 
     @property
     def poll_interval_sec(self) -> float | None:
@@ -492,16 +503,18 @@ class HttpBackend:
         self._answer_sec = min(self._answer_sec, seconds)
 
     @property
-    def upkeep_interval_sec(self) -> float:
-        """Seldom: the server has duties of its own, and says when something is due."""
-        return _UPKEEP_SEC
+    def maintenance_interval_sec(self) -> float:
+        """Long: the server runs its own duties, and reports when something is due."""
+        return _MAINTENANCE_SEC
 
-    async def upkeep(self) -> float | None:
-        return (await self._post("/v1/crew/upkeep", protocol.Kept, {})).next_sec
+    async def maintain(self) -> float | None:
+        return (await self._post("/v1/work/maintain", protocol.Maintained, {})).next_sec
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
-        body = protocol.Retries(types=list(types), within_sec=within_sec)
-        return (await self._post("/v1/crew/retries", protocol.RetryDue, body)).due_sec
+        found = await self._get(
+            "/v1/work/retries", protocol.RetryDue, type=list(types), within_sec=within_sec
+        )
+        return found.due_sec
 
 
 def _refuse_connection(connection: Any) -> None:
@@ -525,5 +538,5 @@ def _in_query(value: Any) -> Any:
 
 
 def _part(name: str) -> str:
-    """As a part of a path."""
+    """As one segment of a path."""
     return quote(name, safe="")

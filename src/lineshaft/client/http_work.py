@@ -1,68 +1,180 @@
-"""What keeps a process of agents going over HTTP: heartbeats, and waiting for work."""
+"""Heartbeats and waiting for work over HTTP, each on a connection of its own."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from lineshaft.client import protocol
-from lineshaft.client.problems import exception_of
-from lineshaft.errors import UnavailableError
+from lineshaft.client.problems import exception_of, unexpected_response
+from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.http_client import Connection, Pool, Response
-from lineshaft.types import AgentInfo
-from lineshaft.types.work import HeartbeatAnswers, HeldTask, Presence
+from lineshaft.ids import new_id
+from lineshaft.types import AgentInfo, Problem, protocol
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, View
+from lineshaft.types.work import (
+    ClaimedTask,
+    EndedClaim,
+    HeartbeatAnswers,
+    HeldTask,
+    Moved,
+    Presence,
+    RemainingBudgets,
+    Spawned,
+)
 
-#: As an idle agent with the database itself does; the server wakes it sooner.
-POLL_SEC = 30.0
-_LONGEST_WAIT_SEC = 60.0
+T = TypeVar("T")
+
+#: How long an idle agent waits in one call.
+POLL_SEC = 55.0
+#: How long an interrupted poll may take to return, before its connection is closed.
+_INTERRUPT_SEC = 2.0
 _OK = range(200, 300)
 
+#: Money in full; the server accepts strings and numbers.
+encode = msgspec.json.Encoder().encode
 
-def checked(answer: Response, pool: Pool) -> bytes:
-    """The body; raises what a refusal means."""
-    if answer.status not in _OK:
-        raise exception_of(answer.status, answer.body, str(pool.address))
-    return answer.body
+
+def checked(response: Response, pool: Pool) -> bytes:
+    """The body; raises the error of any other response than 2xx."""
+    if response.status not in _OK:
+        raise exception_of(response.status, response.body, str(pool.address))
+    return response.body
+
+
+def decoded(response: Response, pool: Pool, decoder: "msgspec.json.Decoder[T]") -> T:
+    body = checked(response, pool)
+    try:
+        return decoder.decode(body or b"null")
+    except msgspec.MsgspecError:
+        raise unexpected_response(response.status, str(pool.address)) from None
+
+
+class ClaimResults(msgspec.Struct, frozen=True):
+    items: list[protocol.ClaimResult[ClaimedTask]]
+
+    @property
+    def assignments(self) -> list[Assignment[ClaimedTask]]:
+        for item in self.items:
+            _raise_problem(item.problem)
+        return [found for item in self.items if item.tasks is not UNSET for found in item.tasks]
+
+
+class Outcomes(msgspec.Struct, frozen=True):
+    items: list[protocol.Outcome]
+
+    def moved(self, ids: Sequence[str]) -> list[Moved]:
+        """The results for these tasks, which were sent in this order."""
+        return [
+            Moved(
+                task_id,
+                None if item.status is UNSET else item.status,
+                None if item.problem is None else item.problem.exception,
+            )
+            for task_id, item in zip(ids, self.items, strict=True)
+        ]
+
+
+class StepResults(msgspec.Struct, frozen=True):
+    items: tuple[protocol.StepResult]
+
+    @property
+    def recorded(self) -> tuple[bytes, RemainingBudgets]:
+        (item,) = self.items
+        _raise_problem(item.problem)
+        budgets = RemainingBudgets() if item.remaining_usd is UNSET else item.remaining_usd
+        return b"null" if item.data is UNSET else bytes(item.data), budgets
+
+
+class CheckpointResults(msgspec.Struct, frozen=True):
+    items: tuple[protocol.CheckpointResult]
+
+    def check(self) -> None:
+        _raise_problem(self.items[0].problem)
+
+
+class SpawnResults(msgspec.Struct, frozen=True):
+    items: tuple[protocol.SpawnedTasks]
+
+    @property
+    def spawned(self) -> Spawned:
+        (item,) = self.items
+        _raise_problem(item.problem)
+        return Spawned(
+            [] if item.children is UNSET else item.children,
+            paused=item.paused is True,
+            submitted=() if item.items is UNSET else item.items,
+        )
+
+
+def _raise_problem(problem: Problem | None) -> None:
+    if problem is not None:
+        raise problem.exception
+
+
+CLAIM_RESULTS = msgspec.json.Decoder(ClaimResults)
+
+
+def claim_item(agent_id: str, incarnation: int, limit: int, types: Sequence[str]) -> protocol.ClaimItem:
+    return protocol.ClaimItem(
+        agent_id=agent_id, incarnation=incarnation, limit=limit, types=list(types), start=True
+    )
+
+
+class _HeartbeatResults(msgspec.Struct, frozen=True):
+    items: list[protocol.HeartbeatResult]
 
 
 class HttpHeartbeats:
-    """Heartbeats, on a connection that serves nothing else and is given up when it doesn't answer."""
+    """Heartbeats on a connection that serves nothing else, and is replaced when it doesn't answer."""
 
     def __init__(self, pool: Pool, on_silence: Callable[[], None]) -> None:
-        """`on_silence` is called, from the thread of the heartbeats, when one is not answered any more.
+        """`on_silence` is called, from the thread of the heartbeats, when the first of several has no answer.
 
-        Once, not with each that follows: a server that is merely slow must not be asked everything again and
-        again.
+        Only then: a server that is merely slow must not get all other requests again and again.
         """
         self._is_silent = False
         self._pool = pool
         self._on_silence = on_silence
         self._connection = pool.connection()
-        self._decode = msgspec.json.Decoder(HeartbeatAnswers).decode
+        self._decoder = msgspec.json.Decoder(_HeartbeatResults)
 
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
     ) -> HeartbeatAnswers:
-        body = protocol.CrewBeat(
-            agents=[protocol.Member(agent_id=a.agent_id, incarnation=a.incarnation) for a in agents],
-            tasks=[
-                protocol.HeldBeat(
-                    id=task.id,
-                    epoch=task.epoch,
-                    agent_id=task.agent_id,
-                    progress=protocol.raw_of(task.progress),
-                    cost_usd=task.cost_usd,
+        held: dict[str, list[HeldTask]] = {agent.agent_id: [] for agent in agents}
+        for task in tasks:
+            held[task.agent_id].append(task)
+        answers = HeartbeatAnswers({})
+        for start in range(0, max(len(agents), 1), MAX_ITEMS):
+            part = agents[start : start + MAX_ITEMS]
+            results = await self._send(part, held, answer_within_sec)
+            for agent, result in zip(part, results, strict=True):
+                _add(answers, agent.agent_id, held[agent.agent_id], result)
+        return answers
+
+    async def _send(
+        self, agents: Sequence[Presence], held: dict[str, list[HeldTask]], answer_within_sec: float
+    ) -> list[protocol.HeartbeatResult]:
+        body = protocol.Batch(
+            items=[
+                protocol.HeartbeatItem(
+                    agent_id=agent.agent_id,
+                    incarnation=agent.incarnation,
+                    tasks=[protocol.HeartbeatTask.of(task) for task in held[agent.agent_id]],
                 )
-                for task in tasks
-            ],
+                for agent in agents
+            ]
         )
         try:
-            answer = await self._pool.request_on(
-                self._connection, "/v1/crew/heartbeat", protocol.encode(body), within_sec=answer_within_sec
+            response = await self._pool.request_on(
+                self._connection, "/v1/work/heartbeat", encode(body), within_sec=answer_within_sec
             )
-            found = self._decode(checked(answer, self._pool))
+            found = decoded(response, self._pool, self._decoder).items
         except UnavailableError:
             if not self._is_silent:
                 self._is_silent = True
@@ -73,50 +185,100 @@ class HttpHeartbeats:
 
     async def close(self) -> None:
         self._connection.abort()
-        # The socket is closed with the next turn of the loop, which may be its last.
+        # The socket closes in the next iteration of the event loop, which may be its last.
         await asyncio.sleep(0)
 
 
-class HttpIdler:
-    """One agent's way to wait. The server keeps its place in the line between two questions."""
+def _add(
+    answers: HeartbeatAnswers, agent_id: str, held: Sequence[HeldTask], result: protocol.HeartbeatResult
+) -> None:
+    if result.problem is not None:
+        # An agent without an answer was superseded.
+        return
+    answers.agents[agent_id] = "offline" if result.was_offline else result.status or "active"
+    if result.max_concurrent_tasks is not UNSET:
+        answers.slots[agent_id] = result.max_concurrent_tasks
+    if result.slowdown_until is not UNSET:
+        answers.slowdowns[agent_id] = result.slowdown_until
+    said = {} if result.tasks is UNSET else result.tasks
+    for task in held:
+        if (answer := said.get(task.id, "continue")) != "continue":
+            answers.over.append(EndedClaim(task.id, task.epoch, answer))
+
+
+class HttpWaiter:
+    """Waits for work with long polls, which claim it."""
 
     def __init__(self, pool: Pool, agent: AgentInfo, answer_within_sec: Callable[[], float]) -> None:
         self._pool = pool
         self._agent = agent
         self._answer_within_sec = answer_within_sec
         self._connection: Connection = pool.connection()
-        self._decode = msgspec.json.Decoder(protocol.Woken).decode
+        #: Names the long poll, so that a later call can end it.
+        self._poll = new_id("poll")
+        self._polling: asyncio.Task[Response] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hang_up()
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
 
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - running out of time is an answer
-        seconds = _LONGEST_WAIT_SEC if timeout is None else min(timeout, _LONGEST_WAIT_SEC)
-        body = protocol.Wait(
-            agent_id=self._agent.id,
-            incarnation=self._agent.incarnation,
-            types=list(self._agent.types or ()),
-            wait_sec=seconds,
+    async def wait(
+        self,
+        timeout: float,  # noqa: ASYNC109 - the end of the time is a result
+        *,
+        types: Sequence[str],
+        limit: int,
+    ) -> list[Assignment[ClaimedTask]] | None:
+        seconds = min(timeout, MAX_WAIT_SEC)
+        item = claim_item(self._agent.id, self._agent.incarnation, limit, types)
+        body = protocol.ClaimBatch(items=[item], wait_sec=seconds, poll=self._poll, view=View.WORK)
+        self._polling = asyncio.create_task(
+            self._pool.request_on(
+                self._connection,
+                "/v1/work/claim",
+                encode(body),
+                within_sec=seconds + self._answer_within_sec(),
+            )
         )
-        answer = await self._pool.request_on(
-            self._connection,
-            "/v1/crew/wait",
-            protocol.encode(body),
-            within_sec=seconds + self._answer_within_sec(),
-        )
-        return self._decode(checked(answer, self._pool)).work
+        ending = self._ending
+        try:
+            response = await self._polling
+        except UnavailableError:
+            if self._ending is not ending:
+                # It was interrupted, and its connection closed.
+                return None
+            raise
+        finally:
+            self._polling = None
+        return decoded(response, self._pool, CLAIM_RESULTS).assignments or None
+
+    def interrupt(self) -> None:
+        """End the current wait. It still returns what the server has claimed."""
+        if self._polling is not None and (self._ending is None or self._ending.done()):
+            self._ending = asyncio.create_task(self._end(self._polling))
+
+    async def _end(self, polling: "asyncio.Task[Response]") -> None:
+        body = encode(protocol.ClaimBatch[Any](items=[], poll=self._poll))
+        with contextlib.suppress(LineshaftError):
+            await self._pool.request("POST", "/v1/work/claim", body, within_sec=_INTERRUPT_SEC, again=True)
+        await asyncio.wait({polling}, timeout=_INTERRUPT_SEC)
+        if not polling.done():
+            # The server releases what it has claimed for a client that disconnects.
+            self.hang_up()
 
     def pass_on(self) -> None:
-        """Nothing to tell: the server sees which claims came back full, and who leaves."""
+        """The server does this after a claim that came back full."""
 
     def decline(self) -> None:
-        """As above: the server sees what a claim asked for, and what it left."""
+        """The server does this after a claim that left something."""
 
     def hang_up(self) -> None:
-        """Whoever waits learns at once that nobody answers, and asks anew."""
+        """Close the connection: a pending call fails at once."""
         self._connection.abort()

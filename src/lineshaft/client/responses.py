@@ -2,9 +2,7 @@
 
 from msgspec import Struct
 
-from lineshaft.model.states import Status
-from lineshaft.types import Dag, Problem, Submitted, SubmittedDag
-from lineshaft.types.work import Moved
+from lineshaft.types import Dag, Submitted, SubmittedDag
 
 
 class Items(Struct, frozen=True):
@@ -24,17 +22,3 @@ class NewDag(Struct, frozen=True):
 
 class Ended(Struct, frozen=True):
     ids: dict[str, str]
-
-
-class _Moved(Struct, frozen=True):
-    id: str
-    status: Status | None
-    error: Problem | None
-
-    @property
-    def value(self) -> Moved:
-        return Moved(self.id, self.status, None if self.error is None else self.error.exception)
-
-
-class MovedItems(Struct, frozen=True):
-    items: list[_Moved]

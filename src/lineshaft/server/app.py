@@ -20,7 +20,6 @@ from lineshaft.server.framework.middleware import AllowedHosts, RequestMiddlewar
 from lineshaft.server.framework.routing import Operation, routes
 from lineshaft.server.routes import (
     agents,
-    claims,
     dags,
     events,
     guards,
@@ -35,7 +34,7 @@ from lineshaft.server.routes import (
 from lineshaft.server.service import Service
 
 #: Routes are matched in this order: the most frequent calls first.
-RESOURCES = (work, agents, claims, tasks, dags, events, review, guards, stats, tokens, metrics, health)
+RESOURCES = (work, agents, tasks, dags, events, review, guards, stats, tokens, metrics, health)
 _NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
 _OFFICEPLANE = officeplane_routes.routes.operations
 OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]

@@ -1,119 +1,255 @@
-"""Where agents ask for work, and wait for it without a database connection."""
+"""Claims that wait for work. While they wait they use no database connection."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from lineshaft.engine.agents import Present
+from lineshaft.engine.claim.schedule import Schedule
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.feed.lane_directory import Interest
-from lineshaft.engine.feed.wakeups import Waiter
-from lineshaft.server.routes import requests
-from lineshaft.server.service import Service
-from lineshaft.types.work import Claim
+from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
+from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.types.protocol import ClaimItem
+from lineshaft.types.work import Claim, ClaimedTask
 
-#: How often one looks again that has no room, and waits all the same.
-_FULL_HANDS_SEC = 5.0
-#: What the task is called that watches whether a client has left.
-DEPARTURE = "lineshaft departure"
-
-
-class Found(NamedTuple):
-    claim: Claim
-    slowdown_until: datetime | None = None
+#: How often an agent without a free slot looks again: no wake-up reports a free slot.
+_NO_SLOT_POLL_SEC = 5.0
+#: The name of the task that watches a client's connection.
+DISCONNECT_WATCHER = "lineshaft disconnect watcher"
 
 
-async def find_work(
-    service: Service, agent_id: str, asked: requests.Claim, departure: "asyncio.Task[None]"
-) -> Found:
-    """Claim, waiting for up to `wait_sec` until there is something, or the client has left."""
-    claim = await _claim(service, agent_id, asked)
-    if claim.tasks:
-        return Found(claim)
-    present = await _present(service, agent_id, asked)
-    if not asked.wait_sec:
+class _Poll:
+    """One call. It ends for all its items at once."""
+
+    def __init__(self) -> None:
+        self._waiters: set[Waiter] = set()
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        for waiter in self._waiters:
+            waiter.close()
+
+    @contextlib.contextmanager
+    def waiting(self, waiter: Waiter) -> Iterator[None]:
+        self._waiters.add(waiter)
+        try:
+            yield
+        finally:
+            self._waiters.discard(waiter)
+
+
+class LongPolls:
+    def __init__(
+        self,
+        engine: Engine,
+        directory: LaneDirectory,
+        *,
+        turns: asyncio.Semaphore,
+        stopping: asyncio.Event,
+    ) -> None:
+        """`turns` limits how many connections claims use at once."""
+        self.engine = engine
+        self.directory = directory
+        self.turns = turns
+        self.stopping = stopping
+        self._by_name: dict[str, _Poll] = {}
+        self._by_agent: defaultdict[tuple[str, int], set[_Poll]] = defaultdict(set)
+
+    @contextlib.asynccontextmanager
+    async def claimed(
+        self, items: Sequence[ClaimItem], receive: Receive, *, wait_sec: float = 0.0, name: str | None = None
+    ) -> "AsyncIterator[list[ItemClaim]]":
+        """Claim; wait for up to `wait_sec` until one item has work or an error.
+
+        The block produces the response. If it fails, or if the client has disconnected at its end, the tasks
+        are released. A poll with a name ends the earlier one with the same name.
+        """
+        tasks: list[ClaimedTask] = []
+        async with watch_disconnect(receive) as disconnected:
+            with self.delivering(tasks, disconnected), self._opened(items, name) as poll:
+                disconnected.add_done_callback(lambda _: poll.end())
+                claims = [ItemClaim(self, item, poll, tasks) for item in items]
+                await _claim(claims, poll, wait_sec)
+                yield claims
+
+    @contextlib.contextmanager
+    def delivering(self, tasks: Sequence[ClaimedTask], disconnected: "asyncio.Task[None]") -> Iterator[None]:
+        """Release the tasks if the block fails, or if the client has disconnected at its end."""
+        with self.engine.undelivered.release_if_undelivered(tasks):
+            yield
+            if disconnected.done():
+                raise ClientDisconnect
+
+    def end(self, agent_id: str, incarnation: int) -> None:
+        """End the open polls of an agent that takes no more work."""
+        for poll in list(self._by_agent.get((agent_id, incarnation), ())):
+            poll.end()
+
+    @contextlib.contextmanager
+    def _opened(self, items: Sequence[ClaimItem], name: str | None) -> Iterator[_Poll]:
+        poll = _Poll()
+        if name is not None:
+            if (earlier := self._by_name.get(name)) is not None:
+                earlier.end()
+            self._by_name[name] = poll
+        agents = {(item.agent_id, item.incarnation) for item in items}
+        for agent in agents:
+            self._by_agent[agent].add(poll)
+        try:
+            yield poll
+        finally:
+            if name is not None and self._by_name.get(name) is poll:
+                del self._by_name[name]
+            for agent in agents:
+                self._by_agent[agent].discard(poll)
+                if not self._by_agent[agent]:
+                    del self._by_agent[agent]
+
+
+class ItemClaim:
+    """One item of a poll and what came of it: a claim, which may be empty, or an error."""
+
+    def __init__(self, polls: LongPolls, item: ClaimItem, poll: _Poll, tasks: list[ClaimedTask]) -> None:
+        """`tasks` collects everything that the poll has claimed."""
+        self._polls = polls
+        self._item = item
+        self._poll = poll
+        self._tasks = tasks
+        self._present: Present | None = None
+        self.claim = Claim()
+        self.slowdown_until: datetime | None = None
+        self.error: LineshaftError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.claim.tasks and self.error is None
+
+    async def run(self, step: Coroutine[Any, Any, None]) -> None:
+        try:
+            await step
+        except LineshaftError as error:
+            self.error = error
+        if not self.is_idle:
+            self._poll.end()
+
+    async def claim_now(self) -> None:
+        item = self._item
+        async with self._polls.turns:
+            self.claim = await self._polls.engine.claims.claim(
+                item.agent_id, item.incarnation, limit=item.limit, types=item.types, start=item.start
+            )
+        self._tasks += self.claim.tasks
+
+    async def check_in(self) -> None:
+        """Record that the agent is alive, and read what it may take."""
+        async with self._polls.turns:
+            present = await self._polls.engine.fleet.present(self._item.agent_id, self._item.incarnation)
+        self.slowdown_until = present.slowdown_until
         if present.is_back:
-            # An agent that was taken for offline gets no work; now it may.
-            claim = await _claim(service, agent_id, asked)
-        return Found(claim, present.slowdown_until)
-    async with _waiter(service, present, asked) as waiter:
-        departure.add_done_callback(lambda _: waiter.close())
-        claim = await _wait(service, agent_id, asked, waiter, departure)
-    if claim.tasks or departure.done():
-        return Found(claim)
-    return Found(claim, (await _present(service, agent_id, asked)).slowdown_until)
+            # An agent that was considered offline got no work; now it may.
+            await self.claim_now()
+        self._present = present
+
+    async def wait(self, until: float) -> None:
+        """Look whenever there may be work, until the time is up, the poll ends or the server stops."""
+        assert self._present is not None  # noqa: S101 - it has checked in
+        item, directory = self._item, self._polls.directory
+        types = self._present.types if item.types is None else item.types
+        interest = Interest(types, self._present.capabilities, self._present.models_available)
+        await directory.enter(interest)
+        with directory.waiter(interest) as waiter, self._poll.waiting(waiter):
+            while not self._is_over:
+                await self.claim_now()
+                if len(self.claim.tasks) == item.limit:
+                    # There may be more than it could take.
+                    waiter.pass_on()
+                elif self.claim.leaves_some:
+                    waiter.decline()
+                else:
+                    waiter.settle()
+                left = until - asyncio.get_running_loop().time()
+                if self.claim.tasks or left <= 0:
+                    return
+                if not self._is_over:
+                    pause = directory.wakeups.poll_interval
+                    pause = pause if self.claim.has_room else min(pause, _NO_SLOT_POLL_SEC)
+                    await waiter.wait(min(left, pause))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._poll.ended or self._polls.stopping.is_set()
 
 
-async def _claim(service: Service, agent_id: str, asked: requests.Claim) -> Claim:
-    async with service.turns:
-        return await service.engine.claims.claim(
-            agent_id, asked.incarnation, limit=asked.limit, types=asked.types
-        )
+async def _claim(claims: Sequence[ItemClaim], poll: _Poll, wait_sec: float) -> None:
+    until = asyncio.get_running_loop().time() + wait_sec
 
+    async def all_idle(steps: Iterable[Coroutine[Any, Any, None]]) -> bool:
+        await asyncio.gather(*(claim.run(step) for claim, step in zip(claims, steps, strict=True)))
+        return all(claim.is_idle for claim in claims)
 
-async def _present(service: Service, agent_id: str, asked: requests.Claim) -> Present:
-    async with service.turns:
-        return await service.engine.fleet.present(agent_id, asked.incarnation)
-
-
-async def _wait(
-    service: Service, agent_id: str, asked: requests.Claim, waiter: Waiter, departure: "asyncio.Task[None]"
-) -> Claim:
-    """Look whenever there may be something, until the time is up, the client has left or the server stops."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + asked.wait_sec
-    while True:
-        claim = await _claim(service, agent_id, asked)
-        if len(claim.tasks) == asked.limit:
-            # There may be more than it could take.
-            waiter.pass_on()
-        elif claim.leaves_some:
-            waiter.decline()
-        left = ends - loop.time()
-        if claim.tasks or left <= 0:
-            return claim
-        if not departure.done() and not service.stopping.is_set():
-            # Nobody tells an agent that its own hands are free again.
-            pause = service.wakeups.poll_interval
-            await waiter.wait(min(left, pause if claim.has_room else min(pause, _FULL_HANDS_SEC)))
-        if departure.done() or service.stopping.is_set():
-            return Claim()
-
-
-@contextlib.asynccontextmanager
-async def _waiter(service: Service, present: Present, asked: requests.Claim) -> AsyncIterator[Waiter]:
-    types = present.types if asked.types is None else asked.types
-    interest = Interest(types, present.capabilities, present.models_available)
-    await service.directory.enter(interest)
-    with service.directory.waiter(interest) as waiter:
-        yield waiter
-
-
-@contextlib.contextmanager
-def telling(engine: Engine, claim: Claim, departure: "asyncio.Task[None]") -> Iterator[None]:
-    """Around what makes the answer: if the client won't get it, the tasks go back."""
-    with engine.undelivered.release_if_undelivered(claim.tasks):
-        yield
-        if departure.done():
-            raise ClientDisconnect
+    if (
+        await all_idle(claim.claim_now() for claim in claims)
+        and await all_idle(claim.check_in() for claim in claims)
+        and wait_sec
+        and await all_idle(claim.wait(until) for claim in claims)
+        and not poll.ended
+    ):
+        # Slowdowns may have changed.
+        await all_idle(claim.check_in() for claim in claims)
+    errors = [claim.error for claim in claims]
+    if errors and isinstance(errors[0], UnavailableError) and None not in errors:
+        raise errors[0]
 
 
 @contextlib.asynccontextmanager
-async def departure_of(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
-    """Done when the client has left. Its request was read to the end, so nothing else can come."""
+async def watch_disconnect(receive: Receive) -> "AsyncIterator[asyncio.Task[None]]":
+    """A task that is done when the client has disconnected. The request has been read to its end."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    watching = asyncio.create_task(watch(), name=DEPARTURE)
+    watching = asyncio.create_task(watch(), name=DISCONNECT_WATCHER)
     try:
         yield watching
     finally:
         watching.cancel()
         await asyncio.wait({watching})
+
+
+class GuardWatcher:
+    """Wakes waiting agents when a guard opens: a slowdown ends, a breaker can be probed, a new day begins.
+
+    No other process sends a wake-up for these.
+    """
+
+    #: How often it asks when the next guard opens, while agents wait.
+    _INTERVAL_SEC = 2.0
+    _SHORTEST_PAUSE_SEC = 0.05
+
+    def __init__(self, schedule: Schedule, wakeups: Wakeups) -> None:
+        self._schedule = schedule
+        self._wakeups = wakeups
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        since: datetime | None = None
+        while True:
+            pause = self._INTERVAL_SEC
+            if self._wakeups.waiting or since is None:
+                with contextlib.suppress(UnavailableError):  # agents poll then
+                    found = await self._schedule.openings(since)
+                    since = found.now
+                    if found.opened:
+                        self._wakeups.wake_all()
+                    if found.guard_sec is not None:
+                        pause = min(pause, found.guard_sec)
+            await asyncio.sleep(max(pause, self._SHORTEST_PAUSE_SEC))

@@ -15,8 +15,7 @@ from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import LOCAL_CALLER, Authenticator, Principal
 from lineshaft.server.framework.streams import Tail
-from lineshaft.server.guard_alarm import Alarm
-from lineshaft.server.waiting_room import WaitingRoom
+from lineshaft.server.long_poll import GuardWatcher, LongPolls
 from lineshaft.settings import Settings
 from lineshaft.types import Scope
 
@@ -46,14 +45,16 @@ class Service:
         self.tail = Tail(self.events)
         self.directory = LaneDirectory(self.engine.database, listen=settings.sessions)
         self.wakeups = self.directory.wakeups
-        self.waiting_room = WaitingRoom(self.directory, self.wakeups, self.engine.fleet)
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
         #: Claims take turns on half of the connections: when thousands of agents ask at once, submissions and
         #: completions don't wait behind them, and no request fails for lack of a connection.
         self.turns = asyncio.Semaphore(max(1, max_connections // 2))
         #: Set when the server stops: long polls and streams end then.
         self.stopping = asyncio.Event()
-        self._alarm = Alarm(self.engine.schedule, self.wakeups)
+        self.long_polls = LongPolls(
+            self.engine, self.directory, turns=self.turns, stopping=self.stopping
+        )
+        self._guard_watcher = GuardWatcher(self.engine.schedule, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
         self._resources = AsyncExitStack()
 
@@ -62,11 +63,10 @@ class Service:
             await opening.enter_async_context(self.engine)
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
-            opening.callback(self.waiting_room.close)
             opening.push_async_callback(self.on_demand.close)
             opening.push_async_callback(self.tail.close)
-            ringing = asyncio.create_task(self._alarm.run(), name="lineshaft alarm")
-            opening.push_async_callback(_end, ringing)
+            watching = asyncio.create_task(self._guard_watcher.run(), name="lineshaft guard watcher")
+            opening.push_async_callback(_end, watching)
             self._resources = opening.pop_all()
         return self
 

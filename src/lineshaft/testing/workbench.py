@@ -123,7 +123,7 @@ class Workbench:
     async def advance(self, duration: Duration) -> None:
         """Move the clock forward. Tasks that are due become ready; leases and deadlines expire."""
         self.clock.advance(seconds(duration))
-        await self._opened().upkeep()
+        await self._opened().maintain()
 
     # Looking.
 

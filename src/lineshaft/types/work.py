@@ -43,7 +43,10 @@ class ClaimRef(msgspec.Struct, frozen=True):
     """One claim of a task."""
 
     id: str
+    #: The fencing number of the claim.
     epoch: int
+    #: The claim token that a server issued; empty without a server.
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,17 +332,21 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     resume: bool
     type: str
     title: str
-    spec: bytes
+    #: JSON.
+    spec: msgspec.Raw
     dag_id: str
     parent_id: str | None
     deadline: datetime | None
     max_attempts: int
     max_cost_usd: Decimal | None
-    gates: bytes | None
     require_decision_report: bool
     started: bool
     claimed_at: datetime
     claim_ttl_sec: float
+
+    def __post_init__(self) -> None:
+        # Rows have bytes.
+        msgspec.structs.force_setattr(self, "spec", msgspec.Raw(self.spec))
 
     @property
     def status(self) -> str:
@@ -388,29 +395,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What earlier attempts at a task left behind. JSON as it was stored."""
-
-    checkpoint: bytes | None = None
-    steps: dict[str, bytes] | None = None
-    children: dict[str, Child] | None = None
-    attempts: Sequence[PastAttempt] = ()
-
-
-NO_HISTORY = History()
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A claimed task with everything its handler receives."""
-
-    task: ClaimedTask
-    history: History
-    #: By reference, as `spec.context_refs` has them.
-    inputs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Presence:
     """A heartbeat of an agent, apart from its tasks."""
 
@@ -429,6 +413,8 @@ class HeldTask:
     progress: bytes | None = None
     #: Since the claim; None: nothing new.
     cost_usd: Decimal | None = None
+    #: The claim token that a server issued.
+    token: str = ""
 
     def __post_init__(self) -> None:
         # Here, so that one bad report is refused alone and not with all others of its call.

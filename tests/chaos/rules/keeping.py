@@ -137,7 +137,7 @@ class _Books:
             if status is not None and (item["task"], item["epoch"]) not in self._attempts:
                 yield f"{record['what']} of {item['task']}/{item['epoch']} was answered, but isn't recorded"
 
-    hand_back = fail
+    release = fail
 
     def step(self, record: Record, answer: Record) -> Iterator[str]:
         place = record["task"], record["name"]
@@ -154,7 +154,7 @@ class _Books:
         if done and (record["task"], "task.cancelled") not in self._events:
             yield f"{record['task']} was cancelled, but has no such event"
 
-    cancel_claimed = cancel
+    cancel_held = cancel
 
     def revive(self, _: Record, answer: Record) -> Iterator[str]:
         if answer["verdict"] == "ok" and (answer["task"], "task.resolved") not in self._events:

@@ -333,8 +333,8 @@ class _Output:
     output: bytes | None
 
 
-def _context_tasks(spec: bytes) -> list[str]:
-    if b'"context_refs"' not in spec:
+def _context_tasks(spec: msgspec.Raw) -> list[str]:
+    if b'"context_refs"' not in bytes(spec):
         return []
     refs = msgspec.json.decode(spec).get("context_refs", [])
     return [ref[5:-7] for ref in refs if ref.startswith("task:") and ref.endswith(":output")]

@@ -103,6 +103,10 @@ class Waiter:
         else:
             self._wakeups.wake_like(self._lanes)
 
+    def settle(self) -> None:
+        """It has taken all there is for it: closing it passes nothing on."""
+        self._woken_by, self._called_for = set(), []
+
     def decline(self) -> None:
         """It has no room for more work: wake one that has not looked since; none is woken twice."""
         lanes, self._woken_by = self._woken_by, set()

@@ -28,6 +28,7 @@ from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests, responses
 from lineshaft.types import Scope, Task, TaskFilter
 from lineshaft.types.page import MAX_LIMIT
+from lineshaft.types.protocol import Name
 
 routes = Routes()
 
@@ -45,7 +46,7 @@ _EXAMPLE = {
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     state: tuple[str, ...] = ()
     priority: str | None = None
-    document_id: tuple[requests.Name, ...] = ()
+    document_id: tuple[Name, ...] = ()
     limit: requests.Limit = 50
 
 

@@ -22,8 +22,8 @@ from lineshaft.integrations.officeplane.conversion import (
 from lineshaft.model.retry import Preset
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.server.routes.requests import Name
 from lineshaft.types import Task
+from lineshaft.types.protocol import Name
 
 STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
 DEFAULT_MAX_RETRIES = 3

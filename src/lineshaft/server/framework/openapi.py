@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
-from lineshaft.server.framework.routing import Operation, summary_of
+from lineshaft.server.framework.routing import ItemsOf, Operation, summary_of
 
 PATH = "/openapi.json"
 
@@ -143,7 +143,12 @@ def _phrase(status: int) -> str:
 def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:
     kinds: list[Any] = [problems.PROBLEM.shape, *(found.shape for found in formats.by_prefix.values())]
     for operation in operations:
-        answers = [kind for kind in operation.answers.values() if not isinstance(kind, str)]
+        answers = [
+            part
+            for kind in operation.answers.values()
+            for part in (kind.kinds if isinstance(kind, ItemsOf) else (kind,))
+            if not isinstance(part, str)
+        ]
         kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]
     return kinds
 
@@ -154,6 +159,11 @@ def _schemas(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str
 
 
 def _schema_of(kind: Any) -> Any:
+    if isinstance(kind, ItemsOf):
+        items = [_schema_of(part) for part in kind.kinds]
+        item = items[0] if len(items) == 1 else {"anyOf": items}
+        array = {"type": "array", "items": item}
+        return {"type": "object", "properties": {"items": array}, "required": ["items"]}
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
     return _plain(schema)
 

@@ -62,6 +62,16 @@ class Answer:
     status: int = 200
 
 
+@dataclass(frozen=True)
+class ItemsOf:
+    """The documented type of a response `{"items": [...]}` whose items have one of these types."""
+
+    kinds: tuple[Any, ...]
+
+    def __init__(self, *kinds: Any) -> None:
+        object.__setattr__(self, "kinds", kinds)
+
+
 Handler = Callable[..., Awaitable[Answer | Response]]
 
 

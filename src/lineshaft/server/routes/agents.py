@@ -1,13 +1,11 @@
-"""Agents: registering, asking for work, saying that they are alive."""
+"""Agents: registration, claims, heartbeats, status."""
 
 from lineshaft.server.framework.routing import Answer, Routes
-from lineshaft.server.long_poll import departure_of, find_work, telling
-from lineshaft.server.routes import examples, requests, responses
-from lineshaft.server.routes.assignments import assignments
-from lineshaft.server.routes.claim_tokens import claim_of
+from lineshaft.server.routes import examples, requests, work_calls
+from lineshaft.server.routes.work_calls import item_of, only
 from lineshaft.server.service import Call
-from lineshaft.types import AgentInfo, NewAgent, Page, Scope
-from lineshaft.types.work import HeldTask, Presence
+from lineshaft.types import AgentInfo, NewAgent, Page, Scope, Task, protocol
+from lineshaft.types.protocol import View
 
 routes = Routes()
 
@@ -15,28 +13,30 @@ routes = Routes()
 @routes.post(
     "/v1/agents/{id:path}/claim",
     Scope.AGENT,
-    responses.Assignments,
+    protocol.ClaimResult[Task],
     codes=("not_found", "superseded"),
     example={"incarnation": 1, "limit": 1, "wait_sec": 30},
 )
-async def claim_work(call: Call, body: requests.Claim) -> Answer:
+async def claim_work(call: Call, body: protocol.Claim) -> Answer:
     """Claim up to `limit` tasks, best first, waiting for up to `wait_sec` until there is one.
 
-    They are CLAIMED until they are started. An empty list means that there was nothing in that time.
+    They are CLAIMED until they are started; with `start` they are RUNNING at once. An empty list means that
+    there was no work in that time.
     """
-    engine = call.service.engine
-    async with departure_of(call.receive) as departure:
-        found = await find_work(call.service, call.path["id"], body, departure)
-        with telling(engine, found.claim, departure):
-            tasks = await assignments(engine, found.claim)
-    more = {} if found.slowdown_until is None else {"slowdown_until": found.slowdown_until}
-    return Answer(responses.Assignments(tasks, **more))
+    item = protocol.ClaimItem(
+        agent_id=call.path["id"],
+        incarnation=body.incarnation,
+        limit=body.limit,
+        types=body.types,
+        start=body.start,
+    )
+    return Answer(only(await work_calls.claim(call, [item], wait_sec=body.wait_sec, view=View.FULL)))
 
 
 @routes.post(
     "/v1/agents/{id:path}/heartbeat",
     Scope.AGENT,
-    responses.HeartbeatResponse,
+    protocol.HeartbeatResult,
     codes=("not_found", "superseded"),
     example={
         "incarnation": 1,
@@ -50,28 +50,43 @@ async def claim_work(call: Call, body: requests.Claim) -> Answer:
         ],
     },
 )
-async def heartbeat(call: Call, body: requests.Heartbeat) -> Answer:
-    """Renew the leases of tasks; tells for each `continue`, `cancel` (it was cancelled) or `lost`."""
+async def heartbeat(call: Call, body: protocol.Heartbeat) -> Answer:
+    """Renew the leases of tasks.
+
+    Returns for each task `continue`, `cancel` (it was cancelled) or `lost` (another agent may have it).
+    """
+    item = item_of(protocol.HeartbeatItem, body, agent_id=call.path["id"])
+    return Answer(only(await work_calls.heartbeat(call, [item])))
+
+
+@routes.post(
+    "/v1/agents/{id:path}/drain",
+    Scope.AGENT,
+    AgentInfo,
+    codes=("not_found",),
+    example={"incarnation": 1},
+)
+async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
+    """Take no more work, and finish the tasks that are held. Waiting claims of the agent end at once."""
     agent_id = call.path["id"]
-    held = [
-        HeldTask(
-            beat.id,
-            claim_of(beat.id, beat.claim_token).epoch,
-            agent_id,
-            requests.json_or_none("progress", beat.progress),
-            beat.spent.cost_usd,
-        )
-        for beat in body.tasks
-    ]
-    found = await call.service.engine.work.heartbeat([Presence(agent_id, body.incarnation)], held)
-    if agent_id not in found.agents:
-        # Unknown, or superseded: raises either way.
-        await call.service.engine.fleet.present(agent_id, body.incarnation)
-    answers = {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in found.over}
-    until = found.slowdowns.get(agent_id)
-    more = {} if until is None else {"slowdown_until": until}
-    status = "active" if found.agents[agent_id] == "offline" else found.agents[agent_id]
-    return Answer(responses.HeartbeatResponse(answers, status, **more))
+    await call.service.engine.fleet.drain(agent_id, body.incarnation)
+    call.service.long_polls.end(agent_id, body.incarnation)
+    return Answer(await call.service.engine.fleet.read(agent_id))
+
+
+@routes.post(
+    "/v1/agents/{id:path}/leave",
+    Scope.AGENT,
+    AgentInfo,
+    codes=("not_found",),
+    example={"incarnation": 1},
+)
+async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
+    """Go offline. Waiting claims of the agent end at once."""
+    agent_id = call.path["id"]
+    await call.service.engine.fleet.leave(agent_id, body.incarnation)
+    call.service.long_polls.end(agent_id, body.incarnation)
+    return Answer(await call.service.engine.fleet.read(agent_id))
 
 
 @routes.post(
@@ -84,9 +99,9 @@ async def heartbeat(call: Call, body: requests.Heartbeat) -> Answer:
 async def register_agent(call: Call, body: NewAgent) -> Answer:
     """Register an agent; 200 if its id was registered before.
 
-    Registering again supersedes the earlier incarnation: what that still held fails as `crash` at once. The
-    budget is a total over the id's life, set by the first registration. Sent again with the same
-    Idempotency-Key, it answers as before and supersedes nothing.
+    Registering again supersedes the earlier incarnation: the tasks that it held fail as `crash` at once. The
+    budget is a total over the id's life, set by the first registration. A repeated call with the same
+    Idempotency-Key returns the same and supersedes nothing.
     """
     key = requests.key_of(call.headers.get("idempotency-key"), None)
     agent = await call.service.engine.fleet.register(body, key=key)
@@ -102,7 +117,7 @@ async def list_agents(call: Call, query: requests.AgentQuery) -> Answer:
 
 @routes.get("/v1/agents/{id:path}", Scope.READ, AgentInfo, codes=("not_found",))
 async def get_agent(call: Call) -> Answer:
-    """An agent, as it is now."""
+    """Read an agent."""
     return Answer(await call.service.engine.fleet.read(call.path["id"]))
 
 
@@ -114,7 +129,7 @@ async def get_agent(call: Call) -> Answer:
     example={"add_budget_usd": 10},
 )
 async def change_agent(call: Call, body: requests.ChangeAgent) -> Answer:
-    """Add to an agent's budget, change its status (`draining` takes no more work) or its slots."""
+    """Add to an agent's budget, or change its status (`draining` takes no more work) or its slots."""
     agent = await call.service.engine.fleet.patch(
         call.path["id"],
         add_budget_usd=body.add_budget_usd,

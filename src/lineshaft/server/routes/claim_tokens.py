@@ -1,7 +1,7 @@
-"""A claim as clients hold it: the task's id and the claim's epoch, opaque to them.
+"""Claim tokens: a claim as clients hold it, opaque to them.
 
-It fences, it doesn't authenticate: a token that is not of the claim in force is refused, whoever sends it.
-Every server makes the same one, so an agent may go on at another server, or after a restart.
+A token is the epoch of the claim and the task's id. It fences: a token of another claim is refused. Every
+server makes the same one, so an agent can continue at another server, or after a restart.
 """
 
 import re
@@ -18,7 +18,7 @@ def token_of(task_id: str, epoch: int) -> str:
 
 
 def claim_of(task_id: str, token: str) -> ClaimRef:
-    """The claim that a token stands for; one that is none, or another task's, is as good as an old one."""
+    """The claim with this token; one that is invalid, or another task's, counts as stale."""
     match = _TOKEN.fullmatch(token)
-    held = match is not None and match["id"] == task_id
-    return ClaimRef(task_id, int(match["epoch"]) if match and held else _NO_EPOCH)
+    epoch = int(match["epoch"]) if match is not None and match["id"] == task_id else _NO_EPOCH
+    return ClaimRef(task_id, epoch, token)

@@ -1,4 +1,4 @@
-"""What operations are sent. A field that nobody knows is refused, so that a misspelt one is never ignored."""
+"""Bodies and queries of requests, apart from the worker protocol, and checks of tasks in them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,42 +12,23 @@ from msgspec.structs import replace
 
 from lineshaft.engine.submit.drafts import MAX_BATCH, check_number
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.budget import money
 from lineshaft.model.reviews import ResolutionRequest
-from lineshaft.model.storable import is_storable, readable_json
+from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, TokensUsed
-from lineshaft.types.work import Spent
+from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
+from lineshaft.types.json import null
+from lineshaft.types.protocol import Body, Name, Seconds, Text
 
-Name = Annotated[str, Meta(min_length=1, max_length=1000)]
-Reason = Annotated[str, Meta(max_length=10_000)]
-Seconds = Annotated[float, Meta(ge=0, le=365 * 86_400)]
-Incarnation = Annotated[int, Meta(ge=0, le=2**62)]
-
-#: Idempotency-Key of the header; the database indexes it.
+#: Of an Idempotency-Key; the database indexes it.
 MAX_KEY = 1_000
-
-
-class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-def _null() -> Raw:
-    return Raw(b"null")
 
 
 class Batch(Body, frozen=True, kw_only=True):
     tasks: Annotated[list[NewTask], Meta(min_length=1)]
 
 
-class Cancel(Body, frozen=True, kw_only=True):
-    reason: Reason = "cancelled by hand"
-    cascade: bool = True
-    claim_token: str | None = None
-
-
 class CancelDag(Body, frozen=True, kw_only=True):
-    reason: Reason = "cancelled by hand"
+    reason: Text = "cancelled by hand"
 
 
 class ChangeDag(Body, frozen=True, kw_only=True):
@@ -84,87 +65,6 @@ class ChangeAgent(Body, frozen=True, kw_only=True):
     max_concurrent_tasks: int | None = None
 
 
-class Claim(Body, frozen=True, kw_only=True):
-    incarnation: Incarnation
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 1
-    wait_sec: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    types: Annotated[list[Name], Meta(max_length=1000)] | None = None
-
-
-class ClaimTask(Body, frozen=True, kw_only=True):
-    agent_id: str
-    incarnation: Incarnation
-
-
-class Start(Body, frozen=True, kw_only=True):
-    claim_token: str
-
-
-class Used(Body, frozen=True, kw_only=True):
-    """What an attempt has used since its claim."""
-
-    cost_usd: Decimal | float | None = None
-    tokens_used: TokensUsed | None = None
-
-    @property
-    def spent(self) -> Spent:
-        used = self.tokens_used or _NO_TOKENS
-        cost = None if self.cost_usd is None else money(self.cost_usd, "cost_usd")
-        return Spent(cost, used.input, used.output)
-
-
-_NO_TOKENS = TokensUsed()
-
-
-class Beat(Used, frozen=True, kw_only=True):
-    id: str
-    claim_token: str
-    progress: Raw = field(default_factory=_null)
-
-
-class Heartbeat(Body, frozen=True, kw_only=True):
-    incarnation: Incarnation
-    tasks: Annotated[list[Beat], Meta(max_length=10_000)] = []
-
-
-class Result(Body, frozen=True, kw_only=True):
-    #: What it is, for whoever reads it; without it, what the task asked for.
-    type: Name | None = None
-    data: Raw = field(default_factory=_null)
-    artifacts: Raw = field(default_factory=_null)
-    decision_report: Raw = field(default_factory=_null)
-
-
-class Complete(Used, frozen=True, kw_only=True):
-    claim_token: str
-    output: Result = field(default_factory=Result)
-
-
-class Fail(Used, frozen=True, kw_only=True):
-    claim_token: str
-    error: str
-    category: Name | None = None
-    retry_after_sec: Seconds | None = None
-
-
-class Release(Body, frozen=True, kw_only=True):
-    claim_token: str
-    delay_sec: Seconds | None = None
-
-
-class Subtasks(Body, frozen=True, kw_only=True):
-    claim_token: str
-    tasks: Annotated[list[NewTask], Meta(min_length=1)]
-    wait: bool = False
-    #: Kept with the parent, and handed back when it is claimed again.
-    checkpoint: Raw = field(default_factory=_null)
-
-
-class Save(Body, frozen=True, kw_only=True):
-    claim_token: str
-    data: Raw
-
-
 class CreateToken(Body, frozen=True, kw_only=True):
     name: str
     #: read, submit, agent, operate or admin.
@@ -181,6 +81,11 @@ Limit = Annotated[int, Meta(ge=1, le=500)]
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Limit = 50
     cursor: str | None = None
+
+
+class RetryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: tuple[Name, ...] = ()
+    within_sec: Seconds = 0.0
 
 
 class TaskQuery(TaskFilter, frozen=True, kw_only=True):
@@ -207,12 +112,6 @@ class EventQuery(Page, frozen=True, kw_only=True):
     @property
     def place(self) -> str | None:
         return self.after or self.cursor
-
-
-def json_or_none(name: str, given: Raw) -> bytes | None:
-    """As the store wants it: null is nothing."""
-    json = bytes(given)
-    return None if json == b"null" else readable_json(name, json)
 
 
 class _Task(Struct, frozen=True, gc=False):
@@ -244,7 +143,7 @@ def _number_of(tasks: tuple[_Task, ...]) -> int:
 
 
 def check_tasks(tasks: Sequence[NewTask], *, keys: bool, place: str = "tasks") -> None:
-    """Refuse what only programs inside may set; `keys`: whether the tasks of this call may have names."""
+    """Refuse fields that only internal callers may set; `keys`: whether tasks may have a key."""
     faults = []
     for number, task in enumerate(tasks):
         where = f"{place}[{number}]." if place else ""
@@ -272,7 +171,7 @@ def key_of(header: str | None, body: str | None) -> str | None:
 
 
 def keyed(tasks: Sequence[NewTask], header: str | None) -> list[NewTask]:
-    """Tasks of one call, each with a key of its own made from the call's, unless it brings one."""
+    """The tasks of one request. Those without an idempotency key get one derived from the request's."""
     key = key_of(header, None)
     if key is None:
         return list(tasks)
@@ -316,6 +215,6 @@ class Approve(Body, frozen=True, kw_only=True):
     approve: bool
     reviewer: str
     note: str | None = None
-    #: The output, where the task itself is a person's.
-    data: Raw = field(default_factory=_null)
-    decision_report: Raw = field(default_factory=_null)
+    #: The output, if the person does the task.
+    data: Raw = field(default_factory=null)
+    decision_report: Raw = field(default_factory=null)

@@ -1,12 +1,10 @@
 """Responses that are not one of `lineshaft.types`."""
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
-from lineshaft.types import Dag, Submitted, Task
+from lineshaft.types import Dag, Submitted
 
 
 class SubmittedItems(Struct, frozen=True):
@@ -15,58 +13,15 @@ class SubmittedItems(Struct, frozen=True):
 
 class SubmittedDag(Struct, frozen=True):
     dag: Dag
-    #: By the keys of the call.
+    #: By the keys of the request.
     tasks: dict[str, str]
-    #: The same, with whether each stands for a task that was there already.
+    #: The same, with whether each task existed before.
     submitted: Mapping[str, Submitted]
     duplicate: bool | UnsetType = UNSET
 
 
-class Assignment(Struct, frozen=True, kw_only=True):
-    """A claimed task with all that is needed to work on it."""
-
-    task: Task
-    #: Goes with every call about this claim.
-    claim_token: str
-    model: str | None
-    #: What `spec.context_refs` refer to, by reference.
-    inputs: dict[str, Any]
-    #: What became of the children it waited for: {id: {"status", "output"}}.
-    children: Raw
-    #: It was started before.
-    resume: bool
-    checkpoint: Raw
-    #: Results of durable steps by name.
-    steps: Raw
-    #: {"category", "error"} of the attempt before, if that failed.
-    last_error: Raw
-
-
-class Assignments(Struct, frozen=True):
-    tasks: list[Assignment]
-    slowdown_until: datetime | UnsetType = UNSET
-
-
-class HeartbeatResponse(Struct, frozen=True):
-    #: By task: continue, cancel or lost.
-    tasks: dict[str, str]
-    #: active or draining.
-    status: str
-    slowdown_until: datetime | UnsetType = UNSET
-
-
-class Checkpoint(Struct, frozen=True):
-    data: Raw
-
-
-class Step(Struct, frozen=True):
-    name: str
-    #: What counts: the first result that was recorded.
-    data: Raw
-
-
 class Paused(Struct, frozen=True):
-    #: null: everything.
+    #: Null: all types.
     type: str | None
     paused: bool
 

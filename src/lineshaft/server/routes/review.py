@@ -15,6 +15,7 @@ from lineshaft.types import (
     Scope,
     Task,
 )
+from lineshaft.types.protocol import json_or_none
 
 routes = Routes()
 
@@ -97,8 +98,8 @@ async def decide(call: Call, body: requests.Approve) -> Answer:
         body.approve,
         body.reviewer,
         body.note,
-        requests.json_or_none("data", body.data),
-        requests.json_or_none("decision_report", body.decision_report),
+        json_or_none("data", body.data),
+        json_or_none("decision_report", body.decision_report),
     )
     await call.service.engine.approvals.decide(call.path["id"], decision)
     return Answer(await call.service.engine.read.task(call.path["id"]))

@@ -1,4 +1,4 @@
-"""Tasks that were claimed for somebody who never got the answer go back at once."""
+"""Tasks whose claim never reached the client go back at once."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from lineshaft.errors import UnavailableError
-from lineshaft.server.long_poll import DEPARTURE
+from lineshaft.server.long_poll import DISCONNECT_WATCHER
 from tests.server.conftest import Served, until
 
 BLOCKED = b"SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -17,15 +17,15 @@ RELEASED = b"SELECT count(*) FROM lineshaft.events WHERE kind = 'task.released'"
 def call_of(way: str, agent: Any, task: Any) -> tuple[str, Any]:
     """How the task is claimed in this way: path and body."""
     of_agent = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
-    if way == "crew":
-        return "/v1/crew/claim", {**of_agent, "types": ["code"], "limit": 1}
+    if way == "batch":
+        return "/v1/work/claim", {"items": [{**of_agent, "start": True}], "wait_sec": 1, "view": "work"}
     if way == "by id":
         return f"/v1/tasks/{task['id']}/claim", of_agent
     wait_sec = 30 if way == "waiting" else 0
     return f"/v1/agents/{agent['id']}/claim", {"incarnation": agent["incarnation"], "wait_sec": wait_sec}
 
 
-@pytest.mark.parametrize("way", ["waiting", "at once", "by id"])
+@pytest.mark.parametrize("way", ["waiting", "at once", "by id", "batch"])
 async def test_the_client_has_left(
     served: Served, dsn: str, connection: psycopg.Connection, way: str
 ) -> None:
@@ -37,14 +37,14 @@ async def test_the_client_has_left(
         await until(lambda: connection.execute(BLOCKED).fetchone() is not None)
         writer.transport.abort()
         # The server has noticed before the claim goes on.
-        await until(lambda: DEPARTURE not in {task.get_name() for task in asyncio.all_tasks()})
+        await until(lambda: DISCONNECT_WATCHER not in {task.get_name() for task in asyncio.all_tasks()})
 
     await until(lambda: connection.execute(RELEASED).fetchone() == (1,))
     found = await client.task(task["id"])
     assert (found["status"], found["attempts"]) == ("READY", 0)
 
 
-@pytest.mark.parametrize("way", ["at once", "by id", "crew", "history"])
+@pytest.mark.parametrize("way", ["at once", "by id", "batch", "history"])
 async def test_the_database_goes_before_all_is_read(
     served: Served, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -55,7 +55,7 @@ async def test_the_database_goes_before_all_is_read(
     task_id, token = await client.hold(agent)
     await client.post(f"/v1/tasks/{task_id}/release", {"claim_token": token})
     history = (engine.claims, "_read_history")
-    owner, name = {"crew": history, "history": history}.get(way, (engine.read, "tasks_by_id"))
+    owner, name = {"batch": history, "history": history}.get(way, (engine.read, "tasks_by_id"))
 
     def go(owner: Any, name: str) -> None:
         real = getattr(owner, name)

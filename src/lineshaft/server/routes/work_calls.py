@@ -1,0 +1,345 @@
+"""The calls of the worker protocol, in batches. A per-task route calls these with one item.
+
+Each returns one result per item, in order: the response, or the error of an item that was refused. An invalid
+item doesn't affect the others.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lineshaft.errors import ForbiddenError, LineshaftError, UnavailableError
+from lineshaft.model.states import Status
+from lineshaft.server.framework import problems
+from lineshaft.server.routes import requests
+from lineshaft.server.routes.claim_tokens import claim_of, token_of
+from lineshaft.server.service import Call, Service
+from lineshaft.types import Scope, Task, protocol
+from lineshaft.types.assignments import Assignment, assignments
+from lineshaft.types.protocol import View
+from lineshaft.types.work import Claim, ClaimedTask, HeartbeatAnswers, HeldTask, Moved, Presence
+
+T = TypeVar("T")
+V = TypeVar("V")
+B = TypeVar("B", bound=Struct)
+
+Items = Sequence[T | LineshaftError]
+Results = list[Any]
+
+
+class _Result(Protocol):
+    @property
+    def error(self) -> LineshaftError | None: ...
+
+
+R = TypeVar("R", bound=_Result)
+
+
+# Batches.
+
+
+@cache
+def _decoder(kind: type[Any]) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(kind)
+
+
+def decoded(items: Sequence[Raw], kind: type[B]) -> list[B | LineshaftError]:
+    return [_decoded(item, kind) for item in items]
+
+
+def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
+    try:
+        if kind is protocol.SpawnItem:
+            requests.check_task_count(bytes(item))
+        found: B = _decoder(kind).decode(item)
+    except msgspec.MsgspecError as error:
+        return problems.unreadable(error)
+    except LineshaftError as error:
+        return error
+    return found
+
+
+def item_of(kind: type[B], body: Struct, **path: str) -> B:
+    """The item of a single call."""
+    return kind(**{name: getattr(body, name) for name in body.__struct_fields__}, **path)
+
+
+def answer(results: Results, call: Call) -> dict[str, Any]:
+    """The response of a batch."""
+    return {
+        "items": [
+            protocol.ItemProblem(problems.problem(result, call.request_id))
+            if isinstance(result, LineshaftError)
+            else result
+            for result in results
+        ]
+    }
+
+
+def only(results: Results) -> Any:
+    """The response of a single call."""
+    (result,) = results
+    if isinstance(result, LineshaftError):
+        raise result
+    return result
+
+
+async def _in_order(
+    items: Items[T], convert: Callable[[T], V], send: Callable[[list[V]], Awaitable[Sequence[R]]]
+) -> list[R | LineshaftError]:
+    """Send the valid items in one call, and put its results back into their order."""
+    results: list[Any] = []
+    valid: list[V] = []
+    for item in items:
+        try:
+            if isinstance(item, LineshaftError):
+                raise item
+            valid.append(convert(item))
+            results.append(None)
+        except LineshaftError as error:
+            results.append(error)
+    sent = iter(await send(valid) if valid else ())
+    return [_unwrapped(next(sent)) if result is None else result for result in results]
+
+
+def _unwrapped(result: R) -> R | LineshaftError:
+    return result if result.error is None else result.error
+
+
+async def _one_by_one(items: Items[T], send: Callable[[T], Awaitable[R]]) -> list[R | LineshaftError]:
+    async def send_all(valid: list[T]) -> list[R]:
+        return [await send(item) for item in valid]
+
+    return await _in_order(items, lambda item: item, send_all)
+
+
+async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view: View) -> Results:
+    """The tasks as they are now."""
+    if view is View.WORK:
+        return [
+            result
+            if isinstance(result, LineshaftError)
+            else protocol.Outcome(id=result.id, status=result.status or msgspec.UNSET)
+            for result in moved
+        ]
+    wanted = {result.id for result in moved if not isinstance(result, LineshaftError)}
+    tasks = (
+        {task.id: task for task in await service.engine.read.tasks_by_id(sorted(wanted))} if wanted else {}
+    )
+    return [
+        result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
+        for result in moved
+    ]
+
+
+def _deleted(task_id: str) -> LineshaftError:
+    return LineshaftError(f"Task {task_id!r} was deleted while this call ran.")
+
+
+# Claims.
+
+
+async def claim(
+    call: Call, items: Items[protocol.ClaimItem], *, wait_sec: float, view: View, poll: str | None = None
+) -> Results:
+    service = call.service
+    valid = [item for item in items if not isinstance(item, LineshaftError)]
+    if len(valid) < len(items):
+        # The caller should learn about the invalid ones at once.
+        wait_sec = 0.0
+    async with service.long_polls.claimed(valid, call.receive, wait_sec=wait_sec, name=poll) as claims:
+        found = await _assigned(service, [each.claim for each in claims], view)
+        results = iter(
+            each.error
+            or protocol.ClaimResult(tasks=tasks, slowdown_until=each.slowdown_until or msgspec.UNSET)
+            for each, tasks in zip(claims, found, strict=True)
+        )
+        return [item if isinstance(item, LineshaftError) else next(results) for item in items]
+
+
+async def _assigned(service: Service, claims: Sequence[Claim], view: View) -> list[list[Any]]:
+    engine = service.engine
+    found = [assignments(claim, token_of) for claim in claims]
+    claimed = sorted(task.id for claim in claims for task in claim.tasks)
+    if view is View.WORK or not claimed:
+        return list(found)
+    tasks = {task.id: task for task in await engine.read.tasks_by_id(claimed)}
+    return [[_full(each, tasks[each.task.id]) for each in some if each.task.id in tasks] for some in found]
+
+
+def _full(assignment: Assignment[ClaimedTask], task: Task) -> Assignment[Task]:
+    fields = {name: getattr(assignment, name) for name in assignment.__struct_fields__}
+    return Assignment(**fields | {"task": task})
+
+
+async def assigned_task(service: Service, claim: Claim) -> Assignment[Task]:
+    ((assignment,),) = await _assigned(service, [claim], View.FULL)
+    found: Assignment[Task] = assignment
+    return found
+
+
+# Heartbeats.
+
+
+async def heartbeat(call: Call, items: Items[protocol.HeartbeatItem]) -> Results:
+    results: Results = list(items)
+    left = [number for number, item in enumerate(items) if not isinstance(item, LineshaftError)]
+    while left:
+        # An agent that is named twice gets a call of its own: answers are by agent.
+        batch: dict[str, int] = {}
+        for number in left:
+            batch.setdefault(results[number].agent_id, number)
+        left = [number for number in left if number not in set(batch.values())]
+        for number, result in (await _heartbeat(call, {n: results[n] for n in batch.values()})).items():
+            results[number] = result
+    return results
+
+
+async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> dict[int, Any]:
+    held: dict[int, list[HeldTask]] = {}
+    results: dict[int, Any] = {}
+    for number, item in items.items():
+        try:
+            held[number] = [
+                task.held(claim_of(task.id, task.claim_token), item.agent_id) for task in item.tasks
+            ]
+        except LineshaftError as error:
+            results[number] = error
+    present = [Presence(items[number].agent_id, items[number].incarnation) for number in held]
+    tasks = [task for some in held.values() for task in some]
+    answers = await call.service.engine.work.heartbeat(present, tasks) if held else HeartbeatAnswers({})
+    for number, own in held.items():
+        try:
+            results[number] = await _heartbeat_result(call.service, items[number], own, answers)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            results[number] = error
+    return results
+
+
+async def _heartbeat_result(
+    service: Service, item: protocol.HeartbeatItem, held: Sequence[HeldTask], answers: HeartbeatAnswers
+) -> protocol.HeartbeatResult:
+    agent_id = item.agent_id
+    status = answers.agents.get(agent_id)
+    if status is None:
+        # Raises if it is unknown or superseded.
+        status = (await service.engine.fleet.present(agent_id, item.incarnation)).status
+    ended = {(over.id, over.epoch): over.answer for over in answers.over}
+    return protocol.HeartbeatResult(
+        tasks={task.id: ended.get((task.id, task.epoch), "continue") for task in held},
+        status="active" if status == "offline" else status,
+        max_concurrent_tasks=answers.slots.get(agent_id, msgspec.UNSET),
+        was_offline=status == "offline",
+        slowdown_until=answers.slowdowns.get(agent_id, msgspec.UNSET),
+    )
+
+
+# Outcomes.
+
+
+async def start(call: Call, items: Items[protocol.StartItem], view: View) -> Results:
+    work = call.service.engine.work
+    moved = await _in_order(items, lambda item: claim_of(item.id, item.claim_token), work.start)
+    return await _shown(call.service, moved, view)
+
+
+async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) -> Results:
+    moved = await _in_order(
+        items,
+        lambda item: item.completion(claim_of(item.id, item.claim_token)),
+        call.service.engine.work.complete,
+    )
+    return await _shown(call.service, moved, view)
+
+
+async def fail(call: Call, items: Items[protocol.FailItem], view: View) -> Results:
+    moved = await _in_order(
+        items, lambda item: item.failure(claim_of(item.id, item.claim_token)), call.service.engine.work.fail
+    )
+    return await _shown(call.service, moved, view)
+
+
+async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) -> Results:
+    moved = await _in_order(
+        items,
+        lambda item: item.release(claim_of(item.id, item.claim_token)),
+        call.service.engine.work.release,
+    )
+    return await _shown(call.service, moved, view)
+
+
+async def cancel(call: Call, items: Items[protocol.CancelItem], view: View) -> Results:
+    async def send(item: protocol.CancelItem) -> Moved:
+        try:
+            return await _cancel(call, item)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            return Moved(item.id, None, error)
+
+    return await _shown(call.service, await _one_by_one(items, send), view)
+
+
+async def _cancel(call: Call, item: protocol.CancelItem) -> Moved:
+    engine = call.service.engine
+    if item.claim_token is not None:
+        (moved,) = await engine.work.cancel([item.cancellation(claim_of(item.id, item.claim_token))])
+        return moved
+    if not call.principal.may(Scope.OPERATE):
+        raise ForbiddenError(
+            f"{call.principal.name!r} has the scope agent and can cancel only tasks that it holds: send the "
+            "claim_token. Other tasks need the scope operate."
+        )
+    await engine.operations.cancel(item.id, item.reason, cascade=item.cascade)
+    return Moved(item.id, Status.CANCELLED)
+
+
+# Progress.
+
+
+async def record_steps(call: Call, items: Items[protocol.StepItem]) -> Results:
+    recorded = await _in_order(
+        items,
+        lambda item: item.step(claim_of(item.id, item.claim_token), item.name),
+        call.service.engine.work.record_steps,
+    )
+    return [
+        result
+        if isinstance(result, LineshaftError) or isinstance(item, LineshaftError)
+        else protocol.StepResult(name=item.name, data=Raw(result.unwrap()), remaining_usd=result.budgets)
+        for item, result in zip(items, recorded, strict=True)
+    ]
+
+
+async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) -> Results:
+    saved = await _in_order(
+        items,
+        lambda item: item.checkpoint(claim_of(item.id, item.claim_token)),
+        call.service.engine.work.save_checkpoints,
+    )
+    return [
+        result
+        if isinstance(result, LineshaftError) or isinstance(item, LineshaftError)
+        else protocol.CheckpointResult(data=item.data)
+        for item, result in zip(items, saved, strict=True)
+    ]
+
+
+async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
+    header = call.headers.get("idempotency-key")
+
+    def convert(item: protocol.SpawnItem) -> Any:
+        requests.check_tasks(item.tasks, keys=True)
+        return item.spawn(claim_of(item.id, item.claim_token), requests.keyed(item.tasks, header))
+
+    spawned = await _in_order(items, convert, call.service.engine.work.spawn)
+    return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
+
+
+def _spawned(found: Any) -> protocol.SpawnedTasks:
+    return protocol.SpawnedTasks(items=list(found.submitted), children=found.children, paused=found.paused)

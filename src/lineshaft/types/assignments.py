@@ -1,0 +1,116 @@
+"""Assignments: claimed tasks with everything that is needed to work on them."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, field
+
+from lineshaft.types.json import NULL, JsonStruct, decoded, raw
+from lineshaft.types.tasks import Task
+from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed
+
+T = TypeVar("T", Task, ClaimedTask)
+
+_EMPTY = Raw(b"{}")
+_NOTHING_BEFORE = Resumed("")
+_steps = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def _empty() -> Raw:
+    return _EMPTY
+
+
+class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
+    """One claimed task: the full task object, or a `ClaimedTask`, which is cheaper to produce."""
+
+    task: T
+    #: Authenticates every call about this claim. Opaque.
+    claim_token: str
+    model: str | None
+    #: By the references of `spec.context_refs`: outputs of tasks, names of artifacts.
+    inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
+    #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
+    children_json: Raw = field(name="children", default_factory=_empty)
+    #: Whether the task was started before.
+    resume: bool
+    checkpoint_json: Raw = field(name="checkpoint", default=NULL)
+    #: Results of durable steps by name.
+    steps_json: Raw = field(name="steps", default_factory=_empty)
+    #: {"category", "error"} of the attempt before, if that failed.
+    last_error_json: Raw = field(name="last_error", default=NULL)
+    #: Earlier attempts, in order.
+    attempts: list[PastAttempt] = field(default_factory=list)
+
+    @property
+    def claim(self: "Assignment[ClaimedTask]") -> ClaimRef:
+        return ClaimRef(self.task.id, self.task.epoch, self.claim_token)
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        return {ref: decoded(json) for ref, json in self.inputs_json.items()}
+
+    @cached_property
+    def children(self) -> dict[str, Child]:
+        return {
+            name: Child(name, child["status"], child["output"])
+            for name, child in decoded(self.children_json).items()
+        }
+
+    @property
+    def checkpoint(self) -> Any:
+        return decoded(self.checkpoint_json)
+
+    @cached_property
+    def steps(self) -> dict[str, bytes]:
+        """Results of durable steps by name, as JSON."""
+        return {name: bytes(data) for name, data in _steps(self.steps_json).items()}
+
+    @property
+    def last_error(self) -> Any:
+        return decoded(self.last_error_json)
+
+
+def assignments(
+    claim: Claim,
+    token_of: Callable[[str, int], str] = lambda _id, _epoch: "",
+) -> list[Assignment[ClaimedTask]]:
+    """`token_of` makes the claim token of a task and an epoch."""
+    return [
+        _assignment(task, claim, token_of(task.id, task.epoch))
+        for task in claim.tasks
+    ]
+
+
+def _assignment(
+    task: ClaimedTask, claim: Claim, token: str
+) -> Assignment[ClaimedTask]:
+    inputs = _inputs(task.spec, claim) if b'"context_refs"' in bytes(task.spec) else {}
+    if not task.resume:
+        return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)
+    before = claim.resumed.get(task.id, _NOTHING_BEFORE)
+    return Assignment(
+        task=task,
+        claim_token=token,
+        model=task.model,
+        inputs_json=inputs,
+        children_json=Raw(before.children) if before.children else _EMPTY,
+        resume=True,
+        checkpoint_json=raw(before.checkpoint),
+        steps_json=Raw(before.steps) if before.steps else _EMPTY,
+        last_error_json=raw(before.last_error),
+        attempts=claim.past_attempts.get(task.id, []),
+    )
+
+
+def _inputs(spec: Raw, claim: Claim) -> dict[str, Raw]:
+    """What `context_refs` refer to: outputs of tasks, by value; artifacts, by their name."""
+    inputs: dict[str, Raw] = {}
+    for ref in decoded(spec).get("context_refs", ()):
+        kind, _, rest = ref.partition(":")
+        if kind == "artifact":
+            inputs[ref] = Raw(msgspec.json.encode(rest))
+        else:
+            inputs[ref] = raw(claim.inputs.get(rest.removesuffix(":output")))
+    return inputs

@@ -1,0 +1,436 @@
+"""The worker protocol: bodies and responses of the calls under `/v1/work`.
+
+The client encodes what the server decodes, and the reverse. A batch is `{"items": [...]}`. An item is the
+body of the single call (`/v1/tasks/{id}/complete`) and its path parameters.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Generic, TypeVar
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from lineshaft.model.budget import money
+from lineshaft.model.states import Status
+from lineshaft.model.storable import readable_json, replace_unstorable
+from lineshaft.model.tasks import NewTask
+from lineshaft.types.assignments import Assignment, T
+from lineshaft.types.json import NULL, null
+from lineshaft.types.problems import Problem
+from lineshaft.types.tasks import Submitted, TokensUsed
+from lineshaft.types.work import (
+    MAX_ERROR,
+    Cancellation,
+    Child,
+    ClaimRef,
+    Completion,
+    Failure,
+    HeldTask,
+    NewCheckpoint,
+    NewSpawn,
+    NewStep,
+    Release,
+    RemainingBudgets,
+    Spent,
+)
+
+MAX_ITEMS = 1_000
+MAX_WAIT_SEC = 60.0
+
+Name = Annotated[str, Meta(min_length=1, max_length=1_000)]
+Text = Annotated[str, Meta(max_length=10_000)]
+Seconds = Annotated[float, Meta(ge=0, le=365 * 86_400)]
+WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_SEC)]
+Incarnation = Annotated[int, Meta(ge=0, le=2**62)]
+Types = Annotated[list[Name], Meta(max_length=1_000)]
+
+
+class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Unknown fields are refused, so that a misspelt one is never ignored."""
+
+
+def json_or_none(name: str, given: Raw) -> bytes | None:
+    """The JSON as the engine takes it, where null means nothing."""
+    json = bytes(given)
+    return None if json == b"null" else readable_json(name, json)
+
+
+def _raw(json: bytes | None) -> Raw:
+    return NULL if json is None else Raw(json)
+
+
+class View(StrEnum):
+    """How much a batch returns."""
+
+    #: What the single call returns, with full task objects.
+    FULL = "full"
+    #: Only what a worker needs.
+    WORK = "work"
+
+
+I = TypeVar("I")  # noqa: E741 - the type of an item
+
+
+class Batch(Body, Generic[I], frozen=True, kw_only=True):
+    items: Annotated[list[I], Meta(max_length=MAX_ITEMS)]
+
+
+class ViewedBatch(Batch[I], Generic[I], frozen=True, kw_only=True):
+    view: View = View.FULL
+
+
+class ClaimBatch(ViewedBatch[I], Generic[I], frozen=True, kw_only=True):
+    #: How long to wait until one of the items has work.
+    wait_sec: WaitSeconds = 0.0
+    #: A unique name for this long poll. A later call with the same name ends it: it returns what it has.
+    poll: Name | None = None
+
+
+# Claims.
+
+
+class ClaimOptions(Body, frozen=True, kw_only=True):
+    incarnation: Incarnation
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    #: None: all types that the agent registered for.
+    types: Types | None = None
+    #: Start the tasks at once: they are RUNNING.
+    start: bool = False
+
+
+class Claim(ClaimOptions, frozen=True, kw_only=True):
+    wait_sec: WaitSeconds = 0.0
+
+
+class ClaimItem(ClaimOptions, frozen=True, kw_only=True):
+    agent_id: Name
+
+
+class ClaimTask(Body, frozen=True, kw_only=True):
+    agent_id: Name
+    incarnation: Incarnation
+
+
+class ClaimResult(Struct, Generic[T], frozen=True, kw_only=True, omit_defaults=True):
+    tasks: list[Assignment[T]] | UnsetType = UNSET
+    #: Some of the agent's models are slowed down until then.
+    slowdown_until: datetime | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+# Heartbeats.
+
+
+class Spending(Body, frozen=True, kw_only=True):
+    """What an attempt has used since its claim."""
+
+    cost_usd: Decimal | float | None = None
+    tokens_used: TokensUsed | None = None
+
+    @property
+    def spent(self) -> Spent:
+        used = self.tokens_used or _NO_TOKENS
+        cost = None if self.cost_usd is None else money(self.cost_usd, "cost_usd")
+        return Spent(cost, used.input, used.output)
+
+
+_NO_TOKENS = TokensUsed()
+
+
+def _tokens(spent: Spent) -> TokensUsed | None:
+    if not spent.tokens_input and not spent.tokens_output:
+        return None
+    return TokensUsed(spent.tokens_input, spent.tokens_output)
+
+
+class HeartbeatTask(Spending, frozen=True, kw_only=True):
+    id: Name
+    claim_token: str
+    #: Null: nothing new.
+    progress: Raw = field(default_factory=null)
+
+    def held(self, claim: ClaimRef, agent_id: str) -> HeldTask:
+        progress = json_or_none("progress", self.progress)
+        return HeldTask(claim.id, claim.epoch, agent_id, progress, self.spent.cost_usd)
+
+    @classmethod
+    def of(cls, held: HeldTask) -> "HeartbeatTask":
+        return cls(
+            id=held.id, claim_token=held.token, progress=_raw(held.progress), cost_usd=held.cost_usd or None
+        )
+
+
+class Heartbeat(Body, frozen=True, kw_only=True):
+    incarnation: Incarnation
+    tasks: Annotated[list[HeartbeatTask], Meta(max_length=10_000)] = []
+
+
+class HeartbeatItem(Heartbeat, frozen=True, kw_only=True):
+    agent_id: Name
+
+
+class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    #: By task: continue, cancel or lost.
+    tasks: dict[str, str] | UnsetType = UNSET
+    #: active or draining.
+    status: str | UnsetType = UNSET
+    #: How many tasks the agent may hold, which an operator may change.
+    max_concurrent_tasks: int | UnsetType = UNSET
+    #: The agent was considered offline until this heartbeat, so it got no work.
+    was_offline: bool = False
+    #: Some of the agent's models are slowed down until then.
+    slowdown_until: datetime | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+# Work on a claim. Each body has an item with the task's id.
+
+
+class Start(Body, frozen=True, kw_only=True):
+    claim_token: str
+
+
+class StartItem(Start, frozen=True, kw_only=True):
+    id: Name
+
+
+class Output(Body, frozen=True, kw_only=True):
+    #: The kind of the output, for readers; default: the one that the task asked for.
+    type: Name | None = None
+    data: Raw = field(default_factory=null)
+    artifacts: Raw = field(default_factory=null)
+    decision_report: Raw = field(default_factory=null)
+
+
+class Complete(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    output: Output = field(default_factory=Output)
+
+    def completion(self, claim: ClaimRef) -> Completion:
+        output = self.output
+        return Completion(
+            claim,
+            output=readable_json("output.data", bytes(output.data)),
+            artifacts=json_or_none("output.artifacts", output.artifacts),
+            decision_report=json_or_none("output.decision_report", output.decision_report),
+            spent=self.spent,
+            output_type=output.type,
+        )
+
+
+class CompleteItem(Complete, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: Completion) -> "CompleteItem":
+        return cls(
+            id=given.claim.id,
+            claim_token=given.claim.token,
+            output=Output(
+                type=given.output_type,
+                data=_raw(given.output),
+                artifacts=_raw(given.artifacts),
+                decision_report=_raw(given.decision_report),
+            ),
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
+        )
+
+
+class Fail(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    error: str
+    category: Name | None = None
+    retry_after_sec: Seconds | None = None
+
+    def failure(self, claim: ClaimRef) -> Failure:
+        return Failure(claim, self.error, self.category, self.retry_after_sec, self.spent)
+
+
+class FailItem(Fail, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: Failure) -> "FailItem":
+        return cls(
+            id=given.claim.id,
+            claim_token=given.claim.token,
+            # As it is stored: not every Python string is valid JSON.
+            error=replace_unstorable(given.error[:MAX_ERROR]),
+            category=None if given.category is None else replace_unstorable(given.category),
+            retry_after_sec=given.retry_after_sec,
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
+        )
+
+
+class ReleaseClaim(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    delay_sec: Seconds | None = None
+
+    def release(self, claim: ClaimRef) -> Release:
+        return Release(claim, self.delay_sec or None, self.spent)
+
+
+class ReleaseItem(ReleaseClaim, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: Release) -> "ReleaseItem":
+        return cls(
+            id=given.claim.id,
+            claim_token=given.claim.token,
+            delay_sec=given.delay_sec,
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
+        )
+
+
+class Cancel(Spending, frozen=True, kw_only=True):
+    reason: Text = "cancelled by hand"
+    cascade: bool = True
+    #: Required with the scope `agent`.
+    claim_token: str | None = None
+
+    def cancellation(self, claim: ClaimRef) -> Cancellation:
+        return Cancellation(claim, self.reason, self.cascade, self.spent)
+
+
+class CancelItem(Cancel, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: Cancellation) -> "CancelItem":
+        return cls(
+            id=given.claim.id,
+            claim_token=given.claim.token,
+            reason=replace_unstorable(given.reason),
+            cascade=given.cascade,
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
+        )
+
+
+class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a task is now, in the view `work`."""
+
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+# Progress on a claim.
+
+
+class RecordStep(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    data: Raw
+    #: The cost of this step alone; `cost_usd` is the cost of the whole attempt so far.
+    step_cost_usd: Decimal | float = 0
+
+    def step(self, claim: ClaimRef, name: str) -> NewStep:
+        return NewStep(
+            claim,
+            name,
+            readable_json("data", bytes(self.data)),
+            cost_usd=money(self.step_cost_usd, "step_cost_usd"),
+            cost_so_far_usd=self.spent.cost_usd,
+        )
+
+
+class StepItem(RecordStep, frozen=True, kw_only=True):
+    id: Name
+    name: str
+
+    @classmethod
+    def of(cls, given: NewStep) -> "StepItem":
+        return cls(
+            id=given.claim.id,
+            name=given.name,
+            claim_token=given.claim.token,
+            data=Raw(given.data),
+            step_cost_usd=given.cost_usd,
+            cost_usd=given.cost_so_far_usd,
+        )
+
+
+class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    #: The result that counts: the first one recorded.
+    data: Raw | UnsetType = UNSET
+    #: What is left to spend; null: no limit.
+    remaining_usd: RemainingBudgets | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+class SaveCheckpoint(Body, frozen=True, kw_only=True):
+    claim_token: str
+    data: Raw
+
+    def checkpoint(self, claim: ClaimRef) -> NewCheckpoint:
+        return NewCheckpoint(claim, readable_json("data", bytes(self.data)))
+
+
+class CheckpointItem(SaveCheckpoint, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: NewCheckpoint) -> "CheckpointItem":
+        return cls(id=given.claim.id, claim_token=given.claim.token, data=Raw(given.data))
+
+
+class CheckpointResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    data: Raw | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+class Subtasks(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    tasks: Annotated[list[NewTask], Meta(min_length=1)]
+    #: Children are created once per key.
+    key: Name | None = None
+    #: Pause the task until all children have ended.
+    wait: bool = False
+    #: Saved with the task, and returned when it is claimed again.
+    checkpoint: Raw = field(default_factory=null)
+
+    def spawn(self, claim: ClaimRef, tasks: list[NewTask]) -> NewSpawn:
+        checkpoint = json_or_none("checkpoint", self.checkpoint)
+        return NewSpawn(claim, tasks, self.key, self.wait, self.spent, checkpoint)
+
+
+class SpawnItem(Subtasks, frozen=True, kw_only=True):
+    id: Name
+
+
+class SpawnedTasks(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    items: list[Submitted] | UnsetType = UNSET
+    #: The same tasks, with the outcomes of those that have ended.
+    children: list[Child] | UnsetType = UNSET
+    #: The claim is over: the task is claimed again when all children have ended.
+    paused: bool | UnsetType = UNSET
+    problem: Problem | None = None
+
+
+class ItemProblem(Struct, frozen=True):
+    """Why an item was refused."""
+
+    problem: Problem
+
+
+# The rest of what a worker needs.
+
+
+class AgentInstance(Body, frozen=True, kw_only=True):
+    incarnation: Incarnation
+
+
+class Maintained(Struct, frozen=True):
+    #: Seconds until something is due again; null: nothing is known.
+    next_sec: float | None
+
+
+class RetryDue(Struct, frozen=True):
+    #: Seconds until the first retry; null: there is none.
+    due_sec: float | None
