@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lineshaft.server.app import OPERATIONS
 from lineshaft.server.framework.problems import STATUSES
 from tests.server.client import Client
 from tests.server.test_describing import METRICS
@@ -59,8 +60,18 @@ async def test_the_first_calls(client: Client) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
-async def test_the_calls_of_003(client: Client) -> None:
+async def test_batches_of_work(client: Client) -> None:
+    await client.submit()
+
     out = await run("bash", "-e", "-c", block("sh", 1), URL=f"http://127.0.0.1:{client.port}")
+
+    assert '"status":"RUNNING"' in out
+    assert '"code":"not_found"' in out, "the last call completes a task that doesn't exist"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
+async def test_the_calls_of_officeplane(client: Client) -> None:
+    out = await run("bash", "-e", "-c", block("sh", 2), URL=f"http://127.0.0.1:{client.port}")
 
     assert "detail" not in out
     assert '"maxRetries":3' in out
@@ -72,3 +83,19 @@ def test_every_code_and_metric_is_described() -> None:
 
     assert set(STATUSES) - {"internal"} <= described
     assert set(METRICS) <= described
+
+
+def test_every_route_is_listed_with_its_scope() -> None:
+    """All that read only are summed up in one line."""
+    lines = re.findall(r"^\| `?(\w+)`? \| [^|]*\| ([^|]*`[^|]*) \|$", PAGE, re.MULTILINE)
+    listed = {scope: set(re.findall(r"`([^`]+)`", routes)) for scope, routes in lines}
+    for operation in OPERATIONS:
+        scope = "none" if operation.scope is None else str(operation.scope)
+        path = operation.path.replace(":path", "")
+        if scope == "read" and operation.method == "GET" and path != "/metrics":
+            continue
+        if path.startswith("/v1/work/") and operation.method == "POST":
+            path = "/v1/work/…"
+        tail = re.search(r"/(?:steps/)?[^/]+$", path)
+        short = f"…{tail[0]}" if tail else path
+        assert {f"{operation.method} {path}", short} & listed[scope], operation.name

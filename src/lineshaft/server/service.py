@@ -51,9 +51,7 @@ class Service:
         self.turns = asyncio.Semaphore(max(1, max_connections // 2))
         #: Set when the server stops: long polls and streams end then.
         self.stopping = asyncio.Event()
-        self.long_polls = LongPolls(
-            self.engine, self.directory, turns=self.turns, stopping=self.stopping
-        )
+        self.long_polls = LongPolls(self.engine, self.directory, turns=self.turns, stopping=self.stopping)
         self._guard_watcher = GuardWatcher(self.engine.schedule, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
         self._resources = AsyncExitStack()

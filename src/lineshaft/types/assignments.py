@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, field
 
-from lineshaft.types.json import NULL, JsonStruct, decoded, raw
+from lineshaft.types.json import JsonStruct, decoded, null, raw
 from lineshaft.types.tasks import Task
 from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed
 
@@ -35,11 +35,11 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     children_json: Raw = field(name="children", default_factory=_empty)
     #: Whether the task was started before.
     resume: bool
-    checkpoint_json: Raw = field(name="checkpoint", default=NULL)
+    checkpoint_json: Raw = field(name="checkpoint", default_factory=null)
     #: Results of durable steps by name.
     steps_json: Raw = field(name="steps", default_factory=_empty)
     #: {"category", "error"} of the attempt before, if that failed.
-    last_error_json: Raw = field(name="last_error", default=NULL)
+    last_error_json: Raw = field(name="last_error", default_factory=null)
     #: Earlier attempts, in order.
     attempts: list[PastAttempt] = field(default_factory=list)
 
@@ -77,15 +77,10 @@ def assignments(
     token_of: Callable[[str, int], str] = lambda _id, _epoch: "",
 ) -> list[Assignment[ClaimedTask]]:
     """`token_of` makes the claim token of a task and an epoch."""
-    return [
-        _assignment(task, claim, token_of(task.id, task.epoch))
-        for task in claim.tasks
-    ]
+    return [_assignment(task, claim, token_of(task.id, task.epoch)) for task in claim.tasks]
 
 
-def _assignment(
-    task: ClaimedTask, claim: Claim, token: str
-) -> Assignment[ClaimedTask]:
+def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[ClaimedTask]:
     inputs = _inputs(task.spec, claim) if b'"context_refs"' in bytes(task.spec) else {}
     if not task.resume:
         return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)

@@ -22,7 +22,7 @@ routes = Routes()
 async def submit_dag(call: Call, body: NewDag) -> Answer:
     """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.
 
-    200 with `"duplicate": true` if the DAG's own idempotency key is in force already.
+    200 with `"duplicate": true` if a DAG with this idempotency key exists.
     """
     requests.check_tasks(body.tasks, keys=True)
     submitted = await call.service.engine.submission.submit_dag(
@@ -38,7 +38,7 @@ async def submit_dag(call: Call, body: NewDag) -> Answer:
         return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks, duplicate=True))
     dag_id = submitted.id
     if all(task.duplicate for task in submitted.tasks.values()):
-        # Each task stands for one that exists already, so no DAG was made: it is that of the first.
+        # All tasks existed before, so no DAG was created: return the DAG of the first task.
         dag_id = (await call.service.engine.read.task(next(iter(tasks.values())))).dag_id
     dag = await call.service.engine.read.dag(dag_id)
     return Answer(responses.SubmittedDag(dag, tasks, submitted.tasks), 201)
@@ -46,13 +46,13 @@ async def submit_dag(call: Call, body: NewDag) -> Answer:
 
 @routes.get("/v1/dags", Scope.READ, Page[Dag])
 async def list_dags(call: Call, query: requests.DagQuery) -> Answer:
-    """List DAGs, newest first; a standalone task's own is among them."""
+    """List DAGs, newest first, including those of standalone tasks."""
     return Answer(await call.service.engine.read.dags(query, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/dags/{id}", Scope.READ, Dag, codes=("not_found",))
 async def get_dag(call: Call) -> Answer:
-    """A DAG, as it is now."""
+    """Read a DAG."""
     return await _dag(call)
 
 
@@ -64,9 +64,9 @@ async def get_dag(call: Call) -> Answer:
     example={"add_budget_usd": 5},
 )
 async def change_dag(call: Call, body: requests.ChangeDag) -> Answer:
-    """Add to what a DAG may cost, or set it; a ceiling of null is none.
+    """Add to the budget of a DAG, or set it; null removes the limit.
 
-    What it can afford now is to be had at once.
+    Tasks that it can now afford can be claimed at once.
     """
     budgets, dag_id = call.service.engine.budgets, call.path["id"]
     if (body.add_budget_usd is None) == (body.budget_ceiling_usd is UNSET):
@@ -88,7 +88,7 @@ async def change_dag(call: Call, body: requests.ChangeDag) -> Answer:
     example={"reason": "the customer left"},
 )
 async def cancel_dag(call: Call, body: requests.CancelDag) -> Answer:
-    """Cancel whatever of a DAG has not ended, and what depends on it elsewhere."""
+    """Cancel all tasks of a DAG that have not ended, and tasks elsewhere that depend on them."""
     await call.service.engine.operations.cancel_dag(call.path["id"], body.reason)
     return await _dag(call)
 

@@ -1,4 +1,4 @@
-"""The event feed: page by page, or as it happens."""
+"""The event feed: in pages, or as a stream."""
 
 from functools import partial
 
@@ -20,11 +20,11 @@ routes = Routes()
 
 @routes.get("/v1/events", Scope.READ, EventPage, codes=(RateLimitedError.code, "cursor_expired"))
 async def list_events(call: Call, query: requests.EventQuery) -> Answer | Response:
-    """Everything that happened, in order; `after` absent is from the beginning.
+    """Read all events, in order; without `after` from the beginning.
 
-    `next_cursor` is always there, to go on from; a page may be short, even empty, while `caught_up` is false.
-    With `Accept: text/event-stream` it streams what happens, from `Last-Event-ID` or `after`, else from now.
-    No event is missed, doubled or out of order.
+    Continue from `next_cursor`, which is always present; a page may be short, even empty, while `caught_up`
+    is false. With `Accept: text/event-stream` it streams, from `Last-Event-ID` or `after`, else from now. No
+    event is missed, repeated or out of order.
     """
     reading = EventQuery(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
     if STREAM in call.headers.get("accept", ""):
@@ -39,11 +39,11 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
 
 @routes.get("/v1/tasks/{id}/events", Scope.READ, Page[Event], codes=("not_found", "cursor_expired"))
 async def list_task_events(call: Call, query: requests.Page) -> Answer:
-    """Everything that happened to a task, in order."""
+    """Read all events of a task, in order."""
     task_id = call.path["id"]
     page = await EventQuery(call.service.events, query.limit, task_id).after(query.cursor)
     if not page.items and query.cursor is None:
-        # Every task has a first event: unless it was dropped, there is no such task.
+        # Every task has a first event: unless retention dropped it, the task doesn't exist.
         await call.service.engine.read.task(task_id)
     more = None if page.caught_up else page.next_cursor
     return Answer(Page(page.items, more))

@@ -1,4 +1,4 @@
-"""What keeps agents from running into walls: breakers, locks, slow-downs, pauses."""
+"""Guards: breakers, locks, slowdowns, pauses."""
 
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests, responses
@@ -10,14 +10,14 @@ routes = Routes()
 
 @routes.get("/v1/breakers", Scope.READ, Page[Breaker])
 async def list_breakers(call: Call, query: requests.Page) -> Answer:
-    """Circuit breakers that ever counted a failure or were opened; any other is closed."""
+    """List circuit breakers that have counted a failure or were opened; all others are closed."""
     page = await call.service.engine.read.breakers(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
 @routes.post("/v1/breakers/{key:path}/open", Scope.OPERATE, Breaker)
 async def open_breaker(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
-    """Hand out nothing of this type, or `model:NAME`, until it is reset."""
+    """Stop claims of this type, or of `model:NAME`, until the breaker is reset."""
     await call.service.engine.breakers.open(call.path["key"])
     return await _breaker(call)
 
@@ -36,41 +36,41 @@ async def _breaker(call: Call) -> Answer:
 
 @routes.get("/v1/locks", Scope.READ, Page[Lock])
 async def list_locks(call: Call, query: requests.Page) -> Answer:
-    """Document locks that are held, and how many tasks want each."""
+    """List held document locks, and how many tasks wait for each."""
     page = await call.service.engine.read.locks(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
 @routes.delete("/v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def release_lock(call: Call) -> Answer:
-    """Take a lock from whoever holds it; the next waiter gets it."""
+    """Take a lock from its holder; the next waiter gets it."""
     await call.service.engine.locks.release(call.path["key"])
     return Answer(status=204)
 
 
 @routes.get("/v1/slowdowns", Scope.READ, Page[Slowdown])
 async def list_slowdowns(call: Call, query: requests.Page) -> Answer:
-    """Slow-downs after a rate limit that are in force."""
+    """List current slowdowns after rate limits."""
     page = await call.service.engine.read.slowdowns(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
 
 @routes.delete("/v1/slowdowns/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def end_slowdown(call: Call) -> Answer:
-    """End a slow-down at once: `model:NAME` or `*`."""
+    """End a slowdown at once: `model:NAME` or `*`."""
     await call.service.engine.slowdowns.end(call.path["key"])
     return Answer(status=204)
 
 
 @routes.post("/v1/pause", Scope.OPERATE, responses.Paused, example={"type": "research"})
 async def pause(call: Call, body: requests.Pause) -> Answer:
-    """Claim nothing of a type, or nothing at all; what runs goes on."""
+    """Stop claims of a type, or all claims. Running tasks continue."""
     await call.service.engine.operations.pause(body.type)
     return Answer(responses.Paused(body.type, paused=True))
 
 
 @routes.post("/v1/resume", Scope.OPERATE, responses.Paused, example={"type": "research"})
 async def resume(call: Call, body: requests.Pause) -> Answer:
-    """End a pause. One that was not there changes nothing."""
+    """End a pause. Without a pause, nothing changes."""
     await call.service.engine.operations.resume(body.type)
     return Answer(responses.Paused(body.type, paused=False))

@@ -1,4 +1,4 @@
-"""Whether the server is there, and whether it can do its work."""
+"""Liveness and readiness of the server."""
 
 from lineshaft import __version__
 from lineshaft.server.framework.routing import Answer, Routes
@@ -11,7 +11,7 @@ routes = Routes()
 
 @routes.get("/healthz", None, responses.Health)
 async def alive(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
-    """The process answers. Asks nothing of the database."""
+    """The process answers. Doesn't use the database."""
     return Answer(responses.Health("ok", __version__))
 
 

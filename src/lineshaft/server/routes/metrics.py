@@ -1,4 +1,4 @@
-"""`/metrics`, in Prometheus' text format, with exactly the names of document 004 §11.1."""
+"""`/metrics` in Prometheus' text format."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ Samples = Iterable[tuple[Mapping[str, str], Any]]
 
 @routes.get("/metrics", Scope.READ, {200: "text/plain"})
 async def metrics(call: Call) -> Response:
-    """Metrics for Prometheus. Totals are those of the whole database: every server tells the same."""
+    """Metrics for Prometheus. Totals are of the whole database: every server returns the same."""
     found = await call.service.metrics.read()
     return Response("".join(_lines(found)), media_type=MEDIA_TYPE)
 
@@ -55,13 +55,13 @@ def _lines(found: Metrics) -> Iterable[str]:
     yield from _metric(
         "tasks_dead_lettered_total",
         "counter",
-        "Tasks that failed for good.",
+        "Tasks that failed permanently.",
         [({}, totals.dead_lettered)],
     )
     yield from _metric(
         "task_cost_usd",
         "counter",
-        "What attempts have cost.",
+        "The cost of attempts.",
         (
             ({"type": type_, "agent": agent, "model": model}, value)
             for (type_, agent, model), value in totals.cost_usd.items()
@@ -73,7 +73,7 @@ def _lines(found: Metrics) -> Iterable[str]:
     yield from _metric(
         "budget_remaining_usd",
         "gauge",
-        "What an agent can still spend; one without a budget is not there.",
+        "What an agent can still spend; only agents with a budget.",
         (
             ({"agent": agent.id}, agent.budget_remaining_usd)
             for agent in agents
@@ -89,7 +89,7 @@ def _lines(found: Metrics) -> Iterable[str]:
     yield from _metric(
         "agent_heartbeat_misses_total",
         "counter",
-        "Tasks taken back because their heartbeats stayed away.",
+        "Tasks taken back because heartbeats were missing.",
         (({"agent_id": agent.id}, totals.heartbeats_missed[agent.id]) for agent in agents),
     )
     rates = ((agent.id, totals.success_rate(agent.id)) for agent in agents)
@@ -104,8 +104,8 @@ def _lines(found: Metrics) -> Iterable[str]:
 def _metric(name: str, kind: str, about: str, samples: Samples) -> Iterable[str]:
     yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
-        told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        yield f"{name}{{{told}}} {value}\n" if told else f"{name} {value}\n"
+        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{pairs}}} {value}\n" if pairs else f"{name} {value}\n"
 
 
 def _escaped(text: str) -> str:

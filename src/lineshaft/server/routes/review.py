@@ -1,4 +1,4 @@
-"""What waits for a person: dead letters and approvals."""
+"""Work that needs a person: dead letters, approvals, decision reports."""
 
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.server.framework.routing import Answer, Routes
@@ -22,14 +22,14 @@ routes = Routes()
 
 @routes.get("/v1/dead-letters", Scope.READ, Page[DeadLetter])
 async def list_dead_letters(call: Call, query: requests.LetterQuery) -> Answer:
-    """What failed for good, newest first."""
+    """List tasks that failed permanently, newest first."""
     letters = call.service.engine.dead_letters
     return Answer(await letters.find(query, limit=query.limit, cursor=query.cursor))
 
 
 @routes.get("/v1/dead-letters/groups", Scope.READ, Page[DeadLetterGroup])
 async def list_dead_letter_groups(call: Call, query: requests.GroupQuery) -> Answer:
-    """What nobody has looked at, by like error; the largest group first."""
+    """Group unreviewed dead letters by similar error; the largest group first."""
     groups = await call.service.engine.dead_letters.groups(
         types=query.type, categories=query.category, limit=query.limit
     )
@@ -38,7 +38,7 @@ async def list_dead_letter_groups(call: Call, query: requests.GroupQuery) -> Ans
 
 @routes.get("/v1/dead-letters/{id}", Scope.READ, DeadLetter, codes=("not_found",))
 async def get_dead_letter(call: Call) -> Answer:
-    """The last time that a task failed for good, with its whole history and what was decided since."""
+    """Read the last permanent failure of a task, with its history and decisions."""
     return Answer(await call.service.engine.dead_letters.get(call.path["id"]))
 
 
@@ -50,7 +50,7 @@ async def get_dead_letter(call: Call) -> Answer:
     example={"resolution": "retry", "reviewer": "ada", "note": "the site is back"},
 )
 async def resolve_dead_letter(call: Call, body: ResolutionRequest) -> Answer:
-    """Decide about a dead letter. Of two who decide at once one wins, and the other is told (409)."""
+    """Resolve a dead letter. Of two concurrent decisions the first wins; the other is 409."""
     await call.service.engine.dead_letters.resolve(call.path["id"], body)
     return Answer(await call.service.engine.read.task(call.path["id"]))
 
@@ -62,16 +62,16 @@ async def resolve_dead_letter(call: Call, body: ResolutionRequest) -> Answer:
     example={"filter": {"category": "timeout"}, "resolution": "retry", "reviewer": "ada", "note": "all back"},
 )
 async def resolve_dead_letters(call: Call, body: requests.ResolveMany) -> Answer:
-    """Decide about everything open that a filter finds, up to 1,000 at once.
+    """Resolve all open dead letters that match a filter, up to 1,000 at once.
 
-    One that can't be resolved keeps none of the others from it; `more` says that there are more than these.
+    One that can't be resolved doesn't affect the others; `more` is true if there are more than these.
     """
     return Answer(await call.service.engine.dead_letters.resolve_all(body.filter, body))
 
 
 @routes.get("/v1/reports", Scope.READ, Page[Report])
 async def search_reports(call: Call, query: requests.ReportQuery) -> Answer:
-    """ResolutionRequest reports with all of these words, newest first; a phrase stands in quotes."""
+    """Search decision reports for all of these words, newest first; quotes make a phrase."""
     page = await call.service.engine.reports.search(
         query.q, type_=query.type, dag_id=query.dag_id, limit=query.limit, cursor=query.cursor
     )
@@ -80,7 +80,7 @@ async def search_reports(call: Call, query: requests.ReportQuery) -> Answer:
 
 @routes.get("/v1/approvals", Scope.READ, Page[Approval])
 async def list_approvals(call: Call, query: requests.Page) -> Answer:
-    """Outputs that wait to be approved, and tasks that wait to be done by a person; the longest first."""
+    """List outputs that wait for approval and tasks that wait for a person; the longest waiting first."""
     page = await call.service.engine.approvals.waiting(limit=query.limit, cursor=query.cursor)
     return Answer(page)
 
@@ -93,7 +93,7 @@ async def list_approvals(call: Call, query: requests.Page) -> Answer:
     example={"approve": True, "reviewer": "ada", "note": "looks right"},
 )
 async def decide(call: Call, body: requests.Approve) -> Answer:
-    """Approve or refuse an output, or hand in the answer of a task that is a person's."""
+    """Approve or reject an output, or complete a task that a person does."""
     decision = ApprovalDecision(
         body.approve,
         body.reviewer,

@@ -1,4 +1,4 @@
-"""Figures about the whole queue."""
+"""Statistics of the whole queue."""
 
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.service import Call
@@ -9,7 +9,7 @@ routes = Routes()
 
 @routes.get("/v1/stats", Scope.READ, Stats)
 async def get_stats(call: Call) -> Answer:
-    """Queue depth by state and tier, the oldest READY task, throughput and spending.
+    """Read queue depth by state and tier, the oldest READY task, throughput and spending.
 
     Each figure says whether it is exact: with very many tasks it is estimated from a sample.
     """
