@@ -31,7 +31,7 @@ async def test_a_claim_hands_over_all_that_is_needed(world: World) -> None:
         "code",
         "A title",
     )
-    assert (decoded(task.spec), task.deadline, task.max_attempts) == ({"a": [1]}, deadline, 3)
+    assert (decoded(bytes(task.spec)), task.deadline, task.max_attempts) == ({"a": [1]}, deadline, 3)
     assert (task.claimed_at, task.lease_until, task.limit_at) == (now, now + timedelta(seconds=45), None)
     assert (task.reserved_usd, task.heartbeat_interval_sec, task.resume) == (Decimal("0.5"), 20.0, False)
     live = world.live(task_id)
