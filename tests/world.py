@@ -254,8 +254,8 @@ class World(Actions):
         self.clock.advance(timedelta(**delta).total_seconds())
 
 
-def decoded(value: bytes | None) -> Any:
-    return None if value is None else json.loads(value)
+def decoded(value: bytes | msgspec.Raw | None) -> Any:
+    return None if value is None else json.loads(bytes(value))
 
 
 def only(moved: Sequence[Moved]) -> Moved:

@@ -39,7 +39,11 @@ async def test_a_task_far_behind_in_the_queue(world: World, start: bool) -> None
 
     task = await claim(world, agent, wanted, start=start)
 
-    assert (task.id, task.status, bytes(task.spec)) == (wanted, "RUNNING" if start else "CLAIMED", b'{"n": 1}')
+    assert (task.id, task.status, bytes(task.spec)) == (
+        wanted,
+        "RUNNING" if start else "CLAIMED",
+        b'{"n": 1}',
+    )
     assert world.live(wanted)["reserved_usd"] == 2
     assert world.status(better) == "READY"
     assert world.kinds(wanted)[-1] == ("task.started" if start else "task.claimed")
