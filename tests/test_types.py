@@ -19,7 +19,6 @@ MOST_IN_COMMON = 0.6
 ALLOWED = {
     ("model.tasks.NewTask", "model.tasks.TaskRow"): "what a caller asks for, and what it comes to",
     ("model.retry.RetryPolicy", "model.tasks.RetrySpec"): "a whole policy, and a caller's part of one",
-    ("client.protocol.Started", "types.work.ClaimedTask"): "a claimed task over HTTP has its spec as JSON",
     ("types.tasks.Attempt", "types.work.PastAttempt"): "a handler gets a part of what callers read",
     ("engine.review.reviews.NewReview", "types.review.Review"): "before and after it is recorded",
     ("engine.guards.breakers._Row", "model.breaker.Breaker"): "a row, and the state that decisions need",
