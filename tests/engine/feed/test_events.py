@@ -205,7 +205,7 @@ async def test_filters_choose_events_and_leave_the_cursor_alone(
             ({"kinds": ["x"], "task_id": "t0"}, lambda e: e.kind == "x" and e.task_id == "t0"),
             ({"kinds": []}, lambda _: True),
             ({"kinds": ["none"]}, lambda _: False),
-            ({"task_id": "nobody"}, lambda _: False),
+            ({"task_id": "unknown"}, lambda _: False),
         ):
             found, end = await read_all(events, start, limits=[1, 2, 3, 5], **wanted)
             expected = [event for event in everything if fits(event)]
@@ -311,7 +311,7 @@ async def test_many_transactions_in_progress(
 class Traffic:
     """Writers whose transactions see each other's, commit out of order, roll back, and use savepoints.
 
-    Each moves one or two of a few cells, and its events tell the version it made and those it saw.
+    Each moves one or two of a few cells, and its events have the version it made and those it saw.
     """
 
     cells = 4
@@ -370,14 +370,14 @@ class Traffic:
 def assert_causes_come_first(found: Iterable[Event]) -> None:
     shown: dict[str, int] = {}
     for event in found:
-        told = event.data or {}
-        if told and not event.kind.endswith(".more"):
-            assert told["version"] == shown.get(told["cell"], 0) + 1, (
+        data = event.data or {}
+        if data and not event.kind.endswith(".more"):
+            assert data["version"] == shown.get(data["cell"], 0) + 1, (
                 f"{event.kind}: a version was passed over"
             )
             own = event.kind.rsplit(".", 1)[0]
-            shown[told["cell"]] = told["version"]
-            for cell, version in told["saw"].items():
+            shown[data["cell"]] = data["version"]
+            for cell, version in data["saw"].items():
                 assert version <= shown.get(cell, 0), f"{own} saw {version} of {cell} before it was shown"
 
 

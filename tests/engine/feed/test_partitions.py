@@ -188,7 +188,7 @@ async def test_a_transaction_that_reads_for_long_postpones_and_blocks_nobody(
         reader.execute("SELECT FROM lineshaft.event")
 
         ensured, _ = await asyncio.gather(
-            partitions.ensure_partitions(0), asyncio.to_thread(write, connection, "meanwhile")
+            partitions.ensure_partitions(0), asyncio.to_thread(write, connection, "in the meantime")
         )
         assert ensured == Ensured(postponed=("event_202602",))
         reader.commit()

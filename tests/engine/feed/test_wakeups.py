@@ -53,7 +53,7 @@ async def heard_so_far(wakeups: Wakeups, connection: psycopg.Connection) -> None
     with wakeups.waiter([SENTINEL]) as sentinel:
         notify(connection, str(SENTINEL))
         assert await sentinel.wait(LONG)
-        sentinel._woken_by.clear()  # nobody else wants it
+        sentinel._woken_by.clear()  # no other waiter wants it
 
 
 async def test_a_waiter_hears_of_its_lane(wakeups: Wakeups, connection: psycopg.Connection) -> None:
@@ -146,7 +146,7 @@ async def test_a_full_claim_passes_its_wake_up_on(idle: Wakeups) -> None:
     assert await tasks[1]
     waiters[1].pass_on(2)
     assert await tasks[2]
-    # Nobody waits: the next one who does is woken.
+    # Without a waiter: the next one is woken.
     waiters[2].pass_on()
     assert await waiters[0].wait(LONG)
     assert await waiters[1].wait(0) is False
@@ -268,7 +268,7 @@ async def test_what_arrives_during_a_probe_is_heard(dsn: str, connection: psycop
 
 
 class Proxy:
-    """Passes bytes between clients and the server, until it is told to swallow those of its clients."""
+    """Passes bytes between clients and the server, until it swallows those of its clients."""
 
     def __init__(self, target: str) -> None:
         self._target = target

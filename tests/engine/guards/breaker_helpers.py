@@ -29,7 +29,7 @@ async def state(world: World, key: str = "code") -> tuple[str, int]:
     return ("none", 0) if found is None else (found.state, found.failures)
 
 
-def told(world: World) -> list[str]:
+def event_kinds(world: World) -> list[str]:
     return [
         row["kind"]
         for row in world.rows(

@@ -6,7 +6,7 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Failure
-from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, opened, probing, state, told
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, event_kinds, opened, probing, state
 from tests.world import World, ref, spawn_children
 
 
@@ -29,7 +29,7 @@ async def test_the_pause_must_be_over(world: World) -> None:
 
 
 async def test_one_probe_is_handed_out(world: World) -> None:
-    """R-181, R-180: halfOpenAt and the probe are recorded; nothing else of the type is to be had."""
+    """R-181, R-180: halfOpenAt and the probe are recorded; no other task of the type is claimable."""
     agent, other = await world.agent(), await world.agent()
     await opened(world, agent)
     await world.submit(*(NewTask("code") for _ in range(3)))
@@ -44,12 +44,12 @@ async def test_one_probe_is_handed_out(world: World) -> None:
         probe.id,
         world.clock.now(),
     )
-    assert told(world)[-1] == "breaker.half_open"
+    assert event_kinds(world)[-1] == "breaker.half_open"
     assert await world.claim(other, 3) == []
 
 
 async def test_looking_hands_out_nothing(world: World) -> None:
-    """F-1: a breaker that is only looked at, or that nobody can probe, stays as it is."""
+    """F-1: a breaker that is only read, or that no agent can probe, stays as it is."""
     agent = await world.agent()
     await opened(world, agent)
     task_id = await world.one(required_capabilities=["rust"])
@@ -75,7 +75,7 @@ async def test_success_closes_it_and_work_goes_on(world: World) -> None:
     found = await breaker(world)
     assert found is not None
     assert (found.state, found.failures, found.opened_at, found.half_open_at) == ("closed", 0, None, None)
-    assert told(world)[-1] == "breaker.closed"
+    assert event_kinds(world)[-1] == "breaker.closed"
     assert len(await world.claim(agent, 2)) == 2
 
 
@@ -98,13 +98,15 @@ async def test_a_failed_probe_opens_it_again(world: World, how: str) -> None:
     found = await breaker(world)
     assert found is not None
     assert (found.state, found.probe_task_id, found.opened_at) == ("open", None, world.clock.now())
-    assert told(world)[-2:] == ["breaker.opened", "alert"]
+    assert event_kinds(world)[-2:] == ["breaker.opened", "alert"]
     world.age(seconds=61)
     await world.engine.maintenance.promote_due(10)
     assert len(await world.claim(await world.agent())) == 1
 
 
-@pytest.mark.parametrize("how", ["cancelled", "released", "snoozed", "rate limited", "waits", "too dear"])
+@pytest.mark.parametrize(
+    "how", ["cancelled", "released", "snoozed", "rate limited", "waits", "too expensive"]
+)
 async def test_a_probe_that_tells_nothing_frees_its_place(world: World, how: str) -> None:
     """F-2: the breaker stays half-open, and the next claim takes another."""
     agent = await world.agent(models_available=("m",))
@@ -188,7 +190,7 @@ async def test_a_named_task_may_be_the_probe(world: World) -> None:
 
 
 async def test_a_probe_that_is_gone_is_noticed(world: World) -> None:
-    """F-1: whatever happened, a half-open breaker is not stuck for ever."""
+    """F-1: whatever happens, a half-open breaker is not stuck forever."""
     agent = await world.agent()
     probe = await probing(world, agent)
     await world.release(probe)
@@ -230,7 +232,7 @@ async def test_models_without_configuration_are_not_counted(world: World) -> Non
 
 
 async def test_one_task_probes_its_type_and_its_model(world: World) -> None:
-    """Each would wait for the other for ever."""
+    """Each would wait for the other forever."""
     agent = await world.agent(models_available=("x",))
     await opened(world, agent)
     assert (await state(world, "model:x"))[0] == "open"

@@ -10,7 +10,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Breaker
 from lineshaft.types.work import ClaimRef, Failure
-from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, opened, probing, state, told
+from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, event_kinds, opened, probing, state
 from tests.world import World, cost, ref
 
 
@@ -27,12 +27,12 @@ async def test_it_opens_at_the_threshold_with_an_alert(world: World) -> None:
 
     await world.fail(first)
     assert await state(world) == ("closed", 1)
-    assert told(world) == []
+    assert event_kinds(world) == []
     await world.fail(second)
 
     found = await breaker(world)
     assert found == Breaker("code", "open", 2, world.clock.now(), world.clock.now(), None, None, False)
-    assert told(world) == ["breaker.opened", "alert"]
+    assert event_kinds(world) == ["breaker.opened", "alert"]
     data = world.row("SELECT data FROM lineshaft.event WHERE 'alert' = ANY (kinds)")["data"]
     assert data == {"key": "code", "failures": 2, "message": "Circuit breaker OPEN for code"}
     assert await world.claim(agent) == []
@@ -48,7 +48,7 @@ async def test_many_failures_of_one_call_count_each(world: World) -> None:
     await world.engine.work.fail([Failure(ref(task), "it broke") for task in tasks])
 
     assert await state(world, "tough") == ("open", 4)
-    assert told(world) == ["breaker.opened", "alert"]
+    assert event_kinds(world) == ["breaker.opened", "alert"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_any_success_starts_the_count_again(world: World) -> None:
         await world.complete(second)
         assert await state(world) == ("closed", 0)
 
-    assert told(world) == []
+    assert event_kinds(world) == []
 
 
 async def test_a_success_writes_only_what_there_is_to_reset(world: World) -> None:
@@ -199,7 +199,7 @@ async def test_opened_by_hand_it_stays_open_until_reset(world: World) -> None:
     assert await world.claim(agent) == []
     await world.engine.breakers.reset("code")
     await world.engine.breakers.reset("code")
-    assert told(world) == ["breaker.opened", "alert", "breaker.closed"]
+    assert event_kinds(world) == ["breaker.opened", "alert", "breaker.closed"]
     assert len(await world.claim(agent)) == 1
 
 

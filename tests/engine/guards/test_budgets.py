@@ -1,4 +1,4 @@
-"""Money beyond a claim: ceilings, the day, what nobody can afford, how fast it goes (R-230 to R-238)."""
+"""Budgets: DAGs, the day, unaffordable tasks, cost velocity (R-230 to R-238)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -178,7 +178,7 @@ async def test_topping_up_an_agent_wakes_who_waits(world: World) -> None:
     assert len(await world.claim(agent)) == 1
 
 
-# What nobody can afford.
+# Unaffordable tasks.
 
 
 async def test_what_its_dag_cant_pay_is_told_once(world: World) -> None:
@@ -212,10 +212,10 @@ async def test_what_waits_for_reservations_is_not_told(world: World) -> None:
 
 
 async def test_what_is_beyond_every_agents_means_is_told_once(world: World) -> None:
-    """R-236: only of those who could do it; and not if nobody could anyway."""
+    """R-236: only of capable agents; and not if no agent is capable."""
     poor = await world.agent(budget_usd=1)
     await world.agent(budget_usd=100, types=("other",))
-    (dear, *_) = await world.submit(
+    (expensive, *_) = await world.submit(
         NewTask("code", max_cost_usd=2),
         NewTask("code", max_cost_usd=1),
         NewTask("code"),
@@ -223,12 +223,12 @@ async def test_what_is_beyond_every_agents_means_is_told_once(world: World) -> N
     )
 
     assert [await world.engine.budgets.tell_blocked(10) for _ in range(2)] == [1, 0]
-    assert blocked(world) == [(dear, "agent")]
+    assert blocked(world) == [(expensive, "agent")]
     await world.engine.fleet.patch(poor.id, add_budget_usd=1)
-    task = next(task for task in await world.claim(poor) if task.id == dear)
+    task = next(task for task in await world.claim(poor) if task.id == expensive)
     await world.release(task)
     await world.complete(await world.take(poor, types=["code"]), spent="2")
-    assert world.status(dear) == "COMPLETED"
+    assert world.status(expensive) == "COMPLETED"
 
 
 async def test_telling_is_bounded(world: World) -> None:
@@ -262,7 +262,7 @@ async def test_whoever_waits_knows_when_a_new_day_brings_money(
 async def test_the_day_has_a_ceiling_for_all(
     dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """R-237: what is reserved counts, whoever has it; the rest comes back when it is settled."""
+    """R-237: reservations of all agents count; the rest is returned when they are settled."""
     async with ruled(dsn, connection, clock, DAILY) as world:
         ann, bob = await world.agent("ann"), await world.agent("bob")
         await world.submit(*(NewTask("code", max_cost_usd=4) for _ in range(5)))
@@ -318,7 +318,7 @@ async def test_what_was_claimed_yesterday_is_paid_today(
 async def test_costs_without_a_maximum_count_too(
     dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """R-233: nothing is reserved for them, and nothing is to be had once the day is overdrawn."""
+    """R-233: nothing is reserved for them, and none is claimable once the day is overdrawn."""
     async with ruled(dsn, connection, clock, DAILY) as world:
         agent = await world.agent()
         await world.submit(*(NewTask("code") for _ in range(3)))

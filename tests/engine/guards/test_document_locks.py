@@ -1,4 +1,4 @@
-"""R-200…R-209: one holder a document, whoever claims, ends or expires."""
+"""R-200…R-209: one holder per document, whichever task is claimed, ends or expires."""
 
 import asyncio
 from datetime import timedelta
@@ -20,7 +20,7 @@ async def waiting(world: World) -> None:
 
 
 async def test_one_holder_a_document(world: World) -> None:
-    """R-059, R-200..R-205, R-208, U9: the others wait READY, keep their place, and nobody else waits."""
+    """R-059, R-200..R-205, R-208, U9: the others wait READY and keep their place; no other task waits."""
     agent = await world.agent()
     ids = await world.submit(
         *(NewTask("edit", lock_key="doc:1", priority=n) for n in range(3)),
@@ -162,7 +162,7 @@ async def test_a_batch_owns_its_documents_lock(world: World) -> None:
 
 @pytest.mark.parametrize("limit", [1, 10])
 async def test_a_batchs_next_child_is_never_kept_waiting_by_a_rival(world: World, limit: int) -> None:
-    """R-196: whoever looks first, and whichever is better."""
+    """R-196: whichever claims first, and whichever has the better rank."""
     agent = await world.agent()
     await world.one("batch", lock_key="doc:1", children=[NewTask("one"), NewTask("two"), NewTask("three")])
     await world.complete(await world.take(agent, types=["one"]))
@@ -212,7 +212,7 @@ async def test_a_batch_of_several_documents_holds_only_its_own(world: World) -> 
 
 
 async def test_a_task_that_its_dag_can_not_afford_takes_no_lock(world: World) -> None:
-    """R-057, R-206: otherwise its document would be locked by a task that nobody works on."""
+    """R-057, R-206: otherwise its document would be locked by a task that is not running."""
     agent = await world.agent()
     dag = await world.dag(NewTask("edit", key="a", lock_key="doc:1", max_cost_usd=2), ceiling=1)
     other = await world.one("edit", lock_key="doc:1", priority=90)
@@ -233,13 +233,13 @@ async def test_a_lock_got_for_nothing_is_given_back(dsn: str, world: World) -> N
 
     assert world.lock("doc:1") is None
     assert world.live(dag.tasks["a"].id)["parked"] == "dag_budget"
-    # The money that nobody has spent is taken back, and who waits for it let go: tables must be consistent.
+    # Unspent money is returned, and its waiters are released: tables must be consistent.
     world.connection.execute("UPDATE lineshaft.dag SET spent_usd = 0")
     world.connection.execute("UPDATE lineshaft.task_live SET parked = NULL")
 
 
 async def test_a_ready_head_that_goes_away_leaves_its_place_to_the_next(world: World) -> None:
-    """R-204: the lock is free, so whoever waits for it must be seen again."""
+    """R-204: the lock is free, so its waiters must be claimable again."""
     agent = await world.agent()
     ids = await world.submit(*(NewTask("edit", lock_key="doc:1", priority=n) for n in range(4)))
     upstream = await world.one("upstream", priority=99)
@@ -267,7 +267,7 @@ async def test_ten_thousand_tasks_on_one_document_hide_nothing(world: World) -> 
 
 
 async def test_a_step_of_a_batch_waits_for_one_that_needs_its_document(world: World) -> None:
-    """The batch's lock is free meanwhile, and is had again when the step goes on."""
+    """The batch's lock is free in the meantime, and is taken again when the step continues."""
     await world.agent("ann", max_concurrent_tasks=10)
     steps = [NewTask("step", lock_key="doc"), NewTask("step", lock_key="doc")]
     await world.engine.submission.submit([NewTask("batch", lock_key="doc", children=steps)])

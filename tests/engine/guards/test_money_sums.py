@@ -230,7 +230,7 @@ class Money(RuleBasedStateMachine):
 
     @rule()
     def tomorrow(self) -> None:
-        """Whoever holds something falls silent overnight."""
+        """All agents that hold tasks stop heartbeats overnight."""
         self.clock.advance(86_400)
         self.runner.run(self.engine.maintenance.reap(100))
         for name in list(self.held):

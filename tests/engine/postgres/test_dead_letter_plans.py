@@ -1,4 +1,4 @@
-"""Lists of dead letters walk in order and stop; named ones are looked up. On tables nobody has analysed."""
+"""Lists of dead letters walk in order and stop; ids are looked up. On tables without statistics."""
 
 from typing import Any
 

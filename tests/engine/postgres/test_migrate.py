@@ -1,4 +1,4 @@
-"""Migrations: in order, once, all or nothing, whoever starts them and however they end."""
+"""Migrations: in order, once, all or nothing, with concurrent processes and after interruptions."""
 
 import multiprocessing
 import os

@@ -124,7 +124,7 @@ def generic_plan(connection: psycopg.Connection, stem: str, name: str, values: d
 
 @pytest.mark.parametrize("tables", ["empty", "huge", "analysed"])
 def test_hot_statements_use_their_indexes(connection: psycopg.Connection, tables: str) -> None:
-    """R-246: on empty tables, on a hundred thousand rows nobody has analysed, and on analysed ones."""
+    """R-246: on empty tables, on a hundred thousand rows without statistics, and with statistics."""
     if tables != "empty":
         connection.execute("SET synchronous_commit = off")
         connection.execute(FILL.encode())
@@ -184,7 +184,7 @@ def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("stem", HOT)
 def test_a_plan_made_on_empty_tables_does_no_harm_later(connection: psycopg.Connection, stem: str) -> None:
-    """It is made once a connection: what is cheap on a fresh database must not be a scan for ever after."""
+    """It is made once per connection: a plan that is cheap on a fresh database must not stay a scan."""
     for name in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}"):
         if name in MAY_SCAN:
             continue

@@ -72,7 +72,7 @@ async def test_events_metrics_and_generations_go_on(
 
 
 async def test_readers_begin_anew(world: World, dsn: str, connection: psycopg.Connection) -> None:
-    """Their places mean nothing here: they are told so, and destinations of notifications start from now."""
+    """Their cursors have no meaning here: they expire, and destinations of notifications start from now."""
     events = Events(world.engine.database)
     await complete_one(world)
     (now,) = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone() or ("",)

@@ -33,7 +33,7 @@ def table(world: World, name: str) -> list[tuple[Any, ...]]:
 
 
 def everything(world: World) -> dict[str, Any]:
-    """Also what is no part of a task."""
+    """Including values that are not part of a task."""
     others = ("agent", "breaker", "slowdown", "pause", "token", "event", "lane", "review")
     return world.everything() | {name: table(world, name) for name in others}
 
@@ -109,7 +109,7 @@ TEXTS: dict[str, Call] = {
     "a breaker to open": lambda world, text: world.engine.breakers.open(text),
     "a breaker to reset": lambda world, text: world.engine.breakers.reset(text),
     "a model to slow down": lambda world, text: world.engine.slowdowns.slow_down(f"model:{text}", 1),
-    "a slow-down to end": lambda world, text: world.engine.slowdowns.end(text),
+    "a slowdown to end": lambda world, text: world.engine.slowdowns.end(text),
     "a lock to release": lambda world, text: world.engine.locks.release(text),
     "a dead letter": lambda world, text: world.engine.dead_letters.resolve(text, decided()),
     "a reviewer": lambda world, text: world.engine.dead_letters.resolve("x", decided(reviewer=text)),
@@ -155,7 +155,7 @@ async def test_texts_that_can_not_be_stored(world: World, text: str) -> None:
         with pytest.raises(LineshaftError) as caught:
             await call(world, text)
         assert isinstance(caught.value, InvalidInputError | NotFoundError), name
-        str(caught.value).encode()  # whoever prints it or sends it on must be able to
+        str(caught.value).encode()  # it must be printable and serialisable
         assert everything(world) == before, name
 
 

@@ -30,7 +30,7 @@ async def counted(tally: Tally, slices: int | None = 1) -> int:
 
 
 async def test_a_long_history_is_counted_in_slices(engine: Engine, connection: psycopg.Connection) -> None:
-    """Nobody has asked for a year: one statement over all of it would be cut off, every time."""
+    """No scrape for a year: one statement over all events would time out every time."""
     tally = Tally(engine.database, most=2)
     for _ in range(5):
         die(connection)

@@ -170,7 +170,7 @@ async def test_models_that_are_held_back(world: World, factory: Factory, clock: 
     assert await reasons(world.engine, task_id) == {}
 
 
-# What holds it back whoever asks.
+# Reasons that are independent of the agent.
 
 
 async def test_pauses_breakers_and_slowdowns(world: World, factory: Factory, clock: MovableClock) -> None:
@@ -351,7 +351,7 @@ COSTS = [0.4, 1, 2]
 def would_be_claimed(
     connection: psycopg.Connection, clock: MovableClock, task_id: str, agent: AgentInfo
 ) -> bool:
-    """Whether a claim of this agent gets the task when it is its turn: nothing else is there to be had."""
+    """Whether a claim of this agent gets the task in its turn: there are no other claimable tasks."""
     with connection.transaction(force_rollback=True):
         connection.execute(
             "UPDATE lineshaft.task_live SET status = 'PENDING', parked = NULL, due_at = now()"

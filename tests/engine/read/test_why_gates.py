@@ -1,4 +1,4 @@
-"""Why a task isn't done though its output was handed in, and what waits for a person."""
+"""Why a task with an output has not ended, and what waits for a person."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ async def test_a_process_that_died_while_it_looked(world: World) -> None:
 
 
 async def test_a_task_that_only_a_person_can_do(world: World) -> None:
-    """Nobody has to register an agent for it; one that could do it changes the answer."""
+    """No agent has to be registered for it; a capable one changes the answer."""
     task_id = await world.one(required_capabilities=["human"])
     ann = await world.agent()
 

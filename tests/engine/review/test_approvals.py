@@ -62,7 +62,7 @@ async def test_both_kinds_are_listed_the_longest_first(world: World) -> None:
     ]
     assert [item.schema for item in page.items] == [FORM, {"ask": "Is it nice?"}, None]
     assert page.items[0].since == since
-    assert page.items[1].task.output.data == {"draft": 1}, "whoever decides sees what about"
+    assert page.items[1].task.output.data == {"draft": 1}, "the reviewer sees the output"
     assert page.next_cursor is None
 
 
@@ -117,7 +117,7 @@ async def test_an_approved_output_completes_its_task(world: World) -> None:
 
 
 async def test_a_refused_output_is_a_failed_attempt(world: World) -> None:
-    """R-098: the next attempt is told what the person said."""
+    """R-098: the next attempt gets the person's reasons."""
     task_id = await at_the_gate(world)
 
     assert await world.engine.approvals.decide(task_id, no(note="too long")) is Status.RETRYING
@@ -189,7 +189,7 @@ async def test_a_person_answers_a_task(world: World) -> None:
 
 
 async def test_a_form_that_was_filled_in_wrongly_is_handed_back(world: World) -> None:
-    """No attempt fails: the person is told, and tries again."""
+    """No attempt fails: the person gets an error, and tries again."""
     task_id = await for_a_person(
         world, output=OutputContract(validation="json-schema", validation_schema=FORM)
     )
@@ -236,7 +236,7 @@ async def test_four_eyes(world: World) -> None:
 
 
 async def test_an_agent_that_stands_for_a_person_may_claim_it_as_well(world: World) -> None:
-    """R-057: by its capability; while it holds it, nobody else is asked."""
+    """R-057: by its capability; while it holds the task, no person is asked."""
     task_id = await for_a_person(world)
     assert await world.claim(await world.agent()) == []
     person = await world.agent(capabilities=["human"])
@@ -262,7 +262,7 @@ async def test_a_revived_task_waits_for_a_person_again(world: World) -> None:
 
 
 async def test_there_is_nothing_to_decide(world: World) -> None:
-    """Told what it is, and nothing changes."""
+    """The error says what it is, and nothing changes."""
     agent = await world.agent()
     plain = await world.one("plain")
     blocked = await for_a_person(world, depends_on=[plain])

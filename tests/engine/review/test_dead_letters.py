@@ -21,7 +21,7 @@ def decision(resolution: str, **fields: object) -> ResolutionRequest:
 
 
 async def dead(world: World, type_: str = "code", error: str = "it broke", **fields: object) -> str:
-    """A task that failed for good at its first attempt."""
+    """A task that failed permanently at its first attempt."""
     task_id = await world.one(type_, max_attempts=1, **fields)
     task = await world.take(types=[type_])
     assert (task.id, await world.fail(task, error)) == (task_id, Status.DEAD_LETTERED)
@@ -79,9 +79,9 @@ async def test_each_retry_is_told_with_its_number_and_delay(world: World) -> Non
     query = (
         "SELECT data FROM lineshaft.events WHERE task_id = %s AND kind = 'task.retry_scheduled' ORDER BY seq"
     )
-    told = [row["data"] for row in world.rows(query, task_id)]
+    failures = [row["data"] for row in world.rows(query, task_id)]
 
-    assert [(data["attempt"], data["delay_sec"]) for data in told] == [(1, 10), (2, 20)]
+    assert [(data["attempt"], data["delay_sec"]) for data in failures] == [(1, 10), (2, 20)]
 
 
 async def test_a_poison_pill_skips_the_attempts_that_are_left(world: World) -> None:
@@ -221,7 +221,7 @@ async def test_each_time_a_task_dies_is_an_entry_of_its_own(world: World) -> Non
 
 
 async def test_a_batch_can_die_more_than_once(world: World) -> None:
-    """R-193: nobody ever claims it, so its epoch tells its deaths not apart."""
+    """R-193: a batch is never claimed, so its epoch is always the same."""
     agent = await world.agent()
     batch = await world.one("batch", children=[NewTask("one", max_attempts=1)])
     for _ in range(2):

@@ -30,7 +30,7 @@ def transactions(world: World) -> list[int]:
 
 
 async def test_many_at_once(world: World) -> None:
-    """R-132: each for itself; what can't be resolved is told and stays, the rest is done."""
+    """R-132: each separately; one that can't be resolved is reported and stays."""
     good = [await dead(world, error="timeout") for _ in range(3)]
     stuck = await dead(world, error="timeout", idempotency_key="k")
     await world.one(idempotency_key="k")
@@ -87,7 +87,7 @@ async def test_many_at_once_counts_what_came_along(world: World) -> None:
 async def test_hundreds_take_a_few_transactions(
     world: World, resolution: str, status: str, kinds: list[str]
 ) -> None:
-    """R-132: bounded ones, so that nobody waits long for their locks; each letter is told about."""
+    """R-132: bounded transactions, so that locks are short; each dead letter has its event."""
     names = await dead_ones(world, MANY)
 
     result = await world.engine.dead_letters.resolve_all(DeadLetterFilter(), decision(resolution))
@@ -96,12 +96,12 @@ async def test_hundreds_take_a_few_transactions(
     assert transactions(world) == [100, 100, 30]
     states = world.rows("SELECT status::text, count(*) AS n FROM lineshaft.tasks GROUP BY 1")
     assert states == [{"status": status, "n": MANY}]
-    told = world.rows(
+    events = world.rows(
         "SELECT task_id, array_agg(kind ORDER BY seq, n) AS kinds FROM lineshaft.events"
         " WHERE data ->> 'resolution' = %s OR kind = 'task.ready' AND epoch > 0 GROUP BY task_id",
         resolution,
     )
-    assert [row["kinds"] for row in told] == [kinds] * MANY
+    assert [row["kinds"] for row in events] == [kinds] * MANY
 
 
 async def test_one_that_cant_be_resolved_is_found_among_many(world: World) -> None:
@@ -120,7 +120,7 @@ async def test_one_that_cant_be_resolved_is_found_among_many(world: World) -> No
 
 
 async def test_two_that_had_one_key(world: World) -> None:
-    """The newest gets it; the other one is told so."""
+    """The newest gets it; the other one is reported."""
     old = await dead(world, idempotency_key="k")
     new = await dead(world, idempotency_key="k")
 
@@ -149,7 +149,7 @@ async def test_a_new_spec_for_many(world: World) -> None:
 
 
 async def test_many_batches_and_what_comes_along(world: World) -> None:
-    """Children are told whose decision they came along with."""
+    """Events of children name the batch that was decided about."""
     agent = await world.agent()
     parents = await world.submit(
         *(NewTask("batch", children=[NewTask("one", max_attempts=1), NewTask("two")]) for _ in range(2))

@@ -21,7 +21,7 @@ from tests.engine.review.test_dead_letters import dead, decision, ids
 from tests.world import World, cost, decoded
 
 
-def told(world: World, task_id: str, kind: str = "task.resolved") -> Any:
+def event_data(world: World, task_id: str, kind: str = "task.resolved") -> Any:
     query = "SELECT data FROM lineshaft.events WHERE task_id = %s AND kind = %s ORDER BY seq DESC LIMIT 1"
     return world.row(query, task_id, kind)["data"]
 
@@ -39,7 +39,7 @@ async def test_retry(world: World) -> None:
     assert world.live(task_id)["attempts"] == 0
     assert len(letter.failure_history) == 1
     assert world.kinds(task_id)[-2:] == ["task.resolved", "task.ready"]
-    assert told(world, task_id) == {
+    assert event_data(world, task_id) == {
         "resolution": "retry",
         "reviewer": "ann",
         "note": "the API is back",
@@ -95,7 +95,7 @@ async def test_modify_and_retry(world: World) -> None:
     (review,) = letter.reviews
     assert review.spec_before == {"prompt": "a", "depth": 3}
     assert review.spec_change == [{"path": "/prompt", "from": "a", "to": "b"}]
-    assert told(world, task_id)["changed"] == ["/prompt"]
+    assert event_data(world, task_id)["changed"] == ["/prompt"]
     assert decoded((await world.take()).spec) == {"prompt": "b", "depth": 3}
 
 
@@ -253,7 +253,7 @@ async def test_escalate_leaves_it_for_somebody_else(world: World) -> None:
 
     assert (letter.status, letter.reviewed, letter.resolution) == ("DEAD_LETTERED", True, "escalate")
     assert world.kinds(task_id)[-2:] == ["task.resolved", "alert"]
-    assert told(world, task_id, "alert")["alert"] == "HUMAN_REVIEW_NEEDED"
+    assert event_data(world, task_id, "alert")["alert"] == "HUMAN_REVIEW_NEEDED"
     with pytest.raises(AlreadyReviewedError, match="ann decided escalate"):
         await world.engine.dead_letters.resolve(task_id, decision("escalate", reviewer="bob"))
     final = await world.engine.dead_letters.resolve(task_id, decision("retry", reviewer="bob"))
@@ -288,7 +288,7 @@ async def test_a_revived_dag_goes_on_where_it_stopped(world: World) -> None:
 
 
 async def test_what_is_decided_is_decided(world: World) -> None:
-    """R-132: whoever comes second is told what the first one decided."""
+    """R-132: the second reviewer gets the decision of the first."""
     task_id = await dead(world)
     await world.engine.dead_letters.resolve(task_id, decision("cancel"))
     before = world.everything()
@@ -351,4 +351,4 @@ async def test_the_diff_of_a_large_spec_is_in_the_table_not_in_the_event(world: 
     letter = await world.engine.dead_letters.resolve(task_id, decision("modify_and_retry", spec=new))
 
     assert len(letter.reviews[0].spec_change) == 100
-    assert len(msgspec.json.encode(told(world, task_id))) < 1_000
+    assert len(msgspec.json.encode(event_data(world, task_id))) < 1_000

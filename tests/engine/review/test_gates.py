@@ -1,4 +1,4 @@
-"""Outputs on their way through the gates: handed in, checked at once, accepted, refused."""
+"""Outputs at gates: submitted, checked at once, accepted, rejected."""
 
 from decimal import Decimal
 from typing import Any
@@ -49,7 +49,7 @@ async def test_an_output_that_passes_completes_its_task_at_once(world: World) ->
 
 
 async def test_an_output_that_is_refused_fails_its_attempt(world: World) -> None:
-    """R-033, R-098, R-100: `invalid_output`, with the reasons, which the next attempt is told."""
+    """R-033, R-098, R-100: `invalid_output`, with the reasons, which the next attempt gets."""
     agent = await world.agent(budget_usd=5)
     task_id = await world.one(output=URL, max_cost_usd=1, retry=RetrySpec(strategy="immediate"))
     task = await world.take(agent)
@@ -106,7 +106,7 @@ async def test_after_two_refused_outputs_the_fallback_models_take_over(world: Wo
 
 
 async def test_gates_are_passed_in_order_until_one_refuses(world: World) -> None:
-    """R-095: several gates; behind a refusal nobody is asked."""
+    """R-095: several gates; after a rejection no other gate runs."""
     agent = await world.agent()
     listed = [
         Gate("json-schema", {"type": "string"}),
@@ -246,7 +246,7 @@ async def test_the_report_comes_before_all_gates(world: World) -> None:
 
 
 async def test_a_report_that_is_a_book_is_refused(world: World) -> None:
-    """It could not be searched; also where nobody asked for one."""
+    """It could not be searched, even if the task requires none."""
     agent = await world.agent()
     await world.one()
     task = await world.take(agent)

@@ -1,4 +1,4 @@
-"""Outputs that wait for gates which run elsewhere: they hold nothing, and whoever runs a gate may die."""
+"""Outputs that wait for gates which run elsewhere: they hold nothing, and a validator may die."""
 
 from decimal import Decimal
 from typing import Any
@@ -172,7 +172,7 @@ async def test_a_check_of_ones_own_that_breaks_is_left_to_a_validator(world: Wor
 
 
 async def test_what_one_validator_has_no_other_gets_until_its_lease_is_over(world: World) -> None:
-    """A runner that dies is run again, and that is no failed attempt."""
+    """A validator that dies is replaced, and the attempt doesn't fail."""
     world.engine.checks.register("slow", slow)
     agent = await world.agent()
     task_id = await world.one(output=gates(Gate("slow")))
@@ -192,7 +192,7 @@ async def test_what_one_validator_has_no_other_gets_until_its_lease_is_over(worl
     assert await gate_keeping.renew([first], lease_sec=60) == set()
     assert not await gate_keeping.postpone(first, "too late", delay_sec=1)
     assert world.live(task_id)["attempts"] == 0
-    # It is the same output, so whoever comes first counts.
+    # It is the same output, so the first verdict counts.
     assert (await gate_keeping.settle(first, Verdict(passed=True))).status is Status.COMPLETED
     assert (await gate_keeping.settle(second, rejected("no"))).status is Status.COMPLETED
     assert world.kinds(task_id).count("task.completed") == 1

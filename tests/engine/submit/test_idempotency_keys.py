@@ -30,7 +30,7 @@ async def test_a_known_key_gives_the_existing_task(world: World) -> None:
 
 @pytest.mark.parametrize("fillers", [0, 60], ids=["insert", "copy"])
 async def test_a_key_twice_in_one_call(world: World, fillers: int) -> None:
-    """U8: the second stands for the first, or for whatever task has the key already."""
+    """U8: the second is the first, or the task that owns the key already."""
     submit = world.engine.submission.submit
     twice = [
         NewTask("code", idempotency_key="k", spec={"n": 1}),

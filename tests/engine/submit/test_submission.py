@@ -351,7 +351,7 @@ async def test_a_dependent_for_later_waits_for_both(world: World) -> None:
 
 
 async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) -> None:
-    """R-008: inside one call tasks are known by key only; also where the key stands for an existing task."""
+    """R-008: inside one call tasks are known by key only, even if the key belongs to an existing task."""
     agent = await world.agent()
     known = await world.one("known", idempotency_key="known")
     await world.complete(await world.take(agent), "old")

@@ -21,7 +21,7 @@ def array_literal(values: Sequence[object]) -> str:
     if kinds == {int}:
         return "{" + ",".join(map(str, values)) + "}"
     if kinds == {str}:
-        # Ids, mostly, in which nothing needs an escape: one look at all of them tells.
+        # Mostly ids, which need no escapes: one check for all of them.
         joined = '","'.join(cast("Sequence[str]", values))
         if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
             return '{"' + joined + '"}'
