@@ -147,7 +147,7 @@ async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(
         "deadlines missed": 0,
         "locks expired": 0,
         "probes freed": 0,
-        "tasks nobody can afford": 0,
+        "unaffordable tasks": 0,
         "money alerts": 0,
     }
     assert statuses(connection) == {"failing": "RETRYING", "later": "PENDING"}

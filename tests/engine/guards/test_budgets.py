@@ -188,14 +188,14 @@ async def test_what_its_dag_cant_pay_is_told_once(world: World) -> None:
     assert await world.claim(agent, types=["code"]) == []
     promoter = Promoter(world.engine.maintenance)
 
-    counts = [(await promoter.run_once())["tasks nobody can afford"] for _ in range(3)]
+    counts = [(await promoter.run_once())["unaffordable tasks"] for _ in range(3)]
 
     assert counts == [1, 0, 0]
     assert blocked(world) == [(dag.tasks["a"].id, "dag")]
     await world.engine.budgets.set_dag_budget(dag.id, 5)
     await world.engine.budgets.set_dag_budget(dag.id, 1)
     assert await world.claim(agent, types=["code"]) == []
-    assert await world.engine.budgets.tell_blocked(10) == 1
+    assert await world.engine.budgets.report_unaffordable(10) == 1
 
 
 async def test_what_waits_for_reservations_is_not_told(world: World) -> None:
@@ -205,10 +205,10 @@ async def test_what_waits_for_reservations_is_not_told(world: World) -> None:
     task = await world.take(agent)
     assert await world.claim(agent) == []
 
-    assert await world.engine.budgets.tell_blocked(10) == 0
+    assert await world.engine.budgets.report_unaffordable(10) == 0
     await world.complete(task, spent="2")
     assert await world.claim(agent) == []
-    assert await world.engine.budgets.tell_blocked(10) == 1
+    assert await world.engine.budgets.report_unaffordable(10) == 1
 
 
 async def test_what_is_beyond_every_agents_means_is_told_once(world: World) -> None:
@@ -222,7 +222,7 @@ async def test_what_is_beyond_every_agents_means_is_told_once(world: World) -> N
         NewTask("code", max_cost_usd=2, required_capabilities=["rust"]),
     )
 
-    assert [await world.engine.budgets.tell_blocked(10) for _ in range(2)] == [1, 0]
+    assert [await world.engine.budgets.report_unaffordable(10) for _ in range(2)] == [1, 0]
     assert blocked(world) == [(expensive, "agent")]
     await world.engine.fleet.patch(poor.id, add_budget_usd=1)
     task = next(task for task in await world.claim(poor) if task.id == expensive)
@@ -235,7 +235,7 @@ async def test_telling_is_bounded(world: World) -> None:
     await world.agent(budget_usd=1)
     await world.submit(*(NewTask("code", max_cost_usd=2) for _ in range(5)))
 
-    assert [await world.engine.budgets.tell_blocked(3) for _ in range(2)] == [3, 0]
+    assert [await world.engine.budgets.report_unaffordable(3) for _ in range(2)] == [3, 0]
 
 
 # The day.

@@ -266,7 +266,7 @@ class Claims:
             found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
             for task in found.tasks:
                 keys = probing & {task.type, f"{MODEL}{task.model}"}
-                if not await self._breakers.hand_out(connection, task.id, keys):
+                if not await self._breakers.start_probe(connection, task.id, keys):
                     raise _ProbeTakenError
         return found
 

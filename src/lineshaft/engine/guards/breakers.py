@@ -1,15 +1,15 @@
-"""Circuit breakers (R-180 to R-188): `model/breaker.py` decides, this locks, writes and tells.
+"""Circuit breakers: `model/breaker.py` decides, this module locks, writes and logs events.
 
-A breaker is the last row that a transaction locks, so nobody who waits for one holds what its owner wants.
+A breaker is the last row that a transaction locks: a transaction that waits for one can't block its owner.
 
-**Success costs nothing while all goes well.** `complete_tasks` tells of each task which breakers have
-something to reset or wait for it as their probe; mostly there is none, and nothing is done.
+**Success is free as long as nothing fails.** `complete_tasks` returns for each task the breakers that have
+failures to reset or that wait for it as their probe; usually there are none.
 
-**One probe.** Only a claim hands out a probe, in one transaction with the task: it tries an advisory lock,
-claims the task, and then moves the breaker, whose row has the last word. Whoever is second is rolled back.
+**One probe.** Only a claim starts a probe, in one transaction with the task: it tries an advisory lock,
+claims the task, and then updates the breaker, whose row decides. A second claim is rolled back.
 
-**No probe is lost.** Whatever ends a claim passes through here: success and failures that count decide, all
-else frees the probe's place (`free_probes`, sent by store/changes.py).
+**No probe is lost.** Every end of a claim passes through here: success and failures that count decide, all
+others free the probe (`free_probes`, sent by store/changes.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import msgspec
-from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.errors import InvalidInputError
 from lineshaft.model import breaker as model
 from lineshaft.model.breaker import Breaker, BreakerChange, BreakerConfig, BreakerPolicy, BreakerState
@@ -30,10 +30,12 @@ MODEL = "model:"
 MAX_KEY = 500
 DEFAULT_POLICY = BreakerPolicy()
 
+_SQL = catalog.load(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One that speaks against its type, and its model."""
+    """A failed attempt that counts against its type, and its model."""
 
     task_id: str
     type: str
@@ -66,7 +68,7 @@ class _Row:
         )
 
     def config(self, policy: BreakerPolicy) -> BreakerConfig:
-        """As configured, but with the pause that was in force when it opened: others may have opened it."""
+        """As configured, but with the pause of the node that opened it: its configuration may differ."""
         config = policy.config_for(self.key)
         if self.probe_at is None or self.opened_at is None:
             return config
@@ -80,19 +82,18 @@ class Breakers:
     def __init__(self, database: Database, policy: BreakerPolicy = DEFAULT_POLICY) -> None:
         self._database = database
         self._policy = policy
-        self._sql = catalog.load(__name__)
 
-    # As part of the transaction that ends a claim, after everything else.
+    # In the transaction that ends a claim, after everything else.
 
     async def failed(self, connection: Connection, attempts: Sequence[FailedAttempt]) -> None:
-        """Count failed attempts of the kinds that speak against their type (F-4)."""
+        """Count failed attempts of the categories that count."""
         by_key: dict[str, list[FailedAttempt]] = {}
         for attempt in attempts:
             for key in self._keys(attempt):
                 by_key.setdefault(key, []).append(attempt)
         if not by_key:
             return
-        await connection.execute(self._sql["make_breakers"], {"keys": list(by_key)})
+        await connection.execute(_SQL["make_breakers"], {"keys": list(by_key)})
 
         def decide(row: _Row) -> list[BreakerChange]:
             changes = []
@@ -113,14 +114,14 @@ class Breakers:
         await self._move(connection, by_key, decide)
 
     def _keys(self, attempt: FailedAttempt) -> list[str]:
-        """Its type; its model too, if that has a breaker in the configuration."""
+        """Its type; also its model, if that has a breaker in the configuration."""
         keys = [attempt.type]
         if attempt.model is not None and MODEL + attempt.model in self._policy.overrides:
             keys.append(MODEL + attempt.model)
         return keys
 
     async def succeeded(self, connection: Connection, tasks: Iterable[tuple[str, Collection[str]]]) -> None:
-        """`tasks` are ids, each with the breakers that have something to hear of its success."""
+        """`tasks` are ids, each with the breakers that its success concerns."""
         ids_by_key: dict[str, list[str]] = {}
         for task_id, keys in tasks:
             for key in keys:
@@ -138,28 +139,28 @@ class Breakers:
 
         await self._move(connection, ids_by_key, decide)
 
-    async def hand_out(self, connection: Connection, task_id: str, keys: Collection[str]) -> bool:
+    async def start_probe(self, connection: Connection, task_id: str, keys: Collection[str]) -> bool:
         """Make a task that was just claimed the probe of these breakers; False: one of them has another."""
-        refused = []
+        denied = []
 
         def decide(row: _Row) -> list[BreakerChange]:
             config = row.config(self._policy)
             if model.admission(row.breaker, config, row.now) is not model.Admission.PROBE:
-                refused.append(row.key)
+                denied.append(row.key)
                 return []
             return [model.hand_out_probe(row.breaker, config, task_id=task_id, now=row.now)]
 
         await self._move(connection, keys, decide)
-        return not refused
+        return not denied
 
-    # By hand (R-187).
+    # Manual changes.
 
     async def open(self, key: str) -> None:
-        """Hand out nothing of this type, or model:NAME, until it is reset."""
+        """Stop claims of this type, or model:NAME, until it is reset."""
         _check_key(key)
 
         async def work(connection: Connection) -> None:
-            await connection.execute(self._sql["make_breakers"], {"keys": [key]})
+            await connection.execute(_SQL["make_breakers"], {"keys": [key]})
             await self._move(
                 connection, [key], lambda row: [model.force_open(row.breaker, key=key, now=row.now)]
             )
@@ -167,7 +168,7 @@ class Breakers:
         await self._database.run(work)
 
     async def reset(self, key: str) -> None:
-        """Closed, with no failures; one that never failed stays so."""
+        """Close it and clear its failures."""
         _check_key(key)
 
         async def work(connection: Connection) -> None:
@@ -177,14 +178,12 @@ class Breakers:
 
     async def free_lost_probes(self) -> int:
         async with self._database.connection() as connection:
-            cursor = await connection.execute(self._sql["free_lost_probes"])
-            return len(await cursor.fetchall())
+            return len(await fetch_column(connection, _SQL["free_lost_probes"], {}))
 
     async def _move(self, connection: Connection, keys: Collection[str], decide: Decide) -> None:
-        """Lock breakers, decide about each, write those that changed and tell what happened to them."""
-        async with connection.cursor(row_factory=class_row(_Row)) as cursor:
-            await cursor.execute(self._sql["lock_breakers"], {**self._database.now, "keys": sorted(keys)})
-            rows = await cursor.fetchall()
+        """Lock breakers, decide about each, write the changed ones and log events."""
+        parameters = {**self._database.now, "keys": sorted(keys)}
+        rows = await fetch_rows(connection, _Row, _SQL["lock_breakers"], parameters)
         written = []
         for row in rows:
             changes = decide(row)
@@ -193,17 +192,17 @@ class Breakers:
         if not written:
             return
         arrays = dict(zip(_COLUMNS, map(list, zip(*written, strict=True)), strict=True))
-        await connection.execute(self._sql["write_breakers"], {**self._database.now, **arrays})
+        await connection.execute(_SQL["write_breakers"], {**self._database.now, **arrays})
 
     def _columns(self, row: _Row, changes: Sequence[BreakerChange]) -> tuple[object, ...]:
         breaker = changes[-1].breaker
         kinds = [str(change.event) for change in changes if change.event is not None]
-        told: dict[str, object] = {"key": row.key, "failures": breaker.failures}
+        data: dict[str, object] = {"key": row.key, "failures": breaker.failures}
         if breaker.probe_task_id is not None:
-            told["probe_task_id"] = breaker.probe_task_id
+            data["probe_task_id"] = breaker.probe_task_id
         if alerts := [change.alert for change in changes if change.alert is not None]:
             kinds.append("alert")
-            told["message"] = alerts[-1]
+            data["message"] = alerts[-1]
         return (
             row.key,
             breaker.state,
@@ -215,7 +214,7 @@ class Breakers:
             breaker.probe_task_id,
             breaker.forced,
             "{" + ",".join(kinds) + "}" if kinds else None,
-            msgspec.json.encode(told).decode() if kinds else None,
+            msgspec.json.encode(data).decode() if kinds else None,
         )
 
     def _probe_at(self, row: _Row, breaker: Breaker) -> datetime | None:

@@ -1,11 +1,9 @@
--- Circuit breakers. model/breaker.py decides, these read and write. Used by store/breakers.py.
-
 -- name: make_breakers
 -- A breaker has a row from its first failure on.
 INSERT INTO lineshaft.breaker (key) SELECT unnest(%(keys)s::text[]) ORDER BY 1 ON CONFLICT (key) DO NOTHING
 
 -- name: lock_breakers
--- The last rows that a transaction locks, in one order.
+-- The last rows that a transaction locks, always in this order.
 SELECT coalesce(%(now)s::timestamptz, now()) AS now, key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_at,
     probe_task_id, forced
 FROM lineshaft.breaker
@@ -14,8 +12,7 @@ ORDER BY key
 FOR NO KEY UPDATE
 
 -- name: write_breakers
--- What was decided about rows that lock_breakers holds, and what is to be told of it. Whoever waits for work looks again when a breaker
--- has closed.
+-- Writes rows that lock_breakers holds, with their events. Waiters look for work again when a breaker has closed.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -41,7 +38,7 @@ logged AS (
 SELECT pg_notify('lineshaft', '*') FROM input WHERE kinds LIKE '%%breaker.closed%%' HAVING count(*) > 0
 
 -- name: free_lost_probes
--- Probes that nobody works on. There should be none: a half-open breaker whose probe is gone would never close (F-1).
+-- Probes whose task is not running. There should be none: a half-open breaker without its probe would never close.
 WITH lost AS MATERIALIZED (
     SELECT breaker.key
     FROM lineshaft.breaker
@@ -59,4 +56,4 @@ freed AS (
 woken AS (
     SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0
 )
-SELECT freed.key, (SELECT count(*) FROM woken) FROM freed
+SELECT freed.key, (SELECT count(*) FROM woken) AS notified FROM freed

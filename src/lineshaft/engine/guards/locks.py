@@ -2,15 +2,17 @@
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_column
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import NotFoundError
 from lineshaft.model.storable import is_storable
+
+_SQL = catalog.load(__name__)
 
 
 class Locks:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load(__name__)
 
     async def release(self, key: str) -> None:
         """Take a document lock away from its holder; the next waiter gets it."""
@@ -19,8 +21,8 @@ class Locks:
             raise unknown
 
         async def work(connection: Connection) -> None:
-            cursor = await connection.execute(self._sql["delete_lock"], {**self._database.now, "key": key})
-            if await cursor.fetchone() is None:
+            parameters = {**self._database.now, "key": key}
+            if not await fetch_column(connection, _SQL["delete_lock"], parameters):
                 raise unknown
             await unpark_lock_waiters(connection, [key])
 

@@ -1,4 +1,4 @@
-"""What the operator has decided about guards: thresholds of breakers, and how much money may go."""
+"""The operator's settings for guards: thresholds of breakers, and limits on spending."""
 
 import logging
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Rules:
 
 
 def read_breakers(path: Path) -> BreakerPolicy:
-    """The thresholds in a circuit-breakers file; defaults, and one warning, for what is unusable (R-182)."""
+    """The thresholds in a circuit-breakers file; for invalid ones the defaults, with one warning."""
     try:
         document = msgspec.yaml.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Slow-downs after a rate limit (R-214, R-218): claims leave a model, a provider or everything alone.
+"""Slowdowns after a rate limit: claims avoid a model, a provider or everything.
 
-The latest signal decides, even when it is the shorter one. Agents hear of it with claims and heartbeats.
+The latest signal decides, even if it is the shorter one. Agents get it with claims and heartbeats.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from datetime import datetime
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 from lineshaft.engine.transition.changes import wake_all
 from lineshaft.errors import NotFoundError
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
@@ -19,10 +20,12 @@ MAX_KEY = 500
 EVERYONE = "*"
 _PREFIXES = ("model:", "provider:")
 
+_SQL = catalog.load(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimited:
-    """A task met a rate limit: whoever uses the same model shall slow down."""
+    """A task met a rate limit: claims avoid its model."""
 
     agent_id: str | None
     model: str | None
@@ -33,39 +36,35 @@ class RateLimited:
 class Slowdowns:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sql = catalog.load(__name__)
 
     async def signal_slowdowns(self, connection: Connection, limits: Sequence[RateLimited]) -> None:
-        """As part of the transaction that records the rate limits."""
-        told = [limit for limit in limits if limit.slowdown_sec > 0]
-        if not told:
+        """In the transaction that records the rate limits."""
+        signals = [limit for limit in limits if limit.slowdown_sec > 0]
+        if not signals:
             return
         await connection.execute(
-            self._sql["signal_slowdowns"],
+            _SQL["signal_slowdowns"],
             {
                 **self._database.now,
-                "agent_ids": [limit.agent_id for limit in told],
-                "models": [limit.model for limit in told],
-                "waits": [limit.slowdown_sec for limit in told],
-                "reasons": [limit.reason[:MAX_REASON] for limit in told],
+                "agent_ids": [limit.agent_id for limit in signals],
+                "models": [limit.model for limit in signals],
+                "waits": [limit.slowdown_sec for limit in signals],
+                "reasons": [limit.reason[:MAX_REASON] for limit in signals],
             },
         )
 
     async def slow_down(self, key: str, wait_sec: float, reason: str | None = None) -> datetime | None:
-        """Broadcast a slow-down of `model:NAME`, of all models `NAME/…` (`provider:NAME`), or of all (`*`).
+        """Slow down `model:NAME`, all models `NAME/…` (`provider:NAME`), or everything (`*`).
 
-        Gives when it is over; None: a newer signal is in force.
+        Returns the end of the slowdown; None: a newer signal is in force.
         """
         faults = {"key": _key_fault(key), "wait_sec": number_fault(wait_sec, 0, LONGEST_DELAY_SEC)}
         raise_faults(faults)
-        told = None if reason is None else replace_unstorable(reason[:MAX_REASON])
+        stored = None if reason is None else replace_unstorable(reason[:MAX_REASON])
+        parameters = {**self._database.now, "key": key, "wait": wait_sec, "reason": stored}
         async with self._database.connection() as connection:
-            cursor = await connection.execute(
-                self._sql["broadcast_slowdown"],
-                {**self._database.now, "key": key, "wait": wait_sec, "reason": told},
-            )
-            row = await cursor.fetchone()
-        return None if row is None else row[0]
+            until: datetime | None = await fetch_value(connection, _SQL["broadcast_slowdown"], parameters)
+        return until
 
     async def end(self, key: str) -> None:
         """End a slowdown that is in force; agents look for work again at once."""
@@ -74,8 +73,8 @@ class Slowdowns:
             raise unknown
 
         async def work(connection: Connection) -> None:
-            cursor = await connection.execute(self._sql["end_slowdown"], {**self._database.now, "key": key})
-            if await cursor.fetchone() is None:
+            parameters = {**self._database.now, "key": key}
+            if not await fetch_column(connection, _SQL["end_slowdown"], parameters):
                 raise unknown
             await wake_all(connection)
 
