@@ -24,6 +24,7 @@ from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Moved
 from tests.checks.judge_server import judge_server
+from tests.gate_verdicts import gated_attempts
 from tests.invariants import check_invariants
 from tests.processes import gone
 from tests.proxy import proxied
@@ -93,7 +94,7 @@ async def test_a_judge_decides_and_its_cost_is_charged(
 
             assert (await validator(engine).run_once())["rejected"] == 1
 
-            (attempt,) = await engine.gates.verdicts(task.id)
+            (attempt,) = await gated_attempts(engine, task.id)
             (verdict,) = attempt.verdicts
             assert (verdict.score, verdict.model, verdict.cost_usd) == (0.4, "gpt-4o-mini", 0.05)
             assert verdict.reasons == ["the judge's score is 0.4, below 0.7", "too dry"]
@@ -116,7 +117,7 @@ async def test_an_unreachable_judge_is_asked_again_later(
                 clock.advance(pause - 1)
                 assert "without a verdict" not in await validator(engine).run_once()
                 clock.advance(2)
-            (attempt,) = await engine.gates.verdicts(task.id)
+            (attempt,) = await gated_attempts(engine, task.id)
             assert (attempt.waits_for, attempt.runs) == ("llm-judge", 5)
             assert "HTTP 503" in (attempt.last_error or "")
             alerts = connection.execute(

@@ -15,6 +15,7 @@ from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimE
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import ApprovalDecision, NewAgent
 from lineshaft.types.work import ClaimedTask, Completion, Failure, Moved
+from tests.gate_verdicts import gated_attempts
 from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
 from tests.world import ref, without_gates
 
@@ -80,7 +81,7 @@ async def test_two_people_decide_at_once(engines: tuple[Engine, Engine], dsn: st
     refusals = [answer for answer in found if isinstance(answer, InvalidTransitionError)]
     assert len(refusals) == 1
     assert "look at it again" in str(refusals[0])
-    verdicts = (await one.gates.verdicts(task.id))[0].verdicts
+    verdicts = (await gated_attempts(one, task.id))[0].verdicts
     assert len(verdicts) == 1
 
 
@@ -145,7 +146,7 @@ async def test_two_verdicts_on_one_output(
 
     assert all(isinstance(moved, Moved) for moved in found)
     assert len(ends(connection, task.id)) == 1
-    assert len((await one.gates.verdicts(task.id))[0].verdicts) == 1
+    assert len((await gated_attempts(one, task.id))[0].verdicts) == 1
     # Both are told where it is now.
     assert {moved.status for moved in found if moved.status} == {status(connection, task.id)}
 

@@ -10,6 +10,7 @@ from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFound
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import Approval, ApprovalDecision, Page
+from tests.gate_verdicts import gated_attempts
 from tests.world import World, ref, release_claims
 
 REPORT = {"why": "asked for", "what": "a page", "tradeoffs": "none worth naming"}
@@ -109,7 +110,7 @@ async def test_an_approved_output_completes_its_task(world: World) -> None:
     assert await world.engine.approvals.decide(task_id, yes(note="fine")) is Status.COMPLETED
 
     assert world.end(task_id)["output"] == {"draft": 1}
-    (attempt,) = await world.engine.gates.verdicts(task_id)
+    (attempt,) = await gated_attempts(world.engine, task_id)
     (verdict,) = attempt.verdicts
     assert (verdict.method, verdict.passed, verdict.by, verdict.reasons) == ("human", True, "ann", ["fine"])
     assert verdict.at == world.clock.now()
@@ -134,7 +135,7 @@ async def test_behind_the_person_other_gates_may_stand(world: World) -> None:
     assert await world.engine.approvals.decide(task_id, yes()) is Status.VALIDATING
     assert await world.engine.approvals.decide(task_id, yes(reviewer="bob")) is Status.COMPLETED
 
-    (attempt,) = await world.engine.gates.verdicts(task_id)
+    (attempt,) = await gated_attempts(world.engine, task_id)
     assert [(v.method, v.by) for v in attempt.verdicts] == [
         ("human", "ann"),
         ("regex", None),
@@ -146,7 +147,7 @@ async def test_a_reviewer_doesnt_write_the_output(world: World) -> None:
     task_id = await at_the_gate(world)
     before = world.everything()
 
-    with pytest.raises(InvalidInputError, match="data: is the output of an agent"):
+    with pytest.raises(InvalidInputError, match="data: must be omitted"):
         await world.engine.approvals.decide(task_id, yes(data=b"1"))
 
     assert world.everything() == before

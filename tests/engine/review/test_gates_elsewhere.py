@@ -9,6 +9,7 @@ from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, RetrySpec
 from tests.engine.review.gate_helpers import ZERO, gates, hand_in, slow, taken
+from tests.gate_verdicts import gated_attempts
 from tests.world import World
 
 
@@ -69,7 +70,7 @@ async def test_a_verdict_moves_it_on(world: World) -> None:
         9,
     )
     assert world.status(dag.tasks["b"].id) == "READY"
-    (attempt,) = await world.engine.gates.verdicts(task.id)
+    (attempt,) = await gated_attempts(world.engine, task.id)
     assert [(v.gate, v.method, v.passed) for v in attempt.verdicts] == [
         (0, "slow", True),
         (1, "regex", True),
@@ -121,7 +122,7 @@ async def test_what_a_gate_costs_is_booked(world: World, passes: bool) -> None:
     assert world.end(task.id)["cost_usd"] == total
     assert (world.agent_row(agent)["spent_usd"], world.dag_row(dag.id)["spent_usd"]) == (total, total)
     assert world.attempts(task.id)[0]["cost_usd"] == total
-    (attempt,) = await world.engine.gates.verdicts(task.id)
+    (attempt,) = await gated_attempts(world.engine, task.id)
     (verdict,) = attempt.verdicts
     assert (verdict.score, verdict.model, verdict.reasons) == (0.5, "gpt-x", ["meh"])
     assert verdict.cost_usd == 0.0200004

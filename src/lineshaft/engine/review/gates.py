@@ -1,30 +1,30 @@
-"""The way of an output through its task's gates, from the moment it is handed in.
+"""Gates: an output passes all gates of its task before the task completes.
 
-It is stored first, with its attempt, and only then looked at. Checks that answer at once run in the process
-that completes the task, while its agent still holds it. At the first gate that runs elsewhere the agent is
-let go: slot, money, lock and lease are given back, and the output waits for a validator (duties/validator.py)
-or for a person (store/approvals.py). Past the last gate the task completes as any other does; an output that
-is refused is a failed attempt, with the gate's reasons as its error.
+An output is stored first, with its attempt, and then checked. Instant checks run in the process that
+completes the task, while its agent still holds it. At the first gate that runs elsewhere the agent is
+released: its slot, money, lock and lease are returned, and the output waits for a validator
+(duties/validator.py) or for a person (approvals.py). After the last gate the task completes like any other; a
+rejected output is a failed attempt, with the gate's reasons as its error.
 
-Whoever has a verdict says which gate it is for. It counts only while the output stands at that gate: of two
-that come at once, by validators, by people, against a cancellation or the reaper, the first one moves it.
+A verdict names its gate, and counts only while the output is at that gate: of concurrent verdicts,
+cancellations and expired leases, the first one wins.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
-from psycopg.rows import class_row
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.complete import Acceptance
 from lineshaft.engine.transition.transitions import Transitions
@@ -41,15 +41,17 @@ _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 MAX_GATE_ERROR = 2_000
 
+_SQL = catalog.load(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class GatedOutput:
-    """An output that stands at one of its gates."""
+    """An output at one of its gates."""
 
     id: str
     epoch: int
     gate_no: int
-    #: The method that it waits for elsewhere; None: its agent still holds it.
+    #: The method of the gate that it waits for; None: its agent still holds it.
     gate: str | None
     type: str
     title: str
@@ -57,7 +59,7 @@ class GatedOutput:
     gates: bytes | None
     require_decision_report: bool
     output: bytes
-    #: How often validators have begun with this gate.
+    #: How often validators have started this gate.
     gate_runs: int = 0
 
     @property
@@ -78,45 +80,45 @@ class GatedOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one gate said."""
+class GateVerdict:
+    """The verdict of one gate of a task."""
 
     gate_no: int
     method: str
     verdict: Verdict
-    #: Who, if it was a person.
+    #: The reviewer, if it was a person.
     by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """How far an output has come: from which gate, what was said on the way, and where it stands now."""
+class GateProgress:
+    """The way of an output from one gate to another, with the verdicts on the way."""
 
     claim: ClaimRef
     origin: int
-    said: tuple[Said, ...]
+    verdicts: tuple[GateVerdict, ...]
     gate_no: int
-    #: What it waits for now; None: nothing any more.
+    #: The method of the gate that it waits for now; None: it passed the last gate, or was rejected.
     waits_for: str | None
-    #: Of the failure, if it was refused.
+    #: Of the failure, if it was rejected.
     category: str = FailureCategory.INVALID_OUTPUT
-    #: What was handed in, to be told if the verdict comes too late.
+    #: The output, for the answer to a verdict that comes too late.
     data: bytes | None = None
 
     @property
-    def refusal(self) -> Said | None:
-        return self.said[-1] if self.said and not self.said[-1].verdict.passed else None
+    def rejection(self) -> GateVerdict | None:
+        return self.verdicts[-1] if self.verdicts and not self.verdicts[-1].verdict.passed else None
 
     @property
     def cost_usd(self) -> Decimal:
-        return sum((money(one.verdict.cost_usd or 0) for one in self.said), NOTHING)
+        return sum((money(one.verdict.cost_usd or 0) for one in self.verdicts), NOTHING)
 
     @property
     def error(self) -> str:
-        refusal = self.refusal
-        assert refusal is not None  # noqa: S101 - asked only of what was refused
-        reasons = "; ".join(refusal.verdict.reasons) or "refused without a reason"
-        return reasons if refusal.method == decision_report.METHOD else f"{refusal.method}: {reasons}"
+        rejection = self.rejection
+        assert rejection is not None  # noqa: S101 - only rejected outputs have an error
+        reasons = "; ".join(rejection.verdict.reasons) or "rejected without a reason"
+        return reasons if rejection.method == decision_report.METHOD else f"{rejection.method}: {reasons}"
 
 
 class Gates:
@@ -124,23 +126,22 @@ class Gates:
         self._database = transitions.database
         self._locks = transitions.locks
         self._acceptance = acceptance
-        self._sql = catalog.load(__name__)
         self.checks = checks
 
-    # When an output is handed in.
+    # A new output.
 
     async def begin(self, connection: Connection, ids: Sequence[str]) -> None:
-        """Outputs that were just handed in: let go of those whose first gate runs elsewhere, at once."""
+        """Release the agents of new outputs whose first gate runs elsewhere."""
         locked = await self._locks.lock(connection, ids)
         waiting = []
         for task in locked.values():
             gates = _GATES.decode(task.gates) if task.gates else ()
             if gates and not task.require_decision_report and not self.checks.is_instant(gates[0].method):
-                waiting.append((task, Step(ClaimRef(task.id, task.epoch), 0, (), 0, gates[0].method)))
+                waiting.append((task, GateProgress(ClaimRef(task.id, task.epoch), 0, (), 0, gates[0].method)))
         await self._record(connection, waiting)
 
     async def check(self, claims: Sequence[ClaimRef]) -> dict[str, Moved]:
-        """Run the checks that answer at once on what these claims handed in, and move it on."""
+        """Run instant checks on the outputs of these claims, and move the outputs to their next gate."""
         wanted = set(claims)
         outputs = [
             output
@@ -149,65 +150,55 @@ class Gates:
         ]
         if not outputs:
             return {}
-        # Large outputs take a while, in which the event loop has better things to do.
-        steps = await asyncio.to_thread(lambda: [self.go_on(output) for output in outputs])
+        # In a thread: checks of large outputs would block the event loop.
+        steps = await asyncio.to_thread(lambda: [self.proceed(output) for output in outputs])
         return {moved.id: moved for moved in await self.advance(steps)}
 
     async def read(self, ids: Sequence[str]) -> list[GatedOutput]:
-        async with (
-            self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(GatedOutput)) as cursor,
-        ):
-            await cursor.execute(self._sql["read_handed_in"], {"ids": list(ids)})
-            return await cursor.fetchall()
+        async with self._database.connection() as connection:
+            return await fetch_rows(connection, GatedOutput, _SQL["read_in_validation"], {"ids": list(ids)})
 
-    def go_on(self, output: GatedOutput, said: Said | None = None) -> Step:
-        """From the gate where it stands, or from what that one said, as far as checks answer at once."""
+    def proceed(self, output: GatedOutput, verdict: GateVerdict | None = None) -> GateProgress:
+        """From its gate, or with the verdict of that gate, through all instant checks that follow."""
         gates, candidate = output.all_gates, output.candidate
-        spoken = [] if said is None else [said]
-        if said is None and output.gate is None and output.gate_no == 0 and output.require_decision_report:
-            spoken.append(Said(0, decision_report.METHOD, decision_report.check(None, candidate)))
-        number = output.gate_no if said is None else said.gate_no + 1
+        verdicts = [] if verdict is None else [verdict]
+        if verdict is None and output.gate is None and output.gate_no == 0 and output.require_decision_report:
+            report = decision_report.check(None, candidate)
+            verdicts.append(GateVerdict(0, decision_report.METHOD, report))
+        number = output.gate_no if verdict is None else verdict.gate_no + 1
         waits_for = None
-        while number < len(gates) and all(one.verdict.passed for one in spoken):
+        while number < len(gates) and all(one.verdict.passed for one in verdicts):
             gate = gates[number]
             if not self.checks.is_instant(gate.method):
                 waits_for = gate.method
                 break
             try:
-                verdict = self.checks.check_now(gate.method, gate.schema, candidate)
+                found = self.checks.check_now(gate.method, gate.schema, candidate)
             except NoVerdict:
-                # A check of the user's own that broke: a validator tries again, and tells why.
+                # A custom check raised an error: a validator tries again, and records why.
                 waits_for = gate.method
                 break
-            spoken.append(Said(number, gate.method, verdict))
-            number += verdict.passed
-        return Step(output.claim, output.gate_no, tuple(spoken), number, waits_for, data=output.data)
+            verdicts.append(GateVerdict(number, gate.method, found))
+            number += found.passed
+        claim, origin = output.claim, output.gate_no
+        return GateProgress(claim, origin, tuple(verdicts), number, waits_for, data=output.data)
 
-    # In a validator's hands.
+    # Validators.
 
     async def take(self, *, limit: int, lease_sec: float) -> list[GatedOutput]:
-        """Outputs that wait for a gate which this process can run; nobody else gets them meanwhile."""
-        async with (
-            self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(GatedOutput)) as cursor,
-        ):
-            await cursor.execute(
-                self._sql["take_gates"],
-                {
-                    **self._database.now,
-                    "methods": self.checks.runnable,
-                    "limit": limit,
-                    "lease": lease_sec,
-                },
+        """Outputs that wait for a gate which this process can run, under a lease."""
+        methods = {"methods": self.checks.runnable, "limit": limit, "lease": lease_sec}
+        async with self._database.connection() as connection:
+            return await fetch_rows(
+                connection, GatedOutput, _SQL["take_gates"], {**self._database.now, **methods}
             )
-            return await cursor.fetchall()
 
     async def renew(self, outputs: Sequence[GatedOutput], *, lease_sec: float) -> set[str]:
-        """Keep them a while longer; gives those that are still this validator's."""
+        """Renew the leases; returns the tasks that this validator still has."""
         async with self._database.connection() as connection:
-            cursor = await connection.execute(
-                self._sql["renew_gates"],
+            renewed = await fetch_column(
+                connection,
+                _SQL["renew_gates"],
                 {
                     **self._database.now,
                     "lease": lease_sec,
@@ -217,12 +208,12 @@ class Gates:
                     "runs": [output.gate_runs for output in outputs],
                 },
             )
-            return {row[0] for row in await cursor.fetchall()}
+        return set(renewed)
 
     async def settle(self, output: GatedOutput, verdict: Verdict) -> Moved:
-        """What the gate that an output was taken for has said."""
-        said = Said(output.gate_no, output.gate or "", verdict)
-        step = await asyncio.to_thread(self.go_on, output, said)
+        """Record the verdict of the gate that an output was taken for."""
+        found = GateVerdict(output.gate_no, output.gate or "", verdict)
+        step = await asyncio.to_thread(self.proceed, output, found)
         (moved,) = await self.advance([step])
         return moved
 
@@ -235,13 +226,13 @@ class Gates:
         cost_usd: Decimal | None = NOTHING,
         alert: bool = False,
     ) -> bool:
-        """No verdict this time; it is tried again. False: it was no longer this validator's."""
+        """The gate reached no verdict and runs again later. False: this validator's lease had expired."""
 
         async def work(connection: Connection) -> bool:
             task = (await self._locks.lock(connection, [output.id])).get(output.id)
             cost = money(cost_usd or 0)
             cursor = await connection.execute(
-                self._sql["postpone_gate"],
+                _SQL["postpone_gate"],
                 {
                     **self._database.now,
                     "id": output.id,
@@ -257,53 +248,54 @@ class Gates:
                 return False
             changes = Changes(self._database.now)
             if alert:
-                told = {
+                data = {
+                    "about": "a gate reaches no verdict",
                     "gate": output.gate,
                     "runs": output.gate_runs,
                     "error": replace_unstorable(error[:MAX_GATE_ERROR]),
                 }
-                changes.event(task, ["alert"], {"about": "a gate comes to no verdict", **told})
+                changes.event(task, ["alert"], data)
             if cost:
-                agents = await self._agents_of(connection, [output.id])
-                await self._charge(connection, changes, [(task, cost, agents.get(output.id))])
+                attempts = await self._lock_attempts(connection, [output.id])
+                await self._charge(connection, changes, [(task, cost)], attempts)
             await changes.write(connection)
             return True
 
         return await self._database.run(work)
 
-    # What verdicts lead to.
+    # Results of verdicts.
 
-    async def advance(self, steps: Sequence[Step]) -> list[Moved]:
-        """Move outputs on; what doesn't stand any more where its step began is only told about."""
+    async def advance(self, steps: Sequence[GateProgress]) -> list[Moved]:
+        """Move outputs to their next gate; an output that is no longer at its origin is only reported."""
         return await self._database.run(lambda connection: self.advance_in(connection, steps))
 
     async def advance_in(
-        self, connection: Connection, steps: Sequence[Step], *, strict: bool = False
+        self, connection: Connection, steps: Sequence[GateProgress], *, strict: bool = False
     ) -> list[Moved]:
-        """As part of a transaction; `strict`: what doesn't stand there any more is refused."""
+        """In a transaction; with `strict`, an output that is no longer at its origin is an error."""
         ids = [step.claim.id for step in steps]
         locked = await self._locks.lock_with_dependents(connection, ids)
-        stands = await self._stands(connection, ids)
-        going: list[tuple[LockedTask, Step]] = []
-        stale: list[Step] = []
+        attempts = await self._lock_attempts(connection, ids)
+        going: list[tuple[LockedTask, GateProgress]] = []
+        stale: list[GateProgress] = []
         for step in steps:
-            task = locked.get(step.claim.id)
-            if task is not None and stands.get(step.claim) == step.origin:
+            task, attempt = locked.get(step.claim.id), attempts.get(step.claim.id)
+            if task is not None and attempt is not None and attempt.is_at(step):
                 going.append((task, step))
             else:
                 stale.append(step)
         await self._record(connection, going)
-        accepted = [step for _, step in going if step.waits_for is None and step.refusal is None]
-        refused = [(task, step) for task, step in going if step.refusal is not None]
+        accepted = [step for _, step in going if step.waits_for is None and step.rejection is None]
+        rejected = [(task, step) for task, step in going if step.rejection is not None]
         moved = {
             step.claim.id: Moved(step.claim.id, Status.VALIDATING)
             for _, step in going
             if step.waits_for is not None
         }
-        moved |= await self._accept(connection, accepted)
-        moved |= await self._refuse(connection, refused)
+        moved |= await self._accept(connection, accepted, attempts)
+        moved |= await self._reject(connection, rejected)
         for step in stale if strict else ():
-            message = f"Task {step.claim.id} has moved on meanwhile: look at it again before you decide."
+            message = f"Task {step.claim.id} has changed in the meantime: look at it again before you decide."
             moved[step.claim.id] = Moved(step.claim.id, None, InvalidTransitionError(message))
         if stale and not strict:
             late = [Completion(step.claim, step.data) for step in stale]
@@ -311,21 +303,17 @@ class Gates:
             moved |= {answer.id: answer for answer in answers}
         return [moved[step.claim.id] for step in steps]
 
-    async def _stands(self, connection: Connection, ids: Sequence[str]) -> dict[ClaimRef, int]:
-        """At which gate each output stands."""
-        cursor = await connection.execute(self._sql["lock_attempts"], {"ids": list(ids)})
-        return {ClaimRef(row[0], row[1]): row[2] for row in await cursor.fetchall()}
+    async def _lock_attempts(self, connection: Connection, ids: Sequence[str]) -> "dict[str, _LockedAttempt]":
+        parameters = {"ids": list(ids)}
+        found = await fetch_rows(connection, _LockedAttempt, _SQL["lock_attempts"], parameters)
+        return {attempt.task_id: attempt for attempt in found}
 
-    async def _agents_of(self, connection: Connection, ids: Sequence[str]) -> dict[str, str | None]:
-        cursor = await connection.execute(self._sql["lock_attempts"], {"ids": list(ids)})
-        return {row[0]: row[4] for row in await cursor.fetchall()}
-
-    async def _record(self, connection: Connection, going: Sequence[tuple[LockedTask, Step]]) -> None:
-        """Write down what was said, book what it cost, and let go of what waits now."""
+    async def _record(self, connection: Connection, going: Sequence[tuple[LockedTask, GateProgress]]) -> None:
+        """Record verdicts and costs, and release the agents of outputs that wait now."""
         if not going:
             return
         await connection.execute(
-            self._sql["record_verdicts"],
+            _SQL["record_verdicts"],
             {
                 **self._database.now,
                 "ids": [step.claim.id for _, step in going],
@@ -333,64 +321,64 @@ class Gates:
                 "gate_nos": [step.gate_no for _, step in going],
                 "gates": [step.waits_for for _, step in going],
                 "costs": [step.cost_usd for _, step in going],
-                "verdicts": [_ENCODER.encode(self._told(step)).decode() for _, step in going],
+                "verdicts": [_ENCODER.encode(self._recorded(step)).decode() for _, step in going],
             },
         )
         changes = Changes(self._database.now)
         held = [task for task, step in going if step.waits_for is not None and task.agent_id is not None]
         if held:
-            await connection.execute(self._sql["hand_over"], {"ids": [task.id for task in held]})
+            await connection.execute(_SQL["release_agents"], {"ids": [task.id for task in held]})
         for task in held:
             changes.release_resources(task)
         for task, step in going:
             if step.waits_for == HUMAN:
                 changes.event(task, ["approval.waiting"], {"kind": "gate", "gate": step.gate_no})
-        dear = [(task, step.cost_usd) for task, step in going if step.cost_usd]
-        if dear:
-            agents = await self._agents_of(connection, [task.id for task, _ in dear])
-            charges = [(task, cost, agents.get(task.id)) for task, cost in dear]
-            await self._charge(connection, changes, charges)
+        charges = [(task, step.cost_usd) for task, step in going if step.cost_usd]
+        if charges:
+            attempts = await self._lock_attempts(connection, [task.id for task, _ in charges])
+            await self._charge(connection, changes, charges, attempts)
         await changes.write(connection)
 
     async def _charge(
         self,
         connection: Connection,
         changes: Changes,
-        charges: Sequence[tuple[LockedTask, Decimal, str | None]],
+        charges: Sequence[tuple[LockedTask, Decimal]],
+        attempts: "Mapping[str, _LockedAttempt]",
     ) -> None:
-        """What a gate has cost is the task's, its DAG's, and the agent's whose output it looked at."""
+        """The cost of a gate belongs to the task, its DAG, and the agent of the output."""
         await connection.execute(
-            self._sql["charge_tasks"],
-            {"ids": [task.id for task, _, _ in charges], "costs": [cost for _, cost, _ in charges]},
+            _SQL["charge_tasks"],
+            {"ids": [task.id for task, _ in charges], "costs": [cost for _, cost in charges]},
         )
-        for task, cost, agent_id in charges:
-            changes.charge(task, agent_id, cost)
+        for task, cost in charges:
+            attempt = attempts.get(task.id)
+            changes.charge(task, None if attempt is None else attempt.agent_id, cost)
 
-    async def _accept(self, connection: Connection, steps: Sequence[Step]) -> dict[str, Moved]:
+    async def _accept(
+        self, connection: Connection, steps: Sequence[GateProgress], attempts: "Mapping[str, _LockedAttempt]"
+    ) -> dict[str, Moved]:
         if not steps:
             return {}
         ids = [step.claim.id for step in steps]
-        cursor = await connection.execute(self._sql["lock_attempts"], {"ids": ids})
-        outputs = {row[0]: _PARTS.decode(row[5]) for row in await cursor.fetchall()}
         await self._acceptance.accept(
-            connection, [_completion(step.claim, outputs[step.claim.id]) for step in steps]
+            connection, [_completion(step.claim, attempts[step.claim.id].output) for step in steps]
         )
-        cursor = await connection.execute(
-            self._sql["close_accepted"],
-            {**self._database.now, "ids": ids, "epochs": [step.claim.epoch for step in steps]},
+        epochs = [step.claim.epoch for step in steps]
+        closed = await fetch_column(
+            connection, _SQL["close_accepted"], {**self._database.now, "ids": ids, "epochs": epochs}
         )
-        closed = {row[0] for row in await cursor.fetchall()}
-        for name in ids:
-            if name not in closed:
-                # Never told as done: its output would be gone with the attempt.
-                raise LineshaftError(
-                    f"Task {name} passed its gates but didn't complete; nothing was changed. It is tried "
-                    f"again when its lease runs out; `lineshaft why {name}` tells how it stands."
-                )
+        if unfinished := sorted({*ids}.difference(closed)):
+            # Never report it as completed: its output would be lost with the attempt.
+            name = unfinished[0]
+            raise LineshaftError(
+                f"Task {name} passed its gates but didn't complete; nothing was changed. It is tried again "
+                f"when its lease expires; see `lineshaft why {name}`."
+            )
         return {name: Moved(name, Status.COMPLETED) for name in ids}
 
-    async def _refuse(
-        self, connection: Connection, steps: Sequence[tuple[LockedTask, Step]]
+    async def _reject(
+        self, connection: Connection, steps: Sequence[tuple[LockedTask, GateProgress]]
     ) -> dict[str, Moved]:
         return await self._acceptance.reject(
             connection,
@@ -403,7 +391,7 @@ class Gates:
             ],
         )
 
-    def _told(self, step: Step) -> list[dict[str, Any]]:
+    def _recorded(self, step: GateProgress) -> list[dict[str, Any]]:
         at = self._database.now["now"] or datetime.now(UTC)
         return [
             {
@@ -417,74 +405,24 @@ class Gates:
                 "by": one.by,
                 "at": at,
             }
-            for one in step.said
+            for one in step.verdicts
         ]
 
-    # Reading.
-
-    async def verdicts(self, task_id: str) -> "list[AttemptVerdicts]":
-        """What the gates said about each attempt, and what the current one waits for."""
-        async with (
-            self._database.connection() as connection,
-            connection.cursor(row_factory=class_row(_VerdictRow)) as cursor,
-        ):
-            await cursor.execute(self._sql["verdicts"], {"id": task_id})
-            return [
-                AttemptVerdicts(
-                    epoch=row.epoch,
-                    outcome=row.outcome,
-                    waits_for=row.gate if row.outcome == "validating" else None,
-                    waits_since=row.gate_since if row.outcome == "validating" else None,
-                    runs=row.gate_runs,
-                    last_error=row.gate_error,
-                    verdicts=_VERDICTS.decode(row.verdicts) if row.verdicts else [],
-                )
-                for row in await cursor.fetchall()
-            ]
-
-
-class RecordedVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate said, as it was recorded."""
-
-    gate: int
-    method: str
-    passed: bool
-    at: datetime
-    reasons: list[str] = []
-    score: float | None = None
-    cost_usd: float | None = None
-    model: str | None = None
-    by: str | None = None
-
-
-_VERDICTS = msgspec.json.Decoder(list[RecordedVerdict])
-
 
 @dataclass(frozen=True, slots=True)
-class AttemptVerdicts:
+class _LockedAttempt:
+    task_id: str
     epoch: int
-    outcome: str
-    #: The method of the gate that it waits for now.
-    waits_for: str | None
-    waits_since: datetime | None
-    #: How often that gate was begun without a verdict, and why there was none.
-    runs: int
-    last_error: str | None
-    verdicts: list[RecordedVerdict] = field(default_factory=list)
+    gate_no: int
+    agent_id: str | None
+    output: bytes
+
+    def is_at(self, step: GateProgress) -> bool:
+        return self.epoch == step.claim.epoch and self.gate_no == step.origin
 
 
-@dataclass(frozen=True, slots=True)
-class _VerdictRow:
-    epoch: int
-    outcome: str
-    gate: str | None
-    gate_since: datetime | None
-    gate_runs: int
-    gate_error: str | None
-    verdicts: bytes | None
-
-
-def _completion(claim: ClaimRef, parts: dict[str, msgspec.Raw]) -> Completion:
+def _completion(claim: ClaimRef, output: bytes) -> Completion:
+    parts = _PARTS.decode(output)
     named = _part(parts, "type")
     return Completion(
         claim,

@@ -1,10 +1,7 @@
--- Outputs on their way through the gates. Used by store/gates.py.
---
--- The attempt's row has it all: the output, the gate it has come to, and what the gates before said. While its agent still holds the task
--- `gate` is NULL; once it waits for a gate that runs elsewhere nobody holds anything, and `gate` is that gate's method.
+-- The row of the attempt has the output, its current gate, and the verdicts so far. `gate` is NULL while the agent holds the task; once the
+-- output waits for a gate that runs elsewhere, the task is not held and `gate` is the method of that gate.
 
--- name: read_handed_in
--- Outputs that are being validated, with what the checks need to know.
+-- name: read_in_validation
 SELECT live.id, live.epoch, attempt.gate_no, attempt.gate, task.type, task.title, task.spec, task.gates, task.require_decision_report,
     attempt.output
 FROM lineshaft.task_live AS live
@@ -13,8 +10,8 @@ JOIN lineshaft.task ON task.id = live.id
 WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND attempt.outcome = 'validating'
 
 -- name: take_gates
--- For a validator: outputs that wait for a gate which it can run, and nobody else is running. It has them until `lease` is over, or longer
--- if it says so (renew_gates). Each is locked alone, and for this statement only. By attempt_gated.
+-- Outputs that wait for one of these gates and that no other validator has, under a lease (see renew_gates). Rows are locked for this
+-- statement only. By attempt_gated.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ),
@@ -39,7 +36,7 @@ SELECT taken.task_id AS id, taken.epoch, taken.gate_no, taken.gate, taken.gate_r
 FROM taken JOIN lineshaft.task ON task.id = taken.task_id
 
 -- name: renew_gates
--- The validators that have these are alive. What is missing from the answer is theirs no more.
+-- Returns only outputs that the validator still has.
 UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(lease)s::double precision)
 FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(gate_nos)s::smallint[], %(runs)s::integer[]) AS mine (id, epoch, gate_no, runs)
@@ -48,7 +45,7 @@ WHERE attempt.task_id = mine.id AND attempt.epoch = mine.epoch AND attempt.gate_
 RETURNING attempt.task_id
 
 -- name: postpone_gate
--- No verdict: it is tried again later. What it cost all the same is booked by whoever calls.
+-- No verdict: the gate runs again later. The caller charges the cost.
 UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::double precision),
     gate_error = %(error)s::text, cost_usd = attempt.cost_usd + %(cost)s::numeric
@@ -57,15 +54,15 @@ WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND gate_no = %(gate
 RETURNING task_id
 
 -- name: lock_attempts
--- Under the locks of their tasks: how far they have come, and whose they are.
-SELECT task_id, epoch, gate_no, gate, agent_id, output
+-- Under the locks of their tasks.
+SELECT task_id, epoch, gate_no, agent_id, output
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome = 'validating'
 ORDER BY task_id
 FOR UPDATE
 
 -- name: record_verdicts
--- What gates said, and the gate that it has come to now: the next one to run elsewhere, or none.
+-- gate: the next one that runs elsewhere; NULL: none.
 UPDATE lineshaft.attempt
 SET verdicts = coalesce(attempt.verdicts, '[]') || input.verdicts,
     gate_no = input.gate_no, gate = input.gate, gate_runs = 0, gate_error = NULL,
@@ -78,24 +75,21 @@ FROM unnest(
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
 
--- name: hand_over
--- The gate runs elsewhere: the agent gets its slot, its money and its lock back (by whoever calls), and has no lease to keep. What the attempt
--- cost is booked now; the gates' own cost comes on top.
+-- name: release_agents
+-- The gate runs elsewhere. The caller returns slot, money and lock. The cost of the attempt is booked now; the cost of gates is added.
 UPDATE lineshaft.task_live AS live
 SET agent_id = NULL, lease_until = NULL, limit_at = NULL, heartbeat_at = NULL, reserved_usd = 0,
     cost_usd = live.cost_usd + live.attempt_cost_usd, attempt_cost_usd = 0
 WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND live.agent_id IS NOT NULL
 
 -- name: charge_tasks
--- What a gate that ran elsewhere has cost.
 UPDATE lineshaft.task_live AS live
 SET cost_usd = live.cost_usd + input.cost
 FROM unnest(%(ids)s::text[], %(costs)s::numeric[]) AS input (id, cost)
 WHERE live.id = input.id
 
 -- name: close_accepted
--- The attempt has succeeded: from here on its output is the task's. A gate that ran elsewhere had let go of the agent, who is named again.
--- One whose task is not COMPLETED is missing from the answer.
+-- The output moves to the task. A gate that ran elsewhere had released the agent, which is recorded again. Returns only COMPLETED tasks.
 WITH closed AS (
     UPDATE lineshaft.attempt
     SET outcome = 'completed', ended_at = coalesce(%(now)s::timestamptz, now()), output = NULL, gate = NULL, gate_due_at = NULL
@@ -111,10 +105,3 @@ named AS (
     WHERE ended.id = closed.task_id AND ended.epoch = closed.epoch AND ended.agent_id IS NULL
 )
 SELECT task_id FROM closed
-
--- name: verdicts
--- What the gates said about each attempt at a task, and what the current one waits for.
-SELECT attempt.epoch, attempt.outcome, attempt.gate, attempt.gate_since, attempt.gate_runs, attempt.gate_error, attempt.verdicts
-FROM lineshaft.attempt
-WHERE attempt.task_id = %(id)s::text AND (attempt.verdicts IS NOT NULL OR attempt.gate IS NOT NULL)
-ORDER BY attempt.epoch
