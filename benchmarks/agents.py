@@ -138,8 +138,8 @@ async def bench_latency(dsn: str, sizes: Sizes, report: Report) -> None:
         report.ratio(f"latency_{name}_ratio", subject, reference, goal, unit="ms")
 
 
-def idle_process(dsn: str, agents: int, seconds: float, told: Connection) -> None:
-    """Agents that wait; tells the share of a core that this whole process has used meanwhile."""
+def idle_process(dsn: str, agents: int, seconds: float, answers: Connection) -> None:
+    """Agents that wait; sends the share of a core that the whole process has used."""
 
     async def work() -> float:
         crew = [Agent(f"idle-{n}") for n in range(agents)]
@@ -163,7 +163,7 @@ def idle_process(dsn: str, agents: int, seconds: float, told: Connection) -> Non
             await asyncio.gather(*running)
             return share
 
-    told.send(asyncio.run(work()))
+    answers.send(asyncio.run(work()))
 
 
 async def _registered(engine: Engine) -> list[str]:

@@ -115,7 +115,7 @@ def work_until_told(dsn: str, agent: str, orders: Connection) -> None:
 
 @contextmanager
 def two_workers(dsn: str) -> Iterator[Callable[[str], float]]:
-    """Gives a function that has both drain, and tells how many tasks a second they did together."""
+    """Return a function that lets both drain the queue, and returns their tasks per second together."""
     context = multiprocessing.get_context("spawn")
     pipes = []
     processes = []

@@ -102,13 +102,13 @@ def lineshaft_server(dsn: str) -> Iterator[tuple[str, int]]:
     ) as process:
         try:
             assert process.stdout is not None  # noqa: S101 - asked for above
-            told = ""
-            while not told.endswith("\n}\n"):
+            output = ""
+            while not output.endswith("\n}\n"):
                 line = process.stdout.readline()
                 if not line:
-                    raise RuntimeError(f"The server ended before it was ready, after saying: {told!r}")
-                told += line
-            yield json.loads(told)["url"], process.pid
+                    raise RuntimeError(f"The server ended before it was ready, after printing {output!r}")
+                output += line
+            yield json.loads(output)["url"], process.pid
         finally:
             process.terminate()
 
@@ -156,7 +156,7 @@ class Crowd:
             line.close()
 
     async def next_claim(self) -> tuple[str, float]:
-        """Whose and when; raises what an agent met instead, and TimeoutError if nobody claims anything."""
+        """The agent and the time of the next claim; raises an agent's error, or TimeoutError."""
         claim = asyncio.create_task(self.claimed.get())
         done, _ = await asyncio.wait(
             {claim, *self._agents}, timeout=WAIT_SEC, return_when=asyncio.FIRST_COMPLETED
@@ -165,7 +165,7 @@ class Crowd:
             agent.result()
         if not claim.done():
             claim.cancel()
-            raise TimeoutError("A task was submitted, and nobody has claimed it.")
+            raise TimeoutError("A task was submitted, and no agent has claimed it.")
         return claim.result()
 
     async def disperse(self) -> None:
@@ -177,7 +177,7 @@ class Crowd:
 
 
 async def settled(dsn: str) -> None:
-    """Until the database has nothing to do: everybody has asked, and waits."""
+    """Wait until the database is idle: all agents have asked and wait."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as own:
         quiet = 0
         while quiet < QUIET_LOOKS:
@@ -192,7 +192,7 @@ async def settled(dsn: str) -> None:
 
 
 async def arrivals(url: str, dsn: str, agents: int, number: int, pid: int) -> tuple[list[float], float]:
-    """Seconds from each submission until somebody has claimed it; and MiB that the waiting agents take."""
+    """Seconds from each submission to its claim, and MiB that the waiting agents use."""
     before = memory(pid)
     crowd = Crowd(url)
     await crowd.gather(agents)
@@ -237,7 +237,7 @@ async def bench_longpoll(dsn: str, sizes: Sizes, report: Report) -> None:
 # A cycle against a bare route.
 
 
-def bare_server(dsn: str, told: Connection) -> None:
+def bare_server(dsn: str, answers: Connection) -> None:
     """What anybody would write: FastAPI, a pool, and one insert a call."""
     pool = AsyncConnectionPool(dsn, min_size=POOL, max_size=POOL, open=False)
 
@@ -255,7 +255,7 @@ def bare_server(dsn: str, told: Connection) -> None:
         return {"inserted": True}
 
     bound = listen("127.0.0.1", 0)
-    told.send(f"http://127.0.0.1:{bound.getsockname()[1]}")
+    answers.send(f"http://127.0.0.1:{bound.getsockname()[1]}")
     uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[bound])
 
 
@@ -276,7 +276,7 @@ def bare(dsn: str) -> Iterator[str]:
 async def rate(url: str, number: int, work: Callable[[int, Line], Awaitable[None]]) -> float:
     """How many a second, by all callers together."""
     left = iter(range(number))
-    # Anew for each turn: servers close what nobody uses.
+    # New ones for each turn: servers close unused connections.
     lines = [await Line.to(url) for _ in range(CALLERS)]
 
     async def call(caller: int, line: Line) -> None:

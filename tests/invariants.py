@@ -1,4 +1,4 @@
-"""What must hold of the tables after any sequence of operations, whoever made it."""
+"""What must hold of the tables after any sequence of operations."""
 
 from typing import Any, LiteralString
 
@@ -28,7 +28,7 @@ RULES: dict[str, LiteralString] = {
         JOIN lineshaft.edge ON edge.task_id = live.id AND NOT edge.satisfied
         WHERE live.status NOT IN ('PENDING')
     """,
-    "who is waited for without a DAG is marked": """
+    "a task that others wait for without a DAG is marked": """
         SELECT live.id FROM lineshaft.task_live AS live JOIN lineshaft.edge ON edge.depends_on = live.id
         WHERE NOT edge.satisfied AND live.dag_id IS NULL AND NOT live.awaited
     """,
@@ -36,7 +36,7 @@ RULES: dict[str, LiteralString] = {
         SELECT edge.* FROM lineshaft.edge JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
         WHERE NOT edge.satisfied AND (ended.status = 'COMPLETED' OR edge.kind = 'ended')
     """,
-    "a batch is never handed out": """
+    "a batch is never claimed": """
         SELECT id, status FROM lineshaft.task_live WHERE is_batch AND status <> 'PENDING'
     """,
     "an agent holds what its rows say": """
@@ -116,13 +116,13 @@ RULES: dict[str, LiteralString] = {
             live.id IS NULL OR live.lock_key <> lock.key OR NOT (live.is_batch OR live.agent_id IS NOT NULL)
         )
     """,
-    "whoever works under a lock has it": """
+    "a task that runs under a lock holds it": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
         LEFT JOIN lineshaft.lock ON lock.key = live.lock_key
         WHERE live.agent_id IS NOT NULL AND live.lock_key IS NOT NULL AND live.lock_key NOT LIKE 'lost:%'
           AND lock.holder_task_id IS DISTINCT FROM coalesce(live.lock_owner, live.id)
     """,
-    "nobody waits for a lock that is free while no head is in sight": """
+    "no task waits for a free lock unless another one comes first": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
         WHERE live.parked = 'lock'
           AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = live.lock_key)
@@ -159,7 +159,7 @@ RULES: dict[str, LiteralString] = {
         LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
         WHERE (attempt.outcome = 'validating') <> coalesce(live.status = 'VALIDATING', false)
     """,
-    "an output is with its agent, or it waits for a gate and nobody holds anything for it": """
+    "an output is with its agent, or it waits for a gate and holds nothing": """
         SELECT live.id, live.agent_id, attempt.gate FROM lineshaft.task_live AS live
         JOIN lineshaft.attempt ON attempt.task_id = live.id AND attempt.epoch = live.epoch
         WHERE live.status = 'VALIDATING' AND (
@@ -176,7 +176,7 @@ RULES: dict[str, LiteralString] = {
         LEFT JOIN lineshaft.task_live AS live ON live.id = breaker.probe_task_id
         WHERE breaker.probe_task_id IS NOT NULL AND (breaker.state <> 'half_open' OR live.agent_id IS NULL)
     """,
-    "nobody waits for money that is there": """
+    "no task waits for money that is available": """
         SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
         JOIN lineshaft.dag ON dag.id = live.dag_id

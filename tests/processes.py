@@ -1,4 +1,4 @@
-"""Whether a process that nobody waits for is still there."""
+"""The end of a process that is not a child of this one."""
 
 import asyncio
 import os
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 async def gone(pid: int) -> None:
-    """Until there is no such process, or only its remains that nobody has collected."""
-    while _lives(pid):  # noqa: ASYNC110 - nobody tells
+    """Wait until there is no such process, or only a zombie."""
+    while _lives(pid):  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)
 
 

@@ -50,7 +50,7 @@ class Proxy:
         """Nothing passes, on old connections or new ones, until it is restored; then all of it arrives."""
         self._flowing.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._refusing = False
         self._flowing.set()
 
@@ -101,7 +101,7 @@ class Proxy:
                 self._pairs.pop(number, None)
 
     async def close(self) -> None:
-        self.mend()
+        self.restore()
         self.cut()
         for task in list(self._tasks):
             task.cancel()

@@ -1,8 +1,8 @@
 """`make bench-peers`: Lineshaft, the queues people would pick instead, and bare SQL, in turns on one server.
 
 It writes `benchmarks/results/peers.json`, and shows the tables that `docs/benchmarks.md` has. `--quick` runs
-everything small to see that it works, and writes nothing unless told where to. `--page` only writes the
-tables and the plot of the page anew, from the results that are there.
+everything at a small size to see that it works, and writes nothing unless `--json` names a file. `--page`
+only writes the tables and the plot of the page, from the existing results.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def plan(chosen: list[Subject], workloads: list[Workload], sizes: Sizes) -> Iter
     for workload in workloads:
         able = [subject for subject in chosen if workload in subject.workloads]
         for turn in range(1 if workload in _ONCE else sizes.turns):
-            # Nobody is always the first.
+            # No subject is always the first.
             first = turn % max(len(able), 1)
             for waiting in sizes.depths if workload == "depth" else (0,):
                 for subject in able[first:] + able[:first]:
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace, console: Console) -> Results:
                     console.print(f"{job!s:<28} came to nothing: {_short(str(error))}", markup=False)
                     continue
                 results.add(job.subject, figures)
-                told = "  ".join(f"{name} {value:,.4g}" for name, value in figures.items())
-                console.print(f"{job!s:<28} {told}")
+                text = "  ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+                console.print(f"{job!s:<28} {text}")
     return results
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, help="how often each is measured (3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"instead of {RESULTS.name} of the results")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
-    parser.add_argument("--page", action="store_true", help="measure nothing; write the page's tables anew")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page's tables")
     args = parser.parse_args()
     if unknown := set(args.workloads) - WORKLOADS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(WORKLOADS)}")

@@ -46,12 +46,12 @@ def svg(results: Results) -> str:
         for line, (name, label, value) in enumerate(rows, 1):
             at = top + line * _LINE
             bar = max(value / most * _BAR, 1)
-            told = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004
+            figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004
             parts.append(f'<text x="{left + _NAME - 6}" y="{at}" text-anchor="end">{escape(label)}</text>')
             parts.append(
                 f'<rect x="{left + _NAME}" y="{at - 11}" width="{bar:.1f}" height="14" '
                 f'fill="{_COLOURS.get(name, _PEER)}"/>'
             )
-            parts.append(f'<text x="{left + _NAME + bar + 5:.1f}" y="{at}">{told}</text>')
+            parts.append(f'<text x="{left + _NAME + bar + 5:.1f}" y="{at}">{figure}</text>')
     parts.append("</g></svg>")
     return "\n".join(parts) + "\n"

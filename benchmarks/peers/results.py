@@ -63,7 +63,7 @@ class Results:
         return statistics.median(found) if found else None
 
     def write(self, path: Path) -> None:
-        # Whether the machine was quiet: what is measured is about two by itself.
+        # Whether the machine was quiet: the measurement alone makes it about two.
         self.about["load after"] = f"{os.getloadavg()[0]:.1f}"
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 

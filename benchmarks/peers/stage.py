@@ -160,10 +160,10 @@ class Session:
             raise MeasurementError(
                 f"The driver of {self.subject.name} was asked to '{name}' and {why}:\n{self.log_tail()}"
             )
-        told = json.loads(line)
-        if "error" in told:
-            raise MeasurementError(f"The driver of {self.subject.name} can't '{name}':\n{told['error']}")
-        return told["seconds"], told["answer"]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise MeasurementError(f"The driver of {self.subject.name} can't '{name}':\n{answer['error']}")
+        return answer["seconds"], answer["answer"]
 
     def left(self) -> int:
         return int(self.order("left", within_sec=60)[1])

@@ -36,7 +36,7 @@ async def line(dsn: str, near: Lineshaft) -> AsyncIterator[tuple[Lineshaft, Prox
     del near  # it checks the invariants when all agents have stopped
     async with proxied(dsn) as (through, proxy), Lineshaft(through, max_connections=4) as shaft:
         yield shaft, proxy
-        proxy.mend()
+        proxy.restore()
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def away(proxy: Proxy) -> AsyncIterator[None]:
     yield
     while time.monotonic() - began < OUTAGE_SEC:
         await asyncio.wait_for(proxy.refuses(1), PATIENCE)
-    proxy.mend()
+    proxy.restore()
 
 
 async def test_agents_go_on_if_the_lease_outlasts_the_outage(

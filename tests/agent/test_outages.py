@@ -27,7 +27,7 @@ async def line(transport: str, where: str) -> AsyncIterator[tuple[Lineshaft, Pro
     leading = proxied(where) if transport == "database" else proxied_url(where)
     async with leading as (through, proxy), Lineshaft(through, max_connections=4) as shaft:
         yield shaft, proxy
-        proxy.mend()
+        proxy.restore()
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def test_a_short_outage_of_the_database(
         await soon(between)
         await asyncio.wait_for(proxy.refuses(5), PATIENCE)
         after = await shaft.submit(NewTask("t"))
-        proxy.mend()
+        proxy.restore()
         task = await shaft.wait(submitted, PATIENCE)
         later = await shaft.wait(after, PATIENCE)
 
@@ -103,7 +103,7 @@ async def test_an_outage_longer_than_the_lease_loses_the_claim(
         await soon(away)
         async with at_work(other, shaft=shaft):
             task = await shaft.wait(submitted, PATIENCE)
-        proxy.mend()
+        proxy.restore()
         # The one that was cut off works on, on other things.
         again = await shaft.submit(NewTask("t", retry=AT_ONCE))
         assert (await shaft.wait(again, PATIENCE)).result == "mine"
@@ -175,7 +175,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
         proxy.cut()
         with pytest.raises(UnavailableError, match="unavailable"):
             await heartbeats.beat([], [], answer_within_sec=10)
-        proxy.mend()
+        proxy.restore()
         await heartbeats.beat([], [], answer_within_sec=10)
         await heartbeats.close()
 

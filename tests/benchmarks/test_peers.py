@@ -57,7 +57,7 @@ def test_all_threads_and_processes_are_counted(tmp_path: Path) -> None:
     assert board.started_at(9) == 0
 
 
-def test_everybody_has_a_turn_before_anybody_has_the_next() -> None:
+def test_each_subject_has_a_turn_before_any_has_the_next() -> None:
     three = [BY_NAME["floor"], BY_NAME["lineshaft"], BY_NAME["huey"]]
     jobs = list(plan(three, ["submit", "depth"], Sizes(turns=2, depths=(10, 20))))
 
@@ -113,7 +113,7 @@ def test_every_peer_has_a_driver_and_pinned_versions(subject: Subject) -> None:
     assert [line for line in lines if not PINNED.fullmatch(line)] == []
 
 
-def test_every_driver_and_every_list_of_versions_is_of_somebody_measured() -> None:
+def test_every_driver_and_every_list_of_versions_belongs_to_a_subject() -> None:
     peers = {subject.name for subject in SUBJECTS if subject.peer}
 
     assert {path.stem for path in (PEERS / "requirements").iterdir()} == peers
@@ -121,7 +121,7 @@ def test_every_driver_and_every_list_of_versions_is_of_somebody_measured() -> No
     assert drivers - {"__init__", "harness"} == set(BY_NAME)
 
 
-def test_who_is_asked_for_is_measured_instead_of_the_default_ones() -> None:
+def test_subjects_that_are_named_replace_the_default_ones() -> None:
     assert [subject.name for subject in _choose(["rq", "chancy"])] == ["floor", "lineshaft", "chancy", "rq"]
     left_out = set(SUBJECTS) - set(_choose(None))
     assert {subject.title for subject in left_out} == {"Chancy", "Taskiq", "arq", "SAQ", "RQ"}
@@ -167,7 +167,7 @@ def test_a_run_ends_with_figures_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert results.failures == {}
     for name in ("floor", "lineshaft"):
         assert (results.median(name, "drain1_per_s") or 0) > 0
-    # A server stops by itself shortly after its last user has gone.
+    # A server stops shortly after its last user has gone.
     until = time.monotonic() + 20
     while (left := _processes_in(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)

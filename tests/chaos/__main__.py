@@ -14,7 +14,7 @@ from tests.chaos.report import table
 from tests.chaos.run import Run
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -43,9 +43,9 @@ def main() -> int:
     kinds = [Kind(name) for name in args.faults.split(",")] if args.faults else list(Kind)
     missing = impossible(kinds)
     for kind, why in missing.items():
-        _tell(f"{kind} is left out: it {why}")
+        _log(f"{kind} is left out: it {why}")
     if pgbouncer() is None:
-        _tell("PgBouncer is left out: it isn't installed (Debian: apt-get install pgbouncer)")
+        _log("PgBouncer is left out: it isn't installed (Debian: apt-get install pgbouncer)")
     plan = Plan(
         seed=random.randrange(1_000_000) if args.seed is None else args.seed,
         seconds=args.minutes * 60,
@@ -56,15 +56,15 @@ def main() -> int:
         major=args.postgres,
         lossy=args.lossy,
         keep=args.keep,
-        tell=_tell,
+        log=_log,
     )
     if args.show:
         for fault in plan.faults():
             sys.stdout.write(f"{fault.at:7.2f} s  {fault}\n")
         return 0
     report = asyncio.run(Run(plan).run())
-    told = msgspec.json.format(msgspec.json.encode(report)).decode() if args.json else table(report)
-    sys.stdout.write(told + "\n")
+    text = msgspec.json.format(msgspec.json.encode(report)).decode() if args.json else table(report)
+    sys.stdout.write(text + "\n")
     return 0 if report.held else 1
 
 

@@ -15,7 +15,7 @@ _SERVER_ERROR = 500
 
 
 class AwayError(Exception):
-    """Nobody answered, or the answer was that the database is away."""
+    """There was no response, or the response was that the database is away."""
 
 
 async def call(urls: list[str], method: str, path: str, body: Any = None) -> tuple[int, Any]:

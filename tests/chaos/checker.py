@@ -7,7 +7,7 @@ from tests.chaos.evidence import Evidence
 from tests.chaos.rules import feed, holding, keeping, money, order
 
 Rule = Callable[[Evidence], Iterator[str]]
-#: Of each rule, so many breaches are told.
+#: How many violations of each rule are reported.
 _TOLD = 10
 
 
@@ -35,8 +35,8 @@ RULES: dict[str, Rule] = {
     "readers see each event once": feed.readers_see_each_event_once,
     "readers see causes first": feed.readers_see_causes_first,
     "agents spent what their claims cost": money.agents_spent_what_their_claims_cost,
-    "nobody spends more than they may": money.nobody_spends_more_than_they_may,
-    "costs are what was told": money.costs_are_what_was_told,
+    "no agent spends more than its budget": money.no_agent_spends_more_than_its_budget,
+    "costs are what agents reported": money.costs_are_what_agents_reported,
     "tables agree": tables_agree,
 }
 

@@ -1,6 +1,6 @@
 """PostgreSQL servers that can be killed, restarted and replaced by their standby.
 
-The embedded server of the product restarts by itself and belongs to all who use it; here the point is to
+The product's embedded server restarts automatically and is shared by all of its users. Here the point is to
 break it, so the same programs are run by hand. Data is as durable as a crash of a process needs: the machine
 doesn't lose power, so nothing is synced.
 """
@@ -33,7 +33,7 @@ _OPTIONS = {
     "max_connections": "200",
     "wal_keep_size": "512MB",
     "client_connection_check_interval": "1s",
-    # Backends of a killed primary must not wait for ever.
+    # Backends of a killed primary must not wait forever.
     "wal_receiver_timeout": "5s",
     "wal_sender_timeout": "5s",
 }
@@ -176,7 +176,7 @@ class Cluster:
         self.primary = Node(directory, "first", binaries, account, options)
         self.spare = Node(directory, "second", binaries, account, options)
         self._has_standby = False
-        #: Told when there is another primary.
+        #: Called when there is another primary.
         self.followers: list[Callable[[], None]] = []
 
     async def start(self, *, standby: bool) -> None:

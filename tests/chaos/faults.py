@@ -29,7 +29,7 @@ ABOUT = {
     Kind.RESTART_IMMEDIATE: "PostgreSQL is restarted after a crash",
     Kind.TERMINATE: "pg_terminate_backend for every client",
     Kind.RESET: "all connections of a process are reset",
-    Kind.BLACK_HOLE: "all connections of a process go silent for good; new ones work",
+    Kind.BLACK_HOLE: "all connections of a process go silent permanently; new ones work",
     Kind.HOLD: "nothing passes between a process and the database for a while; then all of it arrives",
     Kind.CLOCK: "the wall clock of an agent jumps",
     Kind.DISK_FULL: "the disk of an agent is full for a while",

@@ -58,7 +58,7 @@ class Line:
 
 
 class Member:
-    """A process that is started again after it was killed, or ended by itself."""
+    """A process that is restarted after it was killed or ended."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Member:
         self._wanted = asyncio.Event()
         self._ending = False
         self._paused: int | None = None
-        #: How often it was started, and with which codes it ended though nobody had killed it.
+        #: How often it was started, and its exit codes when it was not killed.
         self.starts = 0
         self.own_ends: Counter[int] = Counter()
 
@@ -131,7 +131,7 @@ class Member:
 
     def resume(self) -> None:
         pid, self._paused = self._paused, None
-        # Not another one that was started meanwhile.
+        # Not another one that was started in the meantime.
         if pid is not None and self._process is not None and self._process.pid == pid:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGCONT)
@@ -162,7 +162,7 @@ class Member:
 
 
 def copy_code(directory: Path) -> Path:
-    """What the processes run, so that nobody who works on it meanwhile changes a run that is under way."""
+    """A copy of the code for the processes, so that edits don't change a run that is under way."""
     code = directory / "code"
     for part in ("src", "tests"):
         shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -37,14 +37,14 @@ class Nemesis:
         members: Mapping[str, Member],
         disks: Mapping[str, Disk],
         clocks: Mapping[str, Path],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         """`clocks`: files that say by how much an agent's clock is off."""
         self._cluster = cluster
         self._members = members
         self._disks = disks
         self._clocks = clocks
-        self._tell = tell
+        self._log = log
         self._database = asyncio.Lock()
         self.done: Counter[Kind] = Counter()
         self.skipped: Counter[Kind] = Counter()
@@ -62,9 +62,9 @@ class Nemesis:
     async def _commit(self, fault: Fault) -> None:
         try:
             happened = await self._do(fault)
-        except Exception as error:  # noqa: BLE001 - told at the end; other faults go on
+        except Exception as error:  # noqa: BLE001 - reported at the end; other faults go on
             self.trouble.append(f"{fault}: {type(error).__name__}: {error}")
-            self._tell(f"{fault} went wrong: {error}")
+            self._log(f"{fault} went wrong: {error}")
             return
         (self.done if happened else self.skipped)[fault.kind] += 1
 
@@ -75,11 +75,11 @@ class Nemesis:
                 Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE | Kind.TERMINATE | Kind.FAIL_OVER | Kind.READ_ONLY
             ):
                 async with self._database:
-                    self._tell(str(fault))
+                    self._log(str(fault))
                     await self._hit_database(fault)
                 return True
             case _:
-                self._tell(str(fault))
+                self._log(str(fault))
         if member is None:
             raise LookupError(f"there is no {fault.target}")
         match fault.kind:
@@ -98,7 +98,7 @@ class Nemesis:
                     proxy.hold()
                 await asyncio.sleep(fault.seconds)
                 for proxy in member.line.proxies:
-                    proxy.mend()
+                    proxy.restore()
             case Kind.CLOCK:
                 # An hour ahead, then an hour behind.
                 for offset in ("3600", "-3600"):
@@ -132,6 +132,6 @@ class Nemesis:
         for member in self._members.values():
             member.resume()
             for proxy in member.line.proxies:
-                proxy.mend()
+                proxy.restore()
         for disk in self._disks.values():
             disk.clear()

@@ -28,7 +28,7 @@ class Plan:
     lossy: bool = False
     #: Where logs and histories are copied to; None: they go with the run, unless it fails.
     keep: Path | None = None
-    tell: Callable[[str], None] = field(default=lambda _: None)
+    log: Callable[[str], None] = field(default=lambda _: None)
 
     @property
     def processes(self) -> list[str]:

@@ -20,7 +20,7 @@ _PATIENCE_SEC = 60
 
 class Pooler:
     def __init__(self, program: str, directory: Path, account: Account, port_of: Callable[[], int]) -> None:
-        """`port_of` tells where the primary is."""
+        """`port_of` returns the port of the primary."""
         self._program = program
         self._account = account
         self._port_of = port_of

@@ -1,7 +1,7 @@
 """A reader of the event feed in a chaos run: `python -m tests.chaos.reader`.
 
 It reads page after page from the beginning, and goes on after a crash where its last recorded page ended.
-Told to stop, it reads on until it has seen everything.
+When asked to stop, it reads on until it has seen everything.
 """
 
 import argparse
@@ -64,7 +64,7 @@ async def _feed(dsn: str, urls: list[str]) -> AsyncIterator[Feed]:
 
 
 async def _read_to_the_end(feed: Feed, cursor: str | None, record: Recorder, stopping: asyncio.Event) -> None:
-    """Until it is told to stop and there is nothing more."""
+    """Read until it is asked to stop and nothing is left."""
     while True:
         last = stopping.is_set()
         seen, cursor, caught_up = await feed.read(cursor)

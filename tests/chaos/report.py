@@ -25,7 +25,7 @@ class Report(msgspec.Struct, kw_only=True):
     answered: dict[str, int]
     unanswered: int
     starts: dict[str, int]
-    #: Codes with which processes ended though nobody had asked them to.
+    #: Exit codes of processes that ended unexpectedly.
     own_ends: dict[str, dict[str, int]]
     rules: dict[str, list[str]]
     #: What went wrong with the run itself.
@@ -89,7 +89,7 @@ def table(report: Report) -> str:
         *_row("starts", report.starts),
     ]
     for name, codes in report.own_ends.items():
-        lines += _row("ended by itself", {f"{name} with code {code}": n for code, n in codes.items()})
+        lines += _row("ended unexpectedly", {f"{name} with code {code}": n for code, n in codes.items()})
     lines.append("")
     for rule, breaches in report.rules.items():
         lines.append(f"{'held  ' if not breaches else 'BROKEN'}  {rule}")

@@ -53,8 +53,8 @@ class Run:
         self._stage = Stage(plan)
         self._trouble: list[str] = []
 
-    def _tell(self, text: str) -> None:
-        self._plan.tell(f"{time.monotonic() - self._began:6.1f} s  {text}")
+    def _log(self, text: str) -> None:
+        self._plan.log(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
     async def run(self) -> Report:
         plan, stage = self._plan, self._stage
@@ -63,11 +63,11 @@ class Run:
             stack.push_async_callback(cluster.stop)
             await cluster.start(standby=Kind.FAIL_OVER in plan.kinds)
             await asyncio.to_thread(migrate.up, cluster.primary.dsn)
-            self._tell(f"PostgreSQL {cluster.version}, seed {plan.seed}")
+            self._log(f"PostgreSQL {cluster.version}, seed {plan.seed}")
             await stage.set_up(stack, cluster)
             await self._wait_for(cluster, _AT_WORK, AGENTS * plan.agents, _START_SEC)
-            self._tell("everybody is at work")
-            nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._tell)
+            self._log("all processes are at work")
+            nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._log)
             began = time.monotonic()
             async with self._watching(cluster):
                 await asyncio.gather(nemesis.run(plan.faults(), began), asyncio.sleep(plan.seconds))
@@ -91,7 +91,7 @@ class Run:
 
     @asynccontextmanager
     async def _watching(self, cluster: Cluster) -> AsyncIterator[None]:
-        """Tell now and then how far it is, and let nobody submit more than can be done."""
+        """Log the progress now and then, and hold submitters back if the queue grows too long."""
         rounds = itertools.count(1)
 
         async def watch() -> None:
@@ -104,7 +104,7 @@ class Run:
                     else:
                         self._stage.brake.unlink(missing_ok=True)
                     if next(rounds) % 5 == 0:
-                        self._tell(f"{tasks} tasks, {ended} ended, {failed} failed attempts")
+                        self._log(f"{tasks} tasks, {ended} ended, {failed} failed attempts")
 
         watching = asyncio.create_task(watch())
         try:
@@ -131,11 +131,11 @@ class Run:
 
     async def _wind_down(self, cluster: Cluster) -> None:
         """No more faults and no more work: all that is there must come to its end."""
-        self._tell("healed; waiting for all work to be done")
+        self._log("healed; waiting for all work to be done")
         await self._stop("client")
         left = await self._wait_for(cluster, _OPEN, 0, _DRAIN_SEC)
         if left:
-            self._tell(f"{left} tasks don't come to an end")
+            self._log(f"{left} tasks don't come to an end")
         await self._stop("agent")
         await self._stop("reader")
         await self._stop("server")

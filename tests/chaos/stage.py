@@ -1,4 +1,4 @@
-"""Sets up the processes of a run: who they are, how each reaches the database, what each is told."""
+"""Sets up the processes of a run: their names, their connections to the database, their arguments."""
 
 import asyncio
 import itertools
@@ -70,7 +70,7 @@ class Stage:
         return self.directory / "brake"
 
     async def set_up(self, stack: AsyncExitStack, cluster: Cluster) -> None:
-        """Start everybody; the stack ends them."""
+        """Start all processes; the stack ends them."""
         breakers = self.directory / "breakers.yaml"
         breakers.write_text(_BREAKERS)
         code = await asyncio.to_thread(copy_code, self.directory)

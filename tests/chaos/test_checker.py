@@ -170,7 +170,7 @@ def unparked_in_vain(evidence: Evidence) -> None:
 
 
 def other_output(evidence: Evidence) -> None:
-    evidence.tasks["second"] = replace(evidence.tasks["second"], output={"by": "somebody"})
+    evidence.tasks["second"] = replace(evidence.tasks["second"], output={"by": "another"})
 
 
 def two_winners(evidence: Evidence) -> None:
@@ -379,9 +379,9 @@ WRONGS: list[tuple[Callable[[Evidence], None], str]] = [
     (seen_out_of_order, "readers see causes first"),
     (effect_seen_first, "readers see causes first"),
     (money_vanished, "agents spent what their claims cost"),
-    (overdrawn, "nobody spends more than they may"),
-    (promised_too_much, "nobody spends more than they may"),
-    (charged_twice, "costs are what was told"),
+    (overdrawn, "no agent spends more than its budget"),
+    (promised_too_much, "no agent spends more than its budget"),
+    (charged_twice, "costs are what agents reported"),
     (tables_disagree, "tables agree"),
 ]
 
@@ -427,7 +427,7 @@ def test_one_thing_wrong(spoil: Callable[[Evidence], None], rule: str) -> None:
     evidence = good()
     spoil(evidence)
 
-    assert check(evidence)[rule], f"nobody noticed: {check(evidence)}"
+    assert check(evidence)[rule], f"not detected: {check(evidence)}"
 
 
 def test_every_rule_can_be_broken() -> None:

@@ -60,7 +60,7 @@ async def test_readers_miss_nothing_though_ids_of_transactions_come_again(
     """What was rolled back just before a crash was never written down: its ids are given out again."""
     dsn = cluster.primary.dsn
     migrate.up(dsn)
-    # By itself nothing is written before a commit.
+    # Nothing is written before a commit.
     await cluster.primary.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
     await cluster.primary.execute("SELECT pg_reload_conf()")
     async with Engine(dsn, max_connections=1) as engine:

@@ -101,16 +101,18 @@ class RecordingBackend:
             )
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
-        told = [_told(item.claim, item.spent) | {"output": _json(item.output)} for item in completions]
-        return await self._moving("complete", told, lambda: self._inner.complete(completions))
+        reported = [
+            _reported(item.claim, item.spent) | {"output": _json(item.output)} for item in completions
+        ]
+        return await self._moving("complete", reported, lambda: self._inner.complete(completions))
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
-        told = [_told(item.claim, item.spent) | {"error": item.error} for item in failures]
-        return await self._moving("fail", told, lambda: self._inner.fail(failures))
+        reported = [_reported(item.claim, item.spent) | {"error": item.error} for item in failures]
+        return await self._moving("fail", reported, lambda: self._inner.fail(failures))
 
     async def release(self, items: Sequence[Release]) -> list[Moved]:
-        told = [_told(item.claim, item.spent) for item in items]
-        return await self._moving("release", told, lambda: self._inner.release(items))
+        reported = [_reported(item.claim, item.spent) for item in items]
+        return await self._moving("release", reported, lambda: self._inner.release(items))
 
     async def _moving(self, what: str, items: list[dict[str, Any]], call: Callable[[], Any]) -> list[Moved]:
         name = self._asked(what, items=items)
@@ -172,7 +174,7 @@ class RecordingBackend:
             raise
 
 
-def _told(claim: ClaimRef, spent: Spent) -> dict[str, Any]:
+def _reported(claim: ClaimRef, spent: Spent) -> dict[str, Any]:
     return {
         "task": claim.id,
         "epoch": claim.epoch,

@@ -356,7 +356,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
         proxy.cut()
         with pytest.raises(UnavailableError, match="doesn't answer"):
             await heartbeats.beat([], [], answer_within_sec=10)
-        proxy.mend()
+        proxy.restore()
         await heartbeats.beat([], [], answer_within_sec=10)
         await heartbeats.close()
 

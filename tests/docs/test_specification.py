@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -84,10 +85,13 @@ def prose(source: str) -> Iterator[str]:
             yield token.string
 
 
-def prose_of_tests() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for text in prose(path.read_text(encoding="utf-8")):
-            yield str(path.relative_to(ROOT)), text
+@cache
+def prose_of_tests() -> list[tuple[str, str]]:
+    return [
+        (str(path.relative_to(ROOT)), text)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for text in prose(path.read_text(encoding="utf-8"))
+    ]
 
 
 def test_every_item_is_listed_once() -> None:

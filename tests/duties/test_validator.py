@@ -396,7 +396,7 @@ async def test_an_outage_does_not_end_checks(dsn: str, connection: psycopg.Conne
         await started.wait()
         proxy.cut()
         await proxy.refuses(2)
-        proxy.mend()
+        proxy.restore()
         end.set()
 
         assert (await running)["passed"] == 1

@@ -1,4 +1,4 @@
-"""Two servers and a fleet, all processes of their own, on one database; shared by all scenarios."""
+"""Two servers and a fleet in separate processes, on one database; shared by all scenarios."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Site:
         return [Client(int(url.rpartition(":")[2])) for url in self.urls]
 
     def hear(self, name: str, what: str) -> None:
-        """Returns when this process has told it."""
+        """Wait until this process prints it."""
         said = self.fleet[name].stdout
         assert said is not None
         line = said.readline()
@@ -67,7 +67,7 @@ def started(*command: str, cwd: Path, **variables: str) -> Iterator["subprocess.
 
 
 def address(process: "subprocess.Popen[str]") -> str:
-    """What a server says when it is ready."""
+    """The URL that a server prints when it is ready."""
     assert process.stdout is not None
     said = ""
     while not said.endswith("\n}\n"):

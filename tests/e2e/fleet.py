@@ -1,6 +1,6 @@
-"""Agents in a process of their own, over HTTP: `python -m tests.e2e.fleet URL AGENT…`.
+"""Agents in their own process, over HTTP: `python -m tests.e2e.fleet URL AGENT…`.
 
-They tell on their standard output what they are about to do, so that a test can kill them just then.
+They print what they are about to do, so that a test can kill them at that moment.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any
 from lineshaft import Agent, Fail, Lineshaft, NewTask, TaskContext
 
 
-def tell(what: str) -> None:
+def announce(what: str) -> None:
     print(what, flush=True)  # noqa: T201
 
 
@@ -38,7 +38,7 @@ async def divide(ctx: TaskContext) -> list[object]:
 
 
 async def poison(ctx: TaskContext) -> None:
-    tell(f"swallowed by {ctx.agent_id}")
+    announce(f"swallowed by {ctx.agent_id}")
     os._exit(9)
 
 
@@ -46,11 +46,11 @@ async def stuck(ctx: TaskContext) -> str:
     """Does half of its work, and then nothing more, unless it is a quick one."""
     if "quick" not in ctx.spec:
         await ctx.step("half", lambda: ctx.agent_id)
-        tell("half done")
+        announce("half done")
         try:
             await asyncio.Event().wait()
         finally:
-            tell("stopped")
+            announce("stopped")
     return ctx.agent_id
 
 

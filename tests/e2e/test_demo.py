@@ -26,18 +26,18 @@ def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.Complet
 def test_the_demo_ends_well_on_its_own_and_leaves_nothing_behind() -> None:
     # Not pytest's own folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:
-        # Production, as the settings have it: whatever turns there finds nobody.
+        # Settings of a production system that can't be reached: the demo must not use them.
         config = Path(folder, "lineshaft.toml")
         config.write_text('database_url = "postgresql://127.0.0.1:1/production"\n')
-        told = demo(Path(folder), LINESHAFT_URL="http://127.0.0.1:1", LINESHAFT_DAILY_BUDGET_USD="0")
+        done = demo(Path(folder), LINESHAFT_URL="http://127.0.0.1:1", LINESHAFT_DAILY_BUDGET_USD="0")
         left = list(Path(folder).iterdir())
 
-    assert told.returncode == 0, told.stderr
+    assert done.returncode == 0, done.stderr
     assert left == [config]
-    assert "The DAG is complete" in told.stdout
+    assert "The DAG is complete" in done.stdout
     for line in ("failed: crash", "rate_limited", "failed: invalid_output", "failed: auth_failure"):
-        assert line in told.stdout, "each mishap happened, and is in the table"
-    table = told.stdout.split("TASK ")[1]
+        assert line in done.stdout, "each mishap happened, and is in the table"
+    table = done.stdout.split("TASK ")[1]
     assert table.count("COMPLETED") == 5
     # The search that was done before the crash was not done, nor paid, again.
     assert "researcher-1, researcher-2" in table or "researcher-2, researcher-1" in table

@@ -93,12 +93,12 @@ async def test_a_diamond(site: Site) -> None:
     for side in ("left", "right"):
         assert tasks["top"]["completed_at"] <= tasks[side]["started_at"]
         assert tasks[side]["completed_at"] <= tasks["bottom"]["started_at"]
-    told = [kind for kind, _ in await story(client, dag_id=made["dag"]["id"]) if kind.startswith("dag.")]
-    assert told == ["dag.created", "dag.running", "dag.completed"]
+    seen = [kind for kind, _ in await story(client, dag_id=made["dag"]["id"]) if kind.startswith("dag.")]
+    assert seen == ["dag.created", "dag.running", "dag.completed"]
 
 
 async def test_a_crash(site: Site) -> None:
-    """R-072, R-082: kill -9, and somebody else carries on behind the last step."""
+    """R-072, R-082: kill -9, and another agent carries on after the last step."""
     client = site.client
     task = await client.submit("crash", retry=AT_ONCE)
     site.hear("crasher", "half done")
@@ -155,22 +155,22 @@ async def test_a_breaker_lets_one_probe_through(site: Site) -> None:
         assert (await ended(client, task["id"]))["attempts"] == 0
 
     names = {task["id"] for task in good}
-    told = [
+    seen = [
         kind
         for kind, task_id in await story(client)
         if kind.startswith("breaker.") or (kind in {"task.claimed", "task.completed"} and task_id in names)
     ]
-    assert told[0] == "breaker.opened"
-    assert told.index("task.claimed") == told.index("breaker.half_open") - 1 or told[1] == "breaker.half_open"
-    closed = told.index("breaker.closed")
-    assert told[:closed].count("task.claimed") == 1, "one probe, and nothing beside it"
-    assert told[closed:].count("task.completed") >= 3
+    assert seen[0] == "breaker.opened"
+    assert seen.index("task.claimed") == seen.index("breaker.half_open") - 1 or seen[1] == "breaker.half_open"
+    closed = seen.index("breaker.closed")
+    assert seen[:closed].count("task.claimed") == 1, "one probe, and nothing beside it"
+    assert seen[closed:].count("task.completed") >= 3
     (breaker,) = (b for b in (await client.get("/v1/breakers")).json["items"] if b["key"] == "fragile")
     assert (breaker["state"], breaker["failures"]) == ("closed", 0)
 
 
 async def test_a_poison_pill(site: Site) -> None:
-    """R-136, F-26: it kills whoever takes it; after three it reaches a person, with attempts left."""
+    """R-136, F-26: it kills every agent that claims it; after three it is a dead letter, attempts left."""
     client = site.client
     task = await client.submit("poison", max_attempts=9, retry=AT_ONCE)
 
@@ -229,17 +229,17 @@ async def test_a_rate_limit(site: Site) -> None:
     client = site.client
     task = await client.submit("limited", max_attempts=1)
 
-    told = await happens(client, "signal.slowdown")
+    seen = await happens(client, "signal.slowdown")
     done = await ended(client, task["id"])
 
-    assert told
+    assert seen
     assert (done["output"]["data"], done["attempts"]) == ("served", 0)
     outcomes = [a["outcome"] for a in (await client.get(f"/v1/tasks/{task['id']}/attempts")).json["items"]]
     assert outcomes == ["rate_limited", "completed"]
 
 
 async def test_a_cancellation_that_cascades(site: Site) -> None:
-    """R-172, R-173, R-175: whoever works on it is told, whatever waits for it goes with it."""
+    """R-172, R-173, R-175: its agent is notified, and its dependents are cancelled too."""
     client = site.client
     tasks = [
         {"key": "a", "type": "frozen"},
@@ -260,7 +260,7 @@ async def test_a_cancellation_that_cascades(site: Site) -> None:
 
 async def test_one_submission_made_twenty_times_at_once(site: Site) -> None:
     """R-170, U8: at two servers."""
-    body = {"type": "nobody takes it", "spec": {"n": 1}}
+    body = {"type": "unclaimed", "spec": {"n": 1}}
     headers = {"Idempotency-Key": "only once"}
     calls = [site.clients[n % 2].post("/v1/tasks", body, headers=headers) for n in range(20)]
 

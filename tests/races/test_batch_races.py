@@ -89,7 +89,7 @@ async def nested_batches(engine: Engine) -> dict[str, ClaimedTask]:
 async def test_the_tasks_of_nested_batches_fail_in_one_call(
     engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
-    """Whoever made one that died goes down with the batch around both, though it is no batch itself."""
+    """The parent of a task that died fails with the batch around both, though it isn't a batch."""
     one, _ = engines
     tasks = await nested_batches(one)
     failures = [Failure(ref(tasks[name]), "bad") for name in ("below", "in it")]

@@ -1,4 +1,4 @@
-"""Breakers under concurrency: one probe whoever asks, and no failure that isn't counted."""
+"""Breakers under concurrency: one probe however many claim, and every failure is counted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -74,7 +74,7 @@ async def test_sixteen_claimers_get_one_probe(
 async def test_a_person_is_quicker_than_the_probe(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, dsn: str, forced: bool
 ) -> None:
-    """The breaker is reset, or opened for good, while a claim hands out the probe: it hands out none."""
+    """The breaker is reset, or opened permanently, while a claim takes the probe: there is no probe."""
     await open_breaker(engine, clock)
     (task,) = await engine.submission.submit([NewTask("code")])
     by_hand = engine.breakers.open if forced else engine.breakers.reset
@@ -121,7 +121,7 @@ async def test_failures_at_once_open_it_once(
 
 
 async def test_the_first_failures_of_a_type_at_once(engine: Engine, connection: psycopg.Connection) -> None:
-    """Nobody has made the row yet."""
+    """The row doesn't exist yet."""
     await engine.submission.submit([NewTask("code") for _ in range(CLAIMERS)])
     tasks = [task for n in range(2) for task in await running(engine, 8, f"a{n}")]
     await asyncio.gather(*(Actions(engine).fail(task) for task in tasks))

@@ -69,7 +69,7 @@ async def test_a_claim_does_not_wait_for_a_change(engines: tuple[Engine, Engine]
 
 
 async def test_change_against_complete(engines: tuple[Engine, Engine], dsn: str) -> None:
-    """The completion wins in any case; the change came before it, or is told that it came too late."""
+    """The completion wins in any case; the change came before it, or fails because it came too late."""
     one, two = engines
     for _ in range(4):
         await one.submission.submit([NewTask("code")])

@@ -32,8 +32,8 @@ async def test_tasks_are_changed_while_their_claim_waits(weighing: Engines, dsn:
     if kind == "lock":
         tasks = await one.submission.submit([NewTask("x", lock_key=f"doc:{n}") for n in range(3)])
     else:
-        dear = [NewTask("x", max_cost_usd=1) for _ in range(3)]
-        tasks = list((await one.submission.submit_dag("d", dear, budget_ceiling_usd=9)).tasks.values())
+        costly = [NewTask("x", max_cost_usd=1) for _ in range(3)]
+        tasks = list((await one.submission.submit_dag("d", costly, budget_ceiling_usd=9)).tasks.values())
     with held(dsn, AGENT) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claiming = asyncio.ensure_future(one.claims.claim("a1", 1, limit=3, start=True))
         await waiting(look, 1)
@@ -91,10 +91,10 @@ async def has_looked(look: psycopg.Connection, claiming: "asyncio.Future[Claim]"
 
 
 @pytest.mark.parametrize("lane", ["plain", "locked"])
-async def test_what_somebody_holds_and_leaves_is_found(
+async def test_a_task_that_is_locked_for_a_moment_is_found_afterwards(
     world: World, dsn: str, connection: psycopg.Connection, lane: str
 ) -> None:
-    """Nobody is told when a change of a task is over, or a turn of generations, or a claim can't pay."""
+    """No notification follows a change of a task or of the generation, or a claim that can't pay."""
     await world.agent("ann")
     (task,) = await world.engine.submission.submit(
         [NewTask("x", lock_key="doc" if lane == "locked" else None)]

@@ -1,4 +1,4 @@
-"""A claim that meets another goes on to what is left: told that there is nothing, its agent would wait."""
+"""A claim that meets another goes on to the remaining tasks: with an empty result its agent would wait."""
 
 from decimal import Decimal
 

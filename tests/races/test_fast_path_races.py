@@ -43,7 +43,7 @@ async def test_a_claim_takes_what_a_submission_depends_on(engines: tuple[Engine,
 async def test_the_first_dependent_wakes_who_passed_its_upstream_over(
     engines: tuple[Engine, Engine], dsn: str
 ) -> None:
-    """Marking a READY task hides it for a moment: that it is there is told once more."""
+    """Marking a READY task hides it for a moment: its notification is sent again."""
     one, two = engines
     (up,) = await one.submission.submit([NewTask("up")])
     with psycopg.connect(dsn, autocommit=True) as listener:
@@ -52,6 +52,6 @@ async def test_the_first_dependent_wakes_who_passed_its_upstream_over(
             await two.submission.submit([NewTask("down", depends_on=[up.id])], connection=caller)
             assert await running(one) == []
             await caller.commit()
-        told = next(listener.notifies(timeout=60))
-        assert told.payload == "*"
+        notification = next(listener.notifies(timeout=60))
+        assert notification.payload == "*"
         assert [task.id for task in await running(one)] == [up.id]

@@ -59,7 +59,7 @@ def ends(connection: psycopg.Connection, task_id: str) -> list[str]:
 async def test_approving_against_cancelling(
     engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection, order: str
 ) -> None:
-    """One of them wins, and the other is told."""
+    """One of them wins, and the other gets an error."""
     one, two = engines
     task = await handed_in(one, Gate("human"))
     sides = [one.approvals.decide(task.id, YES), two.operations.cancel(task.id, "no")]
@@ -72,7 +72,7 @@ async def test_approving_against_cancelling(
 
 
 async def test_two_people_decide_at_once(engines: tuple[Engine, Engine], dsn: str) -> None:
-    """The second one is told to look again."""
+    """The second one gets an error that asks it to look again."""
     one, two = engines
     task = await handed_in(one, Gate("human"), Gate("human"), max_attempts=1)
 
@@ -147,7 +147,7 @@ async def test_two_verdicts_on_one_output(
     assert all(isinstance(moved, Moved) for moved in found)
     assert len(ends(connection, task.id)) == 1
     assert len((await gated_attempts(one, task.id))[0].verdicts) == 1
-    # Both are told where it is now.
+    # Both get its current state.
     assert {moved.status for moved in found if moved.status} == {status(connection, task.id)}
 
 
@@ -183,7 +183,7 @@ async def test_refusing_against_reaping(
         held(dsn, "SELECT FROM lineshaft.attempt WHERE task_id = %s FOR UPDATE", task.id) as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
-        # Whoever is first has the task's row and waits for the attempt's.
+        # The first one has the task's row and waits for the attempt's.
         if first == "check":
             checking = asyncio.ensure_future(one.gates.check([ref(task)]))
             await waiting(look, 1)

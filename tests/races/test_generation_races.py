@@ -62,7 +62,7 @@ async def test_a_turn_that_is_interrupted_in_its_middle_is_finished_by_the_next(
         pass
 
 
-async def test_what_a_turn_moves_is_told(world: World, dsn: str) -> None:
+async def test_a_turn_of_generations_notifies_agents(world: World, dsn: str) -> None:
     """Claims pass over it while it is moved: who waits must look again."""
     await world.agent("ann")
     await world.engine.submission.submit([NewTask("a") for _ in range(3)])

@@ -70,7 +70,7 @@ async def test_many_claims_and_ends_at_once_stay_within_the_day(engines: tuple[E
 async def test_a_ceiling_is_raised_while_a_claim_parks(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """Whoever is first: the task is to be had afterwards, at the latest with the promoter's next look."""
+    """Whichever is first: the task is available afterwards, at the latest after the promoter's next run."""
     one, two = engines
     tasks = [NewTask("code", max_cost_usd=2, key="a"), NewTask("x", key="b")]
     dag = await one.submission.submit_dag("a DAG", tasks, budget_ceiling_usd=1)

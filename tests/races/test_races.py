@@ -61,7 +61,7 @@ async def test_two_claims_never_spend_the_same_dollar(engines: tuple[Engine, Eng
     assert sum(len(claim.tasks) for claim in claims) == 1
 
     dag = await one.submission.submit_dag(
-        "d", [NewTask("dear", max_cost_usd=1) for _ in range(4)], budget_ceiling_usd=2.5
+        "d", [NewTask("costly", max_cost_usd=1) for _ in range(4)], budget_ceiling_usd=2.5
     )
     with (
         held(dsn, "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE", dag.id) as holder,
@@ -70,8 +70,8 @@ async def test_two_claims_never_spend_the_same_dollar(engines: tuple[Engine, Eng
         claims = await race(
             look,
             holder,
-            one.claims.claim("a1", 1, limit=2, types=["dear"]),
-            two.claims.claim("a2", 1, limit=2, types=["dear"]),
+            one.claims.claim("a1", 1, limit=2, types=["costly"]),
+            two.claims.claim("a2", 1, limit=2, types=["costly"]),
         )
         row = look.execute("SELECT reserved_usd FROM lineshaft.dag WHERE id = %s", [dag.id]).fetchone()
     assert row is not None
@@ -99,7 +99,7 @@ async def test_the_last_two_parents_end_at_once(engines: tuple[Engine, Engine], 
 
 
 async def test_the_last_tasks_of_a_dag_end_at_once(engines: tuple[Engine, Engine], dsn: str) -> None:
-    """U7, F-23: the DAG completes once, whoever is last."""
+    """U7, F-23: the DAG completes once, whichever task is last."""
     one, two = engines
     dag = await one.submission.submit_dag("d", [NewTask("p"), NewTask("p")])
     first, second = await running(one, 2)
@@ -122,7 +122,7 @@ async def test_the_last_tasks_of_a_dag_end_at_once(engines: tuple[Engine, Engine
 
 
 async def test_cancel_against_complete(engines: tuple[Engine, Engine], dsn: str) -> None:
-    """One of them wins; the other is told, and the dependents follow the winner."""
+    """One of them wins; the other gets an error, and the dependents follow the winner."""
     one, two = engines
     dag = await one.submission.submit_dag(
         "d", [NewTask("p", key="p"), NewTask("c", key="c", depends_on=["p"])]
@@ -307,7 +307,7 @@ async def test_two_edges_that_together_close_a_cycle(engines: tuple[Engine, Engi
 
 
 async def test_registering_again_while_the_old_incarnation_claims(engines: tuple[Engine, Engine]) -> None:
-    """What the old one got in the last moment is taken from it; nothing stays held by nobody."""
+    """What the old one claimed at the last moment is taken from it; no task stays without a holder."""
     one, two = engines
     await one.submission.submit([NewTask("code") for _ in range(30)])
     await asyncio.gather(

@@ -1,4 +1,4 @@
-"""People who decide about one dead letter at once, and what others do to it meanwhile."""
+"""People who decide about one dead letter at once, and other changes of it at the same time."""
 
 from asyncio import gather
 from typing import Any
@@ -38,7 +38,7 @@ def reviews(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
 async def test_two_reviewers_one_decision(
     engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection, resolution: str
 ) -> None:
-    """R-132: one wins, the other is told what was decided."""
+    """R-132: one wins; the other gets an error with the decision."""
     one, two = engines
     task_id = await dead(one)
 
@@ -50,11 +50,11 @@ async def test_two_reviewers_one_decision(
             two.dead_letters.resolve(task_id, by("bob", resolution)),
         )
 
-    (told,) = [result for result in results if isinstance(result, AlreadyReviewedError)]
-    winner, decided = ("bob", resolution) if results[0] is told else ("ann", "retry")
+    (refused,) = [result for result in results if isinstance(result, AlreadyReviewedError)]
+    winner, decided = ("bob", resolution) if results[0] is refused else ("ann", "retry")
     assert reviews(connection) == [(winner, decided)]
-    assert (told.reviewer, told.resolution) == (winner, decided)
-    assert winner in str(told)
+    assert (refused.reviewer, refused.resolution) == (winner, decided)
+    assert winner in str(refused)
     assert status(connection, task_id) == ("READY" if decided == "retry" else "CANCELLED")
 
 
@@ -75,15 +75,15 @@ async def test_two_reviewers_escalate_once(
 
     assert [isinstance(result, AlreadyReviewedError) for result in results].count(True) == 1
     assert len(reviews(connection)) == 1
-    told = connection.execute("SELECT count(*) FROM lineshaft.events WHERE kind = 'alert'").fetchone()
-    assert told == (1,)
+    alerts = connection.execute("SELECT count(*) FROM lineshaft.events WHERE kind = 'alert'").fetchone()
+    assert alerts == (1,)
     assert status(connection, task_id) == "DEAD_LETTERED"
 
 
 async def test_a_review_against_a_retry_by_hand(
     engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
 ) -> None:
-    """R-122, R-132: revived once, whoever was first."""
+    """R-122, R-132: revived once, whichever was first."""
     one, two = engines
     task_id = await dead(one)
 
@@ -150,7 +150,7 @@ async def test_a_new_dependent_holds_back_the_revival_until_it_is_there(
 async def test_two_bulk_decisions_share_the_work(
     engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
-    """R-132: each letter is decided once; what the other had is told as such."""
+    """R-132: each letter is decided once; the other decision is reported as too late."""
     one, two = engines
     # Of ten types: a breaker would hold back the rest of one.
     expected = {await dead(one, f"type{n}") for n in range(10)}

@@ -1,4 +1,4 @@
-"""What an agent says it has spent, while the output that it has handed in is looked at."""
+"""Costs that an agent reports while its output is being validated."""
 
 import asyncio
 import threading
@@ -65,7 +65,7 @@ async def test_a_heartbeat_does_not_change_what_an_output_has_cost(
 async def test_an_accepted_output_that_does_not_complete_its_task_is_not_dropped(
     engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
-    """Nobody is told COMPLETED of a task that isn't: it stays with its output as it was."""
+    """No call returns COMPLETED for a task that isn't: it keeps its output."""
     one, _ = engines
     async with checking(one) as (task, completing):
         # No statement of ours does this any more.

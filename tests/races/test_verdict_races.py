@@ -25,7 +25,7 @@ def bad(task: ClaimedTask) -> list[Failure]:
 async def test_the_last_task_here_and_the_last_hope_elsewhere_die_at_once(
     engines: tuple[Engine, Engine], dsn: str
 ) -> None:
-    """Neither sees the other's death as it decides; whoever is second must."""
+    """Neither sees the other's death as it decides; the second one must."""
     one, two = engines
     (upstream,) = await one.submission.submit([NewTask("elsewhere")])
     dag = await one.submission.submit_dag("d", [NewTask("here"), NewTask("w", depends_on=[upstream.id])])
@@ -86,12 +86,12 @@ async def test_two_first_claims_with_a_cost_start_their_dag_once(
 ) -> None:
     """U7: each event once a transition. Both have seen a pending DAG when they come to its row."""
     one, two = engines
-    dag = await one.submission.submit_dag("d", [NewTask("dear", max_cost_usd=1) for _ in range(2)])
+    dag = await one.submission.submit_dag("d", [NewTask("costly", max_cost_usd=1) for _ in range(2)])
 
     with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claims = await race(look, holder, one.claims.claim("a1", 1), two.claims.claim("a2", 1))
         kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq"
-        told = [row[0] for row in look.execute(kinds, [dag.id])]
+        found = [row[0] for row in look.execute(kinds, [dag.id])]
 
     assert [len(claim.tasks) for claim in claims] == [1, 1]
-    assert told == ["dag.created", "dag.running"]
+    assert found == ["dag.created", "dag.running"]

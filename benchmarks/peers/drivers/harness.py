@@ -74,7 +74,7 @@ class Board:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         raise RuntimeError(f"All {_SLOTS} slots of the board are taken: that many threads are not foreseen.")
 
-    # For whoever measures.
+    # For the process that measures.
 
     def counts(self) -> dict[int, int]:
         """How many tasks each process has handled."""
@@ -205,12 +205,12 @@ async def _serve(driver: Driver) -> None:
         begin = time.perf_counter()
         try:
             answer = await orders[name](*arguments)
-            told = {"seconds": time.perf_counter() - begin, "answer": answer}
-        except Exception:  # noqa: BLE001 - whoever gave the order is told
-            told = {"error": traceback.format_exc()}
-        answers.write(json.dumps(told) + "\n")
+            result = {"seconds": time.perf_counter() - begin, "answer": answer}
+        except Exception:  # noqa: BLE001 - sent to the process that gave the order
+            result = {"error": traceback.format_exc()}
+        answers.write(json.dumps(result) + "\n")
         answers.flush()
-    # Whoever gave orders has gone; connections need no farewell.
+    # The process that gave orders has gone; connections needn't be closed.
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
 """RQ: tasks run in the worker's own process (its default forks for each).
 
-Results are kept (its default): without them it is no faster.
+Results are kept (its default): without them it isn't faster.
 """
 
 import redis

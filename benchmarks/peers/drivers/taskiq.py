@@ -39,7 +39,7 @@ class TaskiqDriver(Driver):
         await several_at_a_time(self.submit, numbers)
 
     async def left(self) -> int:
-        # What nobody has fetched (known since Redis 7), and what is not acknowledged.
+        # What no worker has fetched (known since Redis 7), and what is not acknowledged.
         (group,) = await self.redis.xinfo_groups(self.broker.queue_name)
         return int(group["lag"] + group["pending"])
 

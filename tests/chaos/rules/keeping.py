@@ -24,7 +24,7 @@ def accepted_tasks_exist(evidence: Evidence) -> Iterator[str]:
         if not missing:
             continue
         if answered.get(record["call"], {}).get("verdict") in _ACCEPTED:
-            yield f"{record['who']} was told that {missing} are accepted, but they don't exist"
+            yield f"{record['who']} got {missing} accepted, but they don't exist"
         elif len(missing) < len(record["ids"]):
             yield f"of the tasks of one call, {missing} don't exist, but others do"
 
@@ -34,7 +34,7 @@ def nothing_comes_from_nowhere(evidence: Evidence) -> Iterator[str]:
     spawners = {record["task"] for record in evidence.records if record["what"] == "spawn"}
     for task in evidence.tasks.values():
         if task.id not in asked and task.parent_id not in spawners:
-            yield f"nobody asked for {task.id}"
+            yield f"{task.id} was never submitted"
 
 
 def everything_comes_to_an_end(evidence: Evidence) -> Iterator[str]:
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 
 
 def completions(evidence: Evidence) -> Iterator[tuple[Record, Mapping[str, Any], Answer]]:
-    """Everything that was handed in: the record, the item, and what it was answered."""
+    """Every submitted outcome: the record, the item and the response."""
     answered = answers(evidence)
     for record in evidence.records:
         if record["what"] != "complete":
@@ -87,7 +87,7 @@ def completions(evidence: Evidence) -> Iterator[tuple[Record, Mapping[str, Any],
 
 
 def one_outcome(evidence: Evidence) -> Iterator[str]:
-    """The recorded output is what the claim that won handed in, and nobody else was told to have won."""
+    """The recorded output is that of the claim that won, and no other claim was reported as the winner."""
     handed_in: dict[tuple[str, int], Any] = {}
     winners: dict[str, set[int]] = defaultdict(set)
     for _, item, answer in completions(evidence):
@@ -97,7 +97,7 @@ def one_outcome(evidence: Evidence) -> Iterator[str]:
     for name, epochs in winners.items():
         task = evidence.tasks.get(name)
         if task is None or task.status != "COMPLETED" or epochs != {task.epoch}:
-            yield f"{name}: claims {sorted(epochs)} were told to have completed it, but it is {_state(task)}"
+            yield f"{name}: claims {sorted(epochs)} were reported as completed, but it is {_state(task)}"
     for task in evidence.tasks.values():
         claim = task.id, task.epoch
         if task.status != "COMPLETED" or task.is_batch:
@@ -113,11 +113,11 @@ def _state(task: TaskFact | None) -> str:
 
 
 def answers_are_true(evidence: Evidence) -> Iterator[str]:
-    """Whatever a client was told to have done is found in the tables, whatever was killed afterwards."""
-    told = answers(evidence)
+    """Every acknowledged change is in the tables, whatever was killed afterwards."""
+    acknowledged = answers(evidence)
     books = _Books(evidence)
     for record in evidence.records:
-        answer = told.get(record.get("call", ""))
+        answer = acknowledged.get(record.get("call", ""))
         find = getattr(books, record["what"], None)
         if answer is not None and find is not None:
             yield from find(record, answer)

@@ -22,7 +22,7 @@ def agents_spent_what_their_claims_cost(evidence: Evidence) -> Iterator[str]:
             yield f"{agent.id} has spent {agent.spent_usd}, but its claims cost {by_agent[agent.id]}"
 
 
-def nobody_spends_more_than_they_may(evidence: Evidence) -> Iterator[str]:
+def no_agent_spends_more_than_its_budget(evidence: Evidence) -> Iterator[str]:
     """No attempt of the workload costs more than its task's limit, so nothing may be overdrawn."""
     for purse in (*evidence.agents, *evidence.dags):
         if purse.limit_usd is not None and purse.spent_usd + purse.reserved_usd > purse.limit_usd:
@@ -32,7 +32,7 @@ def nobody_spends_more_than_they_may(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def costs_are_what_was_told(evidence: Evidence) -> Iterator[str]:
+def costs_are_what_agents_reported(evidence: Evidence) -> Iterator[str]:
     """The attempt that completed a task costs what its completion said."""
     others: dict[str, Decimal] = defaultdict(Decimal)
     for attempt in evidence.attempts:

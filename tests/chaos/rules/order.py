@@ -26,7 +26,7 @@ def events_follow_the_state_machine(evidence: Evidence) -> Iterator[str]:
             yield f"{event.kind} of {name}, which doesn't exist"
             continue
         ways[name].append(event.kind)
-        # From nowhere it has been told already.
+        # Without a known state it has been reported already.
         if places[name]:
             places[name] = {new for old, new in _MOVES[event.kind] if old in places[name]}
             if not places[name]:
@@ -78,7 +78,7 @@ def handlers_begin_after_dependencies(evidence: Evidence) -> Iterator[str]:
             continue
         at = handed_in.get((before.id, before.epoch))
         if at is None or begun[edge.task_id] < at:
-            yield f"{edge.task_id} began before {before.id}, which it depends on, was handed in"
+            yield f"{edge.task_id} began before {before.id}, which it depends on, was completed"
 
 
 def inputs_are_recorded_outputs(evidence: Evidence) -> Iterator[str]:
@@ -92,7 +92,7 @@ def inputs_are_recorded_outputs(evidence: Evidence) -> Iterator[str]:
 
 
 def refusals_change_nothing(evidence: Evidence) -> Iterator[str]:
-    """A claim that was told to be stale has no outcome of its own."""
+    """A claim that was reported as stale has no outcome."""
     for _, item, answer in completions(evidence):
         task = evidence.tasks.get(item["task"])
         if task is None or (answer.error, task.status) != ("stale_claim", "COMPLETED"):
