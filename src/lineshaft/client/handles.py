@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -22,27 +22,13 @@ R_co = TypeVar("R_co", covariant=True)
 _ENDED = frozenset({Status.COMPLETED, Status.CANCELLED, Status.DEAD_LETTERED})
 
 
-class TaskReference:
-    """A submitted task."""
+class _Reference:
+    __slots__ = ("duplicate", "id")
 
-    __slots__ = ("_submitted",)
-
-    def __init__(self, submitted: Submitted) -> None:
-        self._submitted = submitted
-
-    @property
-    def id(self) -> str:
-        return self._submitted.id
-
-    @property
-    def duplicate(self) -> bool:
-        """The task existed already: its idempotency key was in use."""
-        return self._submitted.duplicate
-
-    @property
-    def mismatch(self) -> bool:
-        """... and it was in use for a different request."""
-        return self._submitted.mismatch
+    def __init__(self, submitted: "Submitted | SubmittedDag | _Reference") -> None:
+        self.id: Final[str] = submitted.id
+        #: It existed already: the idempotency key was in use.
+        self.duplicate: Final[bool] = submitted.duplicate
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{' duplicate' if self.duplicate else ''}>"
@@ -54,25 +40,21 @@ class TaskReference:
         return hash(self.id)
 
 
-class DagReference:
+class TaskReference(_Reference):
+    """A submitted task."""
+
+    __slots__ = ("mismatch",)
+
+    def __init__(self, submitted: "Submitted | TaskReference") -> None:
+        super().__init__(submitted)
+        #: The idempotency key was in use for a different request.
+        self.mismatch: Final[bool] = submitted.mismatch
+
+
+class DagReference(_Reference):
     """A submitted DAG."""
 
-    __slots__ = ("_submitted",)
-
-    def __init__(self, submitted: SubmittedDag) -> None:
-        self._submitted = submitted
-
-    @property
-    def id(self) -> str:
-        return self._submitted.id
-
-    @property
-    def duplicate(self) -> bool:
-        """The DAG existed already: its idempotency key was in use."""
-        return self._submitted.duplicate
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}: {', '.join(self._submitted.tasks)}>"
+    __slots__ = ()
 
 
 #: A task: its id, a handle, or the task as it was read.
@@ -165,7 +147,7 @@ class SyncTaskHandle(TaskReference, Generic[R_co]):
     __slots__ = ("_handle", "_shaft")
 
     def __init__(self, shaft: "SyncLineshaft", handle: TaskHandle[R_co]) -> None:
-        super().__init__(handle._submitted)  # noqa: SLF001 - of this module
+        super().__init__(handle)
         self._shaft = shaft
         self._handle = handle
 
@@ -198,7 +180,7 @@ class SyncDagHandle(DagReference):
     __slots__ = ("_handle", "_shaft", "tasks")
 
     def __init__(self, shaft: "SyncLineshaft", handle: DagHandle) -> None:
-        super().__init__(handle._submitted)  # noqa: SLF001 - of this module
+        super().__init__(handle)
         self._shaft = shaft
         self._handle = handle
         #: By the keys of the submission.
