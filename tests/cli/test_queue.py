@@ -105,7 +105,7 @@ def test_many_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (("task", "list", "--limit", "0"), 2, "must be a number above 0"),
         (("why", "task_nowhere"), 1, "There is no task task_nowhere"),
         (("dag", "show", "dag_nowhere"), 1, "There is no DAG dag_nowhere"),
-        (("agents", "change", "nobody"), 2, "Nothing to change"),
+        (("agents", "change", "unknown"), 2, "Nothing to change"),
         (("approvals", "approve", "task_nowhere", "--data", "{"), 2, "--data must be JSON"),
         (("dlq", "resolve", "task_nowhere", "--resolution", "modify_and_retry"), 2, "--spec"),
         (("dlq", "review"), 2, "terminal"),

@@ -99,7 +99,7 @@ def test_an_answer_of_a_proxy_is_a_message(cli: Cli, status: int) -> None:
         said = cli("stats", "--url", proxy.url)
 
     assert said.code == 1
-    assert f"answered {status}" in said.err
+    assert f"Unexpected response {status}" in said.err
     assert said.err.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""The backend for whoever reaches the database itself."""
+"""The backend over a database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -100,10 +100,10 @@ class DatabaseBackend:
     async def open(self) -> None:
         async with AsyncExitStack() as opening:
             location = database(self._settings)
-            # Starting a server takes a moment, in which the event loop has better things to do.
+            # In a thread: starting an embedded server takes a moment.
             dsn = await asyncio.to_thread(location.__enter__)
             opening.callback(location.__exit__, None, None, None)
-            # The embedded database is ours to migrate; any other one is its operator's.
+            # Only the embedded database is migrated automatically.
             prepare = migrate.up if self._settings.database_url is None else migrate.check_ready
             await asyncio.to_thread(prepare, dsn)
             self._engine = await opening.enter_async_context(
@@ -119,7 +119,7 @@ class DatabaseBackend:
             self._on_demand = OnDemand(self._engine, self._wake_all)
             opening.push_async_callback(self._on_demand.close)
             self._resources = opening.pop_all()
-            # One of this event loop's own: it may have been open in another before.
+            # The backend may have been open in another event loop before.
             self._subscribing = asyncio.Lock()
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class DatabaseBackend:
         known = list(submitted.tasks.values())
         if submitted.duplicate or connection is not None or not all(task.duplicate for task in known):
             return submitted
-        # Each task stands for one that exists already, so no DAG was made: it is that of the first.
+        # All tasks existed already, so no DAG was created: return the DAG of the first task.
         first = await self.engine.read.task(known[0].id)
         return SubmittedDag(first.dag_id, submitted.tasks)
 
@@ -353,7 +353,7 @@ class DatabaseBackend:
             agent_id, incarnation, limit=limit, types=list(types), start=True
         )
         if len(claim.tasks) < limit and claim.leaves_some and (agent_id, incarnation) in self._waiters:
-            # What woke it may be for another.
+            # Another agent may be able to take the task that woke this one.
             self._waiters[agent_id, incarnation].decline()
         with self.engine.undelivered.release_if_undelivered(claim.tasks):
             return assignments(claim)
@@ -423,7 +423,7 @@ class DatabaseBackend:
         return min(self._settings.promoter_interval_sec, self._settings.reaper_interval_sec)
 
     async def maintain(self) -> float | None:
-        """Retries become due and agents die also where no server runs its duties."""
+        """Make due retries READY and recover the tasks of dead agents, if no server does it."""
         if self._on_demand is None:
             raise DatabaseError(_NOT_OPEN)
         return await self._on_demand.run()
