@@ -73,7 +73,7 @@ format: $(DEVELOPMENT) ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 
 schema: $(DEVELOPMENT) ## Write src/lineshaft/engine/postgres/schema.sql from the migrations
-	$(BIN)/python tests/write_schema.py
+	$(BIN)/python -m tests.write_schema
 
 bench: $(DEVELOPMENT) ## Measure the engine against plain SQL (some minutes)
 	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)

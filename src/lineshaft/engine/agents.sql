@@ -94,9 +94,7 @@ WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND stat
 
 -- name: present
 -- An agent asks for work. Written only every ten seconds: a poll per second need not update a row per second.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 touched AS (
     UPDATE lineshaft.agent
     SET last_heartbeat = clock.now,

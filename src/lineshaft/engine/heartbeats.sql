@@ -2,9 +2,7 @@
 -- One statement for everything that a process holds: the leases of all its tasks and the presence of all its agents. It waits for no row: a
 -- locked row is just being moved by another transaction, and the lease lasts for three intervals. So no heartbeat is part of a deadlock.
 -- Each row is found through an index, never by a join of two lists: the cost is linear in the number of tasks.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 input AS MATERIALIZED (
     SELECT * FROM unnest(
         %(ids)s::text[], %(epochs)s::integer[], %(holders)s::text[], %(progress)s::jsonb[], %(costs)s::numeric[]

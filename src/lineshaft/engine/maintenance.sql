@@ -13,9 +13,7 @@ FOR UPDATE SKIP LOCKED
 -- name: promote_due
 -- Back-offs, snoozes and schedules that are due, by task_live_due. A task that is still blocked only loses its due time; the caller
 -- completes a batch whose children are all done.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
@@ -51,9 +49,7 @@ SELECT moved.id, moved.status::text AS status, moved.is_batch, (SELECT count(*) 
 
 -- name: rekey_deadlines
 -- Deadline boosts that have grown by half a point, by task_live_rekey; the last step is the deadline itself.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
@@ -81,9 +77,7 @@ SELECT moved.id, moved.deadline <= clock.now AS missed FROM moved CROSS JOIN clo
 
 -- name: expire_locks
 -- A batch keeps its lock while it is live.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 gone AS (
     DELETE FROM lineshaft.lock
     USING clock

@@ -85,7 +85,7 @@ CASES = [
     ("maintenance", "lock_expired", NOW | {"limit": 100, "without": []}, ["task_live_leased"]),
     ("review/gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
     ("review/gates", "renew_gates", NOW | RENEW, ["attempt_pkey"]),
-    ("review/gates", "read_handed_in", IDS, ["task_live_pkey", "attempt_pkey", "task_pkey"]),
+    ("review/gates", "read_in_validation", IDS, ["task_live_pkey", "attempt_pkey", "task_pkey"]),
     ("review/approvals", "waiting_tasks", WAITING, ["task_live_claimable", "task_pkey"]),
     ("review/approvals", "announce_waiting", NOW | {"limit": 100}, ["task_live_claimable"]),
     ("review/approvals", "waiting_gates", WAITING, ["attempt_to_approve", "task_pkey"]),

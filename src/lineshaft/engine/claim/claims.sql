@@ -300,9 +300,7 @@ rivals AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) AS rival
 ),
-rivals_parked AS (
-    UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id
-),
+rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id),
 counted AS (
     UPDATE lineshaft.agent
     SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now,

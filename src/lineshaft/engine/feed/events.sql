@@ -50,9 +50,7 @@ END
 -- name: read_recent
 -- A window of at most `most` rows, by event_feed: the usual case, a reader that keeps up. A larger window is left to read_span, which
 -- doesn't sort all of it for every page.
-WITH bounds AS MATERIALIZED (
-    SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
-),
+WITH bounds AS MATERIALIZED (SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until),
 -- Two index look-ups: transactions that had not begun when `since` was taken, and those in progress.
 unseen AS MATERIALIZED (
     (
@@ -99,9 +97,7 @@ SELECT min(seq) AS seq FROM (
 -- name: read_span
 -- A large window, by number. since is NULL from the beginning. Reads at most `span` numbers, so that a filter without matches doesn't
 -- read the whole history for one page. The last number of the sequence bounds all rows that `until` sees.
-WITH bounds AS MATERIALIZED (
-    SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
-),
+WITH bounds AS MATERIALIZED (SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until),
 picked AS (
     SELECT seq, kinds, at, task_id, dag_id, agent_id, epoch, data
     FROM lineshaft.event
@@ -113,9 +109,7 @@ picked AS (
 
 -- name: read_task
 -- A large window, of one task: by event_of_task.
-WITH bounds AS MATERIALIZED (
-    SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until
-),
+WITH bounds AS MATERIALIZED (SELECT coalesce(%(until)s::pg_snapshot, pg_current_snapshot()) AS until),
 picked AS (
     SELECT seq, kinds, at, task_id, dag_id, agent_id, epoch, data
     FROM lineshaft.event

@@ -13,9 +13,7 @@ FOR NO KEY UPDATE
 
 -- name: write_breakers
 -- Writes rows that lock_breakers holds, with their events. Waiters look for work again when a breaker has closed.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 input AS MATERIALIZED (
     SELECT * FROM unnest(
         %(keys)s::text[], %(states)s::text[], %(failures)s::integer[], %(last_failures)s::timestamptz[], %(opened_at)s::timestamptz[],
@@ -50,10 +48,6 @@ WITH lost AS MATERIALIZED (
     ORDER BY breaker.key
     FOR NO KEY UPDATE OF breaker SKIP LOCKED
 ),
-freed AS (
-    UPDATE lineshaft.breaker SET probe_task_id = NULL FROM lost WHERE breaker.key = lost.key RETURNING breaker.key
-),
-woken AS (
-    SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0
-)
+freed AS (UPDATE lineshaft.breaker SET probe_task_id = NULL FROM lost WHERE breaker.key = lost.key RETURNING breaker.key),
+woken AS (SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0)
 SELECT freed.key, (SELECT count(*) FROM woken) AS notified FROM freed

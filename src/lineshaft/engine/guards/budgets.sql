@@ -1,8 +1,6 @@
 -- name: set_dag_budget
 -- NULL: no limit.
-WITH before AS MATERIALIZED (
-    SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE
-),
+WITH before AS MATERIALIZED (SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE),
 changed AS (
     UPDATE lineshaft.dag
     SET budget_ceiling_usd = CASE
@@ -29,9 +27,7 @@ SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, i
 -- One event for each READY task that no agent or DAG can afford, until it is claimed or there is money again. Reserved money may be
 -- returned, so it counts as available. Bounded: parked tasks by task_live_budget_untold, and the head of each lane that exceeds every
 -- agent's budget; tasks behind it are reported when they get there.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 of_dags AS MATERIALIZED (
     SELECT live.id, 'dag' AS purse, lane.max_cost_usd AS cost
     FROM lineshaft.task_live AS live
@@ -77,9 +73,7 @@ blocked AS MATERIALIZED (
     WHERE live.status = 'READY' AND NOT live.budget_told
     FOR NO KEY UPDATE OF live SKIP LOCKED
 ),
-marked AS (
-    UPDATE lineshaft.task_live AS live SET budget_told = true WHERE live.id = ANY (ARRAY(SELECT id FROM blocked))
-),
+marked AS (UPDATE lineshaft.task_live AS live SET budget_told = true WHERE live.id = ANY (ARRAY(SELECT id FROM blocked))),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, data)
     SELECT clock.now, '{budget.blocked}', blocked.id, blocked.dag_id, jsonb_build_object('purse', blocked.purse, 'max_cost_usd', blocked.cost)
@@ -89,19 +83,13 @@ SELECT count(*) AS blocked FROM blocked
 
 -- name: sample_spend
 -- The spend within the window, including what current attempts have reported.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 total AS MATERIALIZED (
     SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.agent)
         + (SELECT coalesce(sum(attempt_cost_usd), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL) AS usd
 ),
-expired AS (
-    DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)
-),
-sampled AS (
-    INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING
-)
+expired AS (DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)),
+sampled AS (INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING)
 SELECT total.usd - coalesce((
     SELECT total_usd FROM lineshaft.spend_sample, clock
     WHERE at >= clock.now - make_interval(secs => %(window)s::double precision)
@@ -149,9 +137,7 @@ WITH short AS MATERIALIZED (
       )
     LIMIT 1
 ),
-alerted AS (
-    INSERT INTO lineshaft.day_alert (day) SELECT %(day)s::date FROM short ON CONFLICT (day) DO NOTHING RETURNING day
-),
+alerted AS (INSERT INTO lineshaft.day_alert (day) SELECT %(day)s::date FROM short ON CONFLICT (day) DO NOTHING RETURNING day),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
     SELECT coalesce(%(now)s::timestamptz, now()), '{alert}', jsonb_build_object('key', 'daily_budget', 'message', %(message)s::text) FROM alerted

@@ -6,9 +6,7 @@ ON CONFLICT (key) DO UPDATE
 
 -- name: signal_slowdowns
 -- For what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 signal AS (
     SELECT coalesce('model:' || coalesce(input.model, agent.models_available[1]), '*') AS key, max(input.wait_sec) AS wait_sec,
         min(input.reason) AS reason
@@ -31,9 +29,7 @@ FROM written JOIN signal ON signal.key = written.key CROSS JOIN clock
 
 -- name: broadcast_slowdown
 -- model:NAME, provider:NAME or *.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 written AS (
     INSERT INTO lineshaft.slowdown AS known (key, signalled_at, until, reason)
     SELECT %(key)s::text, clock.now, clock.now + make_interval(secs => %(wait)s::double precision), %(reason)s::text FROM clock

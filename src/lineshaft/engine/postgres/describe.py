@@ -6,6 +6,7 @@ as a difference.
 """
 
 import difflib
+import textwrap
 from collections import defaultdict
 from importlib.resources import files
 
@@ -71,7 +72,7 @@ def _describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     parts += [f"{index}\n" for (index,) in rows("indexes")]
     for view, columns, comment in rows("views"):
         # As a comment: the text of a view differs between versions, its columns and their types don't.
-        body = "".join(f"--   {column}\n" for column in (columns or "").splitlines())
-        parts.append(f"\n-- {comment}\n-- CREATE VIEW lineshaft.{view}\n{body}")
+        body = textwrap.fill(columns or "", 120, initial_indent="--   ", subsequent_indent="--   ")
+        parts.append(f"\n-- {comment}\n-- CREATE VIEW lineshaft.{view}\n{body}\n")
     parts += [f"{program}\n" for (program,) in rows("programs")]
     return "".join(parts)

@@ -80,7 +80,7 @@ ORDER BY class.relname, name.relname
 -- The text of a view differs between versions of PostgreSQL; its columns and types don't.
 SELECT
     class.relname,
-    string_agg(quote_ident(attribute.attname) || ' ' || format_type(attribute.atttypid, attribute.atttypmod), E'\n' ORDER BY attribute.attnum),
+    string_agg(quote_ident(attribute.attname) || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', ' ORDER BY attribute.attnum),
     obj_description(class.oid)
 FROM pg_catalog.pg_class AS class
 JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = class.oid AND attribute.attnum > 0 AND NOT attribute.attisdropped

@@ -477,59 +477,20 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 
 -- All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
 -- CREATE VIEW lineshaft.events
---   seq bigint
---   n bigint
---   kind text
---   at timestamp with time zone
---   task_id text
---   dag_id text
---   agent_id text
---   epoch integer
---   data jsonb
+--   seq bigint, n bigint, kind text, at timestamp with time zone, task_id text, dag_id text, agent_id text, epoch
+--   integer, data jsonb
 
 -- Every task: SELECT * FROM lineshaft.tasks WHERE status = 'RUNNING'
 -- CREATE VIEW lineshaft.tasks
---   id text
---   status lineshaft.task_status
---   type text
---   title text
---   priority smallint
---   effective_priority double precision
---   dag_id text
---   parent_id text
---   idempotency_key text
---   agent_id text
---   model text
---   epoch integer
---   attempts smallint
---   max_attempts smallint
---   blocked integer
---   parked text
---   depends_on text[]
---   blocked_by text[]
---   lock_key text
---   cost_usd numeric(14,6)
---   max_cost_usd numeric(14,6)
---   reserved_usd numeric(14,6)
---   tokens_input bigint
---   tokens_output bigint
---   deadline timestamp with time zone
---   run_at timestamp with time zone
---   retry_at timestamp with time zone
---   created_at timestamp with time zone
---   ready_at timestamp with time zone
---   claimed_at timestamp with time zone
---   started_at timestamp with time zone
---   heartbeat_at timestamp with time zone
---   lease_until timestamp with time zone
---   ended_at timestamp with time zone
---   category text
---   reason text
---   progress jsonb
---   spec jsonb
---   output jsonb
---   tags text[]
---   created_by text
+--   id text, status lineshaft.task_status, type text, title text, priority smallint, effective_priority double
+--   precision, dag_id text, parent_id text, idempotency_key text, agent_id text, model text, epoch integer, attempts
+--   smallint, max_attempts smallint, blocked integer, parked text, depends_on text[], blocked_by text[], lock_key text,
+--   cost_usd numeric(14,6), max_cost_usd numeric(14,6), reserved_usd numeric(14,6), tokens_input bigint, tokens_output
+--   bigint, deadline timestamp with time zone, run_at timestamp with time zone, retry_at timestamp with time zone,
+--   created_at timestamp with time zone, ready_at timestamp with time zone, claimed_at timestamp with time zone,
+--   started_at timestamp with time zone, heartbeat_at timestamp with time zone, lease_until timestamp with time zone,
+--   ended_at timestamp with time zone, category text, reason text, progress jsonb, spec jsonb, output jsonb, tags
+--   text[], created_by text
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)

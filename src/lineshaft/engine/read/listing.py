@@ -236,7 +236,7 @@ async def _collect(reader: Reader, filters: dict[str, Any], few: int) -> list[st
         ids: set[str] = set()
         for name in statements:
             (row,) = await reader.rows(_SQL[name], **filters, most=few + 1)
-            ids.update(row["ids"] or ())
+            ids.update(row["ids"])
             if len(ids) > few:
                 break
         if len(ids) <= few:

@@ -28,58 +28,48 @@ SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin
 SELECT set_config('enable_seqscan', 'on', true)
 
 -- name: ids_of_parents
-SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task WHERE parent_id = ANY (%(parent_ids)s::text[]) LIMIT %(most)s::integer
-) AS found
+SELECT ARRAY(SELECT id FROM lineshaft.task WHERE parent_id = ANY (%(parent_ids)s::text[]) LIMIT %(most)s::integer) AS ids
 
 -- name: ids_of_dags
-SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task WHERE dag_id = ANY (%(dag_ids)s::text[]) LIMIT %(most)s::integer
-) AS found
+SELECT ARRAY(SELECT id FROM lineshaft.task WHERE dag_id = ANY (%(dag_ids)s::text[]) LIMIT %(most)s::integer) AS ids
 
 -- name: ids_of_documents
-SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task WHERE lock_key = ANY (%(lock_keys)s::text[]) LIMIT %(most)s::integer
-) AS found
+SELECT ARRAY(SELECT id FROM lineshaft.task WHERE lock_key = ANY (%(lock_keys)s::text[]) LIMIT %(most)s::integer) AS ids
 
 -- name: ids_tagged
-SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task WHERE tags && %(tags)s::text[] AND tags <> '{}' LIMIT %(most)s::integer
-) AS found
+SELECT ARRAY(SELECT id FROM lineshaft.task WHERE tags && %(tags)s::text[] AND tags <> '{}' LIMIT %(most)s::integer) AS ids
 
 -- name: ids_held
 -- By the index of leases.
-SELECT array_agg(id) AS ids FROM (
+SELECT ARRAY(
     SELECT id FROM lineshaft.task_live
     WHERE lease_until IS NOT NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY (%(agent_ids)s::text[]))
     LIMIT %(most)s::integer
-) AS found
+) AS ids
 
 -- name: ids_retrying
-SELECT array_agg(id) AS ids FROM (
+SELECT ARRAY(
     SELECT id FROM lineshaft.task_live
     WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND status = 'RETRYING'
     LIMIT %(most)s::integer
-) AS found
+) AS ids
 
 -- name: ids_live
-SELECT array_agg(id) AS ids FROM (
+SELECT ARRAY(
     SELECT id FROM lineshaft.task_live
     WHERE status = ANY (%(live)s::text[]::lineshaft.task_status[]) AND (%(batches)s::boolean IS NULL OR is_batch)
     LIMIT %(most)s::integer
-) AS found
+) AS ids
 
 -- name: ids_ended_badly
-SELECT array_agg(id) AS ids FROM (
+SELECT ARRAY(
     SELECT id FROM lineshaft.task_end
     WHERE status <> 'COMPLETED' AND status = ANY (%(ended)s::text[]::lineshaft.task_status[])
     LIMIT %(most)s::integer
-) AS found
+) AS ids
 
 -- name: ids_completed
-SELECT array_agg(id) AS ids FROM (
-    SELECT id FROM lineshaft.task_end WHERE status = 'COMPLETED' LIMIT %(most)s::integer
-) AS found
+SELECT ARRAY(SELECT id FROM lineshaft.task_end WHERE status = 'COMPLETED' LIMIT %(most)s::integer) AS ids
 
 -- name: keys_by_age
 -- Newest first, by task_by_age. The last row that was read is returned too, matching or not: the list continues after it.

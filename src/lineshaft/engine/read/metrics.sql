@@ -7,9 +7,7 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.tally', 0))
 -- its transaction commits. Sent after try_tally, so that its own snapshot is newer than the place.
 -- At most `most` events by event_feed, and the rest of the last one's transaction: then the new place is a snapshot that ends with that
 -- transaction, with those in progress. Returns whether there may be more.
-WITH last AS MATERIALIZED (
-    SELECT since, pg_current_snapshot() AS now FROM lineshaft.tally_place
-),
+WITH last AS MATERIALIZED (SELECT since, pg_current_snapshot() AS now FROM lineshaft.tally_place),
 slice AS MATERIALIZED (
     SELECT (event.xid::text::bigint + 1)::text::xid8 AS ends
     FROM lineshaft.event

@@ -88,9 +88,7 @@ LIMIT %(most)s::integer
 -- name: attempts
 -- The table has attempts that ended without success or are in validation; the current and the successful attempt are in the task's own
 -- row. Cost and tokens of the successful one are the task's totals minus those of earlier attempts.
-WITH recorded AS MATERIALIZED (
-    SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text
-),
+WITH recorded AS MATERIALIZED (SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text),
 own AS MATERIALIZED (
     SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id, live.model, 'running' AS outcome,
         live.claimed_at, live.started_at, NULL::timestamptz AS ended_at, live.attempt_cost_usd AS cost_usd,

@@ -41,9 +41,7 @@ WHERE task.id = %(id)s::text AND live.status = 'READY' AND task.required_capabil
 
 -- name: answer_task
 -- READY → VALIDATING: the work is done, so there is no claim. Guarded by the lock that lock_tasks holds.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 taken AS (
     UPDATE lineshaft.task_live AS live
     SET status = 'VALIDATING', epoch = live.epoch + 1, claimed_at = clock.now, started_at = clock.now,
@@ -58,9 +56,7 @@ FROM taken CROSS JOIN clock
 RETURNING task_id
 
 -- name: start_dag
-WITH started AS (
-    UPDATE lineshaft.dag SET status = 'running', ended_at = NULL WHERE id = %(id)s::text AND status <> 'running' RETURNING id
-)
+WITH started AS (UPDATE lineshaft.dag SET status = 'running', ended_at = NULL WHERE id = %(id)s::text AND status <> 'running' RETURNING id)
 INSERT INTO lineshaft.event (at, kinds, dag_id) SELECT coalesce(%(now)s::timestamptz, now()), '{dag.running}', started.id FROM started
 
 -- name: try_announce

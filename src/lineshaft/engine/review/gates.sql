@@ -12,9 +12,7 @@ WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND attempt
 -- name: take_gates
 -- Outputs that wait for one of these gates and that no other validator has, under a lease (see renew_gates). Rows are locked for this
 -- statement only. By attempt_gated.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 due AS MATERIALIZED (
     SELECT attempt.task_id, attempt.epoch
     FROM lineshaft.attempt

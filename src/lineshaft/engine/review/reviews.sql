@@ -13,9 +13,7 @@ FOR UPDATE OF ended, dead
 -- name: record_review
 -- Decides about those of these tasks that are open dead letters; an escalated one is still open. A spec change is recorded with the root
 -- task only, not with tasks that are revived along with it.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 decided AS (
     UPDATE lineshaft.dead_letter AS dead
     SET reviewed = true, reviewed_at = clock.now, resolution = %(resolution)s::text, reviewer = %(reviewer)s::text, note = %(note)s::text,

@@ -30,9 +30,7 @@ WHERE task.id = ANY (%(ids)s::text[])
 
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 new AS MATERIALIZED (
     SELECT *
     FROM unnest(

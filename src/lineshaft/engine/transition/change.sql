@@ -1,8 +1,6 @@
 -- name: change_task
 -- Priority, deadline and tags of a task that lock_tasks holds, and its rank. Returns the previous values.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 before AS MATERIALIZED (
     SELECT live.id, live.priority, live.deadline, task.tags,
         coalesce(%(priority)s::smallint, live.priority) AS new_priority,

@@ -99,9 +99,7 @@ WHERE dag.id = share.id
 -- name: judge_dags
 -- The status of DAGs, from their counters and from what can still run. Their rows are locked: of two transactions that end the last tasks
 -- the second sees what the first did. Writes and logs only a change.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 verdict AS MATERIALIZED (
     SELECT dag.id,
         CASE
@@ -199,9 +197,7 @@ WHERE lock.key = held.key AND lock.holder_task_id = held.holder
 -- name: unblock_dependents
 -- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and
 -- each edge is satisfied once.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 satisfied AS (
     UPDATE lineshaft.edge
     SET satisfied = true
@@ -211,9 +207,7 @@ satisfied AS (
       AND (SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on)
     RETURNING edge.task_id
 ),
-freed AS MATERIALIZED (
-    SELECT task_id AS id, count(*)::integer AS n FROM satisfied GROUP BY task_id ORDER BY task_id
-),
+freed AS MATERIALIZED (SELECT task_id AS id, count(*)::integer AS n FROM satisfied GROUP BY task_id ORDER BY task_id),
 moved AS (
     UPDATE lineshaft.task_live AS live
     SET blocked = live.blocked - freed.n,

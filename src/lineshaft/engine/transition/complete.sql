@@ -3,9 +3,7 @@
 -- name: complete_tasks
 -- RUNNING → COMPLETED for tasks without gates, and VALIDATING → COMPLETED for accepted outputs. unblock_dependents moves the dependents,
 -- in the same transaction but under a newer snapshot: an edge that was added while this statement waited for a row must not be missed.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 input AS MATERIALIZED (
     SELECT *
     FROM unnest(
@@ -82,9 +80,7 @@ dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id)
     SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
 ),
-troubled AS MATERIALIZED (
-    SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0
-)
+troubled AS MATERIALIZED (SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
 SELECT
     gone.id, gone.dag_id,
     -- For the caller: a DAG with a dead letter or with freed money, and locks that others wait for.
@@ -125,9 +121,7 @@ WHERE live.id = kept.task_id
 -- name: complete_fast
 -- RUNNING → COMPLETED where nothing else moves: no DAG, no lock, no dependents, no gate, no breaker with failures to forget. One statement
 -- is enough: adding a dependent marks the row of such a task (lock_upstream).
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 gone AS (
     DELETE FROM lineshaft.task_live AS live
     USING unnest(

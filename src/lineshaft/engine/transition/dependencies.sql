@@ -55,9 +55,7 @@ below AS (
     JOIN lineshaft.task_live AS live ON live.id = edge.task_id
     WHERE below.depth < 10
 ),
-length AS MATERIALIZED (
-    SELECT origin AS id, max(depth)::smallint AS n FROM below GROUP BY origin
-),
+length AS MATERIALIZED (SELECT origin AS id, max(depth)::smallint AS n FROM below GROUP BY origin),
 free AS MATERIALIZED (
     SELECT live.id, length.n
     FROM length JOIN lineshaft.task_live AS live ON live.id = length.id

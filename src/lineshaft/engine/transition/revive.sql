@@ -1,9 +1,7 @@
 -- name: revive_tasks
 -- DEAD_LETTERED or CANCELLED → PENDING or READY: counters start at 0, the epoch continues, so that no earlier claim matches. An edge to a
 -- task that has completed in the meantime is satisfied; all others count.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 ended AS (
     DELETE FROM lineshaft.task_end
     USING unnest(%(ids)s::text[], %(lane_ids)s::integer[], %(delays)s::double precision[], %(lock_owners)s::text[])

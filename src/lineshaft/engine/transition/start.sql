@@ -1,8 +1,6 @@
 -- name: start_tasks
 -- A row moves only if its status and epoch are as expected; a task that didn't move is missing from the result.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 started AS (
     UPDATE lineshaft.task_live AS live
     SET status = 'RUNNING', started_at = clock.now, first_started_at = coalesce(live.first_started_at, clock.now), heartbeat_at = clock.now,

@@ -8,9 +8,7 @@ SELECT id FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[]) AND status <>
 -- name: lock_upstream
 -- Live tasks. KEY SHARE blocks their end, but neither claims nor other submissions, until the new edges are committed. A task without a
 -- DAG is marked, so that its end looks for dependents; a claim skips the row in the meantime, so waiters are notified again.
-WITH held AS MATERIALIZED (
-    SELECT id, dag_id, awaited FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR KEY SHARE
-),
+WITH held AS MATERIALIZED (SELECT id, dag_id, awaited FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR KEY SHARE),
 marked AS (
     UPDATE lineshaft.task_live AS live
     SET awaited = true
@@ -18,9 +16,7 @@ marked AS (
     WHERE live.id = unmarked.id
     RETURNING live.lane_id, live.status
 ),
-woken AS (
-    SELECT pg_notify('lineshaft', '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0
-)
+woken AS (SELECT pg_notify('lineshaft', '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0)
 SELECT id FROM held WHERE (SELECT count(*) FROM woken) >= 0
 
 -- name: read_upstream
