@@ -142,11 +142,11 @@ class Gates:
 
     async def check(self, claims: Sequence[ClaimRef]) -> dict[str, Moved]:
         """Run instant checks on the outputs of these claims, and move the outputs to their next gate."""
-        wanted = set(claims)
+        epochs = {claim.id: claim.epoch for claim in claims}
         outputs = [
             output
-            for output in await self.read([claim.id for claim in claims])
-            if output.gate is None and output.claim in wanted
+            for output in await self.read(list(epochs))
+            if output.gate is None and output.epoch == epochs[output.id]
         ]
         if not outputs:
             return {}
