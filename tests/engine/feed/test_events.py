@@ -100,7 +100,7 @@ async def test_now_gives_only_what_comes(database: Database, connection: psycopg
 
 
 @SIZES
-async def test_who_commits_late_is_not_missed_and_holds_up_nobody(
+async def test_a_late_commit_is_not_missed_and_holds_up_no_reader(
     database: Database, connection: psycopg.Connection, dsn: str, sizes: dict[str, int]
 ) -> None:
     """The number of the first is lower, yet it comes later: once."""
@@ -472,7 +472,7 @@ def test_a_cursor_is_read_as_it_was_written(
 
 
 @given(cut=st.integers(0, 60), other=st.characters())
-def test_a_damaged_cursor_is_refused(cut: int, other: str) -> None:
+def test_a_damaged_cursor_is_rejected(cut: int, other: str) -> None:
     whole = Cursor(Snapshot(900, (700, 701)), Snapshot(1000, (850,)), 123456, 1).encode()
     place = cut % len(whole)
     for damaged in (whole[:place], whole[:place] + other + whole[place + 1 :], whole + other):
@@ -482,7 +482,7 @@ def test_a_damaged_cursor_is_refused(cut: int, other: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "Now", "AAAA", "é", "=" * 8, "x" * 1000, "MTIz\n"])
-async def test_what_is_no_cursor_is_refused(database: Database, text: str) -> None:
+async def test_an_invalid_cursor_is_rejected(database: Database, text: str) -> None:
     with pytest.raises(InvalidInputError, match="not a cursor of the event feed"):
         await Events(database).read(text, limit=1)
 

@@ -179,7 +179,7 @@ async def test_an_empty_partition_leaves_cursors_alone(database: Database) -> No
     assert (await events.read(cursor, limit=1)).items == []
 
 
-async def test_a_transaction_that_reads_for_long_postpones_and_blocks_nobody(
+async def test_a_long_read_postpones_and_blocks_no_writer(
     database: Database, connection: psycopg.Connection, dsn: str
 ) -> None:
     """Partitions wait half a second for it, writers no longer than that, and the next call works."""

@@ -85,9 +85,7 @@ async def test_one_waiter_is_woken_for_each_lane_that_moved(
         task.cancel()
 
 
-async def test_a_lane_that_moved_while_nobody_waited_is_remembered(
-    wakeups: Wakeups, connection: psycopg.Connection
-) -> None:
+async def test_a_wake_up_without_a_waiter_is_kept(wakeups: Wakeups, connection: psycopg.Connection) -> None:
     """A claim that found nothing and a notification may cross."""
     waiter, other = wakeups.waiter([1, 2]), wakeups.waiter([3])
     notify(connection, "1,2")
@@ -152,7 +150,7 @@ async def test_a_full_claim_passes_its_wake_up_on(idle: Wakeups) -> None:
     assert await waiters[1].wait(0) is False
 
 
-async def test_who_looked_too_early_is_told_of_what_another_declined(idle: Wakeups) -> None:
+async def test_a_waiter_that_looked_too_early_gets_what_another_declined(idle: Wakeups) -> None:
     looking, constrained = idle.waiter([7]), idle.waiter([7])
     (woken,) = await start(constrained.wait(LONG))
     idle._hear("7")

@@ -182,7 +182,7 @@ async def test_failures_while_it_is_open_dont_prolong_the_pause(world: World) ->
 # By hand.
 
 
-async def test_opened_by_hand_it_stays_open_until_reset(world: World) -> None:
+async def test_a_forced_breaker_stays_open_until_reset(world: World) -> None:
     """R-187."""
     agent = await world.agent()
     await world.submit(NewTask("code"), NewTask("code"))
@@ -247,7 +247,7 @@ async def test_why_tells_about_probes(world: World) -> None:
     assert f"task {probe.id} is its probe and decides whether it closes" in await why(second)
 
 
-async def test_the_agent_of_a_claim_that_was_superseded_is_told(world: World) -> None:
+async def test_the_agent_of_a_superseded_claim_gets_an_error(world: World) -> None:
     """A stale failure changes nothing, not even a count."""
     agent = await world.agent()
     await world.one(**AGAIN)

@@ -181,7 +181,7 @@ async def test_topping_up_an_agent_wakes_who_waits(world: World) -> None:
 # Unaffordable tasks.
 
 
-async def test_what_its_dag_cant_pay_is_told_once(world: World) -> None:
+async def test_a_task_over_its_dag_budget_is_reported_once(world: World) -> None:
     """R-236; and again when it is so again."""
     agent = await world.agent()
     dag = await world.dag(NewTask("code", max_cost_usd=2, key="a"), NewTask("x", key="b"), ceiling=1)
@@ -198,7 +198,7 @@ async def test_what_its_dag_cant_pay_is_told_once(world: World) -> None:
     assert await world.engine.budgets.report_unaffordable(10) == 1
 
 
-async def test_what_waits_for_reservations_is_not_told(world: World) -> None:
+async def test_a_task_that_waits_for_reservations_is_not_reported(world: World) -> None:
     """R-236: somebody can afford it when they are settled."""
     agent = await world.agent()
     await world.dag(NewTask("code", max_cost_usd=2), NewTask("code", max_cost_usd=2), ceiling=3)
@@ -211,7 +211,7 @@ async def test_what_waits_for_reservations_is_not_told(world: World) -> None:
     assert await world.engine.budgets.report_unaffordable(10) == 1
 
 
-async def test_what_is_beyond_every_agents_means_is_told_once(world: World) -> None:
+async def test_a_task_that_no_agent_can_afford_is_reported_once(world: World) -> None:
     """R-236: only of capable agents; and not if no agent is capable."""
     poor = await world.agent(budget_usd=1)
     await world.agent(budget_usd=100, types=("other",))
@@ -242,7 +242,7 @@ async def test_telling_is_bounded(world: World) -> None:
 
 
 @pytest.mark.parametrize("rules", [DAILY, Rules()])
-async def test_whoever_waits_knows_when_a_new_day_brings_money(
+async def test_waiters_know_when_the_new_day_begins(
     dsn: str, connection: psycopg.Connection, clock: MovableClock, rules: Rules
 ) -> None:
     """R-237: at midnight UTC; without a daily budget nothing opens then."""
@@ -329,7 +329,7 @@ async def test_costs_without_a_maximum_count_too(
         assert await world.claim(agent) == []
 
 
-async def test_the_end_of_the_days_money_is_told_once(
+async def test_the_end_of_the_daily_budget_is_reported_once(
     dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
     async with ruled(dsn, connection, clock, DAILY) as world:

@@ -103,7 +103,7 @@ async def test_an_older_signal_never_prolongs_a_newer_one(world: World) -> None:
     assert len(world.rows("SELECT FROM lineshaft.events WHERE kind = 'signal.slowdown'")) == 1
 
 
-async def test_one_that_was_ended_by_hand_stays_ended(world: World) -> None:
+async def test_a_slowdown_that_was_ended_stays_ended(world: World) -> None:
     """An older signal that arrives late doesn't bring it back; a new one does."""
     agent = await world.agent("ann", models_available=("m",))
     await world.one()

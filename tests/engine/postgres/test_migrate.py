@@ -132,7 +132,7 @@ def test_a_database_from_a_newer_version_is_refused(empty_dsn: str) -> None:
     assert states(empty_dsn, [FIRST]) == [State.APPLIED, State.UNKNOWN]
 
 
-def test_whoever_waits_too_long_for_another_is_told(empty_dsn: str) -> None:
+def test_waiting_too_long_for_another_process_is_an_error(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.migration', 0))")
 
@@ -140,7 +140,7 @@ def test_whoever_waits_too_long_for_another_is_told(empty_dsn: str) -> None:
             migrate.up(empty_dsn, [FIRST], wait_sec=0)
 
 
-def test_a_database_that_cant_be_reached_is_told_without_its_password() -> None:
+def test_an_unreachable_database_is_named_without_its_password() -> None:
     with pytest.raises(UnavailableError) as caught:
         migrate.up("postgresql://me:hunter2@127.0.0.1:1/x")
 
@@ -148,7 +148,7 @@ def test_a_database_that_cant_be_reached_is_told_without_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_role_without_rights_is_told_what_it_needs(empty_dsn: str) -> None:
+def test_the_error_names_missing_privileges(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as admin:
         admin.execute("DROP ROLE IF EXISTS weak")
         admin.execute("CREATE ROLE weak LOGIN PASSWORD 'weak'")
@@ -179,7 +179,7 @@ def test_schema_sql_is_what_the_migrations_make(empty_dsn: str) -> None:
         assert describe.describe(connection) == describe.expected()
 
 
-def test_verify_shows_what_was_changed_by_hand(empty_dsn: str) -> None:
+def test_verify_shows_manual_changes(empty_dsn: str) -> None:
     migrate.up(empty_dsn)
     assert describe.drift(empty_dsn) == ""
     with psycopg.connect(empty_dsn, autocommit=True) as connection:

@@ -71,7 +71,7 @@ async def test_events_metrics_and_generations_go_on(
     assert row[0] < AHEAD
 
 
-async def test_readers_begin_anew(world: World, dsn: str, connection: psycopg.Connection) -> None:
+async def test_readers_start_again(world: World, dsn: str, connection: psycopg.Connection) -> None:
     """Their cursors have no meaning here: they expire, and destinations of notifications start from now."""
     events = Events(world.engine.database)
     await complete_one(world)

@@ -46,7 +46,7 @@ async def test_a_large_transaction_is_counted_whole(engine: Engine, connection: 
     assert [await counted(tally) for _ in range(2)] == [7, 8]
 
 
-async def test_whoever_commits_between_two_slices_is_counted_once(
+async def test_a_commit_between_two_slices_is_counted_once(
     engine: Engine, connection: psycopg.Connection, dsn: str
 ) -> None:
     tally = Tally(engine.database, most=2)
@@ -66,7 +66,7 @@ async def test_whoever_commits_between_two_slices_is_counted_once(
     assert await counted(tally) == 26
 
 
-async def test_what_nobody_asks_for_is_counted_before_it_is_dropped(
+async def test_events_are_counted_before_they_are_deleted(
     engine: Engine, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
     (task,) = await claimed(engine, NewTask("code"))
@@ -81,7 +81,7 @@ async def test_what_nobody_asks_for_is_counted_before_it_is_dropped(
     assert found.totals.completed == {"code": 1}
 
 
-async def test_agents_of_long_ago_are_not_told_of(engine: Engine, clock: MovableClock) -> None:
+async def test_agents_of_long_ago_are_left_out(engine: Engine, clock: MovableClock) -> None:
     """Those without an id of their own are new ones at each start: there would be ever more."""
     await engine.fleet.register(NewAgent(id="gone"))
     clock.advance(86_400 * 2)

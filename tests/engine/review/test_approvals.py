@@ -81,7 +81,7 @@ async def test_page_by_page(world: World) -> None:
     assert len(set(found)) == 7
 
 
-async def test_waiting_for_a_person_is_told_once(world: World) -> None:
+async def test_waiting_for_a_person_is_reported_once(world: World) -> None:
     """`approval.waiting`: at a gate when the output gets there; for a task by the validator, once a turn."""
     gated = await at_the_gate(world)
     errand = await for_a_person(world)

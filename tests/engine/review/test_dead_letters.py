@@ -67,7 +67,7 @@ async def test_an_entry_has_the_whole_history_and_what_it_cost(world: World) -> 
     assert world.kinds(task_id)[-2:] == ["task.failed", "task.dead_lettered"]
 
 
-async def test_each_retry_is_told_with_its_number_and_delay(world: World) -> None:
+async def test_each_retry_has_an_event_with_its_number_and_delay(world: World) -> None:
     """R-120: the first after 10 s, the second after 20."""
     task_id = await world.one(max_attempts=3)
     agent = await world.agent()
@@ -169,7 +169,7 @@ async def test_pages_miss_and_double_nothing(world: World) -> None:
         await world.engine.dead_letters.find(limit=0)
 
 
-async def test_there_is_no_letter_of_what_never_failed_for_good(world: World) -> None:
+async def test_a_task_that_never_failed_permanently_has_no_dead_letter(world: World) -> None:
     task_id = await world.one()
     for name in (task_id, "task_nobody", "\0"):
         with pytest.raises(NotFoundError, match="no dead letter"):

@@ -305,7 +305,7 @@ async def test_what_is_decided_is_decided(world: World) -> None:
         await world.engine.dead_letters.resolve("task_x", decision("retry"))
 
 
-async def test_a_key_that_is_in_use_meanwhile_keeps_it_on_the_desk(world: World) -> None:
+async def test_a_dead_letter_whose_key_is_in_use_stays_open(world: World) -> None:
     """U8."""
     task_id = await dead(world, idempotency_key="k")
     await world.one(idempotency_key="k")

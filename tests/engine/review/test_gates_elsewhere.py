@@ -141,7 +141,7 @@ async def test_what_gates_cost_counts_against_the_total_limit(world: World) -> N
     assert world.status(task.id) == "DEAD_LETTERED"
 
 
-async def test_a_gate_that_nobody_here_knows_waits_for_one_who_does(world: World) -> None:
+async def test_an_unknown_gate_waits_for_a_server_that_can_run_it(world: World) -> None:
     """Registered in the process that submitted and in a validator somewhere, not in this one."""
     world.engine.checks.register("theirs", slow)
     agent = await world.agent()

@@ -9,7 +9,7 @@ failures to reset or that wait for it as their probe; usually there are none.
 claims the task, and then updates the breaker, whose row decides. A second claim is rolled back.
 
 **No probe is lost.** Every end of a claim passes through here: success and failures that count decide, all
-others free the probe (`free_probes`, sent by store/changes.py).
+others free the probe (transition/changes.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
