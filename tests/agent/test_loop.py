@@ -71,7 +71,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_abandoned(shaft: Lines
 
 
 async def test_work_that_comes_later_wakes_the_agent(shaft: Lineshaft) -> None:
-    """R-077: within a moment, though polls are 30 s apart; also for a new task type."""
+    """R-077, R-075: within a moment, though polls are 30 s apart; also for a new task type."""
     agent = Agent("a")
     agent.task("old")(lambda: None)
     agent.task("new")(lambda: None)

@@ -133,7 +133,7 @@ async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:
 
 
 async def test_a_cancelled_run_releases_its_tasks(shaft: Lineshaft) -> None:
-    """A timeout or a task group cancels the agent: no claim is left."""
+    """F-29: a timeout or a task group cancels the agent: no claim is left."""
     agent = Agent("a")
     started = asyncio.Event()
 

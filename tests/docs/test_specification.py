@@ -167,3 +167,15 @@ def test_only_docstrings_and_comments_are_read() -> None:
     source = '"""R-001."""\nname = "R-002"  # R-003\n\n\ndef function():\n    """U1."""\n    return "U2"\n'
 
     assert list(prose(source)) == ["R-001.", "U1.", "# R-003"]
+
+
+def test_source_code_has_no_tags() -> None:
+    """Requirements are named by the tests that prove them; a comment gives the reason itself."""
+    found = {
+        (str(path.relative_to(ROOT)), tag)
+        for path in sorted((ROOT / "src").rglob("*"))
+        if path.suffix in {".py", ".sql", ".md"}
+        for tag in tags_in(path.read_text(encoding="utf-8")).single
+    }
+
+    assert sorted(found) == []

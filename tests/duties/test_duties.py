@@ -70,7 +70,7 @@ async def test_the_reaper_takes_back_lost_tasks(
     seconds: float,
     reason: str,
 ) -> None:
-    """R-062, R-072, F-18, F-25: a claim never started, a heartbeat missed; both use an attempt."""
+    """R-062, R-072, F-18, F-25, F-10: a claim never started, a heartbeat missed; both use an attempt."""
     (task,) = await claimed(engine, NewTask("code"), start=start)
     clock.advance(seconds - 2)
     assert await Reaper(engine.maintenance).run_once() == {}

@@ -107,6 +107,7 @@ async def test_a_task_that_is_locked_for_a_moment_is_found_afterwards(
 
 
 async def test_any_number_of_tasks_may_be_in_the_way(world: World) -> None:
+    """F-53."""
     await world.agent("ann", max_concurrent_tasks=100)
     documents = [f"doc:{n}" for n in range(25)]
     await world.engine.submission.submit([NewTask("a", lock_key=key) for key in documents])

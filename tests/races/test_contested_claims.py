@@ -14,6 +14,7 @@ CLAIMING = "SELECT FROM lineshaft.task_live WHERE id = ANY (%s) FOR NO KEY UPDAT
 
 @pytest.mark.parametrize("lock_key", [None, "doc:1"], ids=["plain", "weighed"])
 async def test_the_best_lane_is_just_being_emptied(world: World, dsn: str, lock_key: str | None) -> None:
+    """R-051, F-31."""
     await world.agent("ann")
     best, other = await world.engine.submission.submit(
         [NewTask("a", priority=0), NewTask("b", priority=50, lock_key=lock_key)]

@@ -95,6 +95,7 @@ def up(tmp_path: Path) -> Up:
 
 @pytest.mark.slow("initdb, and two starts of the server")
 async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> None:
+    """R-243."""
     async with up() as server:
         assert server.told["database"]["home"] == str(tmp_path / ".lineshaft")
         assert server.told["migrations_applied"]

@@ -57,6 +57,7 @@ async def heard_so_far(wakeups: Wakeups, connection: psycopg.Connection) -> None
 
 
 async def test_a_waiter_hears_of_its_lane(wakeups: Wakeups, connection: psycopg.Connection) -> None:
+    """R-078, F-35."""
     (waiting,) = await start(wakeups.waiter([3, 4]).wait(LONG))
 
     notify(connection, "4")
@@ -183,7 +184,7 @@ async def test_who_looked_by_itself_and_found_much_calls_another(idle: Wakeups) 
 
 @pytest.mark.parametrize("lane", [None, 1])
 async def test_a_cancelled_waiters_wake_up_goes_to_another(idle: Wakeups, lane: int | None) -> None:
-    """Whether it was cancelled just before or just after."""
+    """F-42: whether it was cancelled just before or just after."""
     for cancel_first in (False, True):
         waiters = [idle.waiter([1]) for _ in range(2)]
         gone, other = await start(*(waiter.wait(LONG) for waiter in waiters))
@@ -227,7 +228,7 @@ async def test_a_waiter_is_for_one_task(idle: Wakeups) -> None:
 async def test_a_connection_that_dies_is_replaced_and_everybody_looks(
     wakeups: Wakeups, connection: psycopg.Connection
 ) -> None:
-    """Once when the channel fails, as they slept for as long as with one; once when it is back."""
+    """U10: once when the channel fails, as they slept for as long as with one; once when it is back."""
     waiter, busy = wakeups.waiter([1]), wakeups.waiter([2])
     (waiting,) = await start(waiter.wait(LONG))
 

@@ -251,7 +251,7 @@ async def test_a_ready_head_that_goes_away_leaves_its_place_to_the_next(world: W
 
 
 async def test_ten_thousand_tasks_on_one_document_hide_nothing(world: World) -> None:
-    """R-204, R-246: a claim finds the one free task behind them all, and gets quick again."""
+    """R-204, R-246, F-44: a claim finds the one free task behind them all, and gets quick again."""
     agent = await world.agent()
     holder = await world.one("edit", lock_key="doc:1", priority=0)
     await world.take(agent)

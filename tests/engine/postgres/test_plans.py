@@ -124,7 +124,7 @@ def generic_plan(connection: psycopg.Connection, stem: str, name: str, values: d
 
 @pytest.mark.parametrize("tables", ["empty", "huge", "analysed"])
 def test_hot_statements_use_their_indexes(connection: psycopg.Connection, tables: str) -> None:
-    """R-246: on empty tables, on a hundred thousand rows without statistics, and with statistics."""
+    """R-246, R-073: on empty tables, on a hundred thousand rows without statistics, and with statistics."""
     if tables != "empty":
         connection.execute("SET synchronous_commit = off")
         connection.execute(FILL.encode())

@@ -102,6 +102,7 @@ async def test_age_counts_from_ready_and_deadlines_are_exact(world: World, clock
 
 
 async def test_a_running_task_shows_its_claim(world: World, clock: MovableClock) -> None:
+    """R-014."""
     ann = await world.agent("ann", models_available=["opus"], heartbeat_interval_sec=12)
     await world.one(max_cost_usd=1)
     task = await world.take(ann)
@@ -125,6 +126,7 @@ async def test_a_running_task_shows_its_claim(world: World, clock: MovableClock)
 
 
 async def test_a_failed_attempt_is_history_and_the_last_failure(world: World, clock: MovableClock) -> None:
+    """R-015, R-018."""
     ann = await world.agent("ann")
     await world.one(retry=RetrySpec(strategy="fixed", initial_delay_sec=60, jitter=False))
     task = await world.take(ann)

@@ -91,7 +91,7 @@ async def test_cancelling_again_changes_nothing(world: World) -> None:
 
 
 async def test_a_chain_of_ten_thousand_is_cancelled(world: World) -> None:
-    """R-146, R-173: iteratively, in one transaction."""
+    """R-146, R-173, F-13: iteratively, in one transaction."""
     names = [f"{n}" for n in range(10_000)]
     tasks = [NewTask("code", key="0")]
     tasks += [NewTask("code", key=name, depends_on=[before]) for before, name in pairwise(names)]

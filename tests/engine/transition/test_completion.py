@@ -304,7 +304,7 @@ async def test_what_was_never_started_can_not_complete(world: World) -> None:
 
 
 async def test_a_task_that_does_not_exist(world: World) -> None:
-    """R-039."""
+    """R-039, F-15."""
     gone = ClaimRef("task_nope", 1)
     work, operations = world.engine.work, world.engine.operations
     for moved in (

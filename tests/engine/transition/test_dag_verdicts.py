@@ -8,7 +8,7 @@ from tests.world import World
 
 
 async def test_a_dag_completes_once(world: World) -> None:
-    """R-144, U7: with the last of its tasks, cancelled ones counted."""
+    """R-144, U7, R-141: with the last of its tasks, cancelled ones counted."""
     agent = await world.agent()
     dag = await world.dag(*(NewTask("code", key=key) for key in "abc"))
     await world.engine.operations.cancel(dag.tasks["a"].id, "no")

@@ -39,7 +39,7 @@ async def test_delays_by_preset(world: World, preset: str, uniform: float, delay
 
 
 async def test_a_failed_attempt_is_recorded(world: World) -> None:
-    """R-110, R-120, R-121, R-027, R-024, U11: history, money, and nothing left in the agent's hands."""
+    """R-110, R-120, R-121, R-027, R-024, U11, F-9: history, money, and nothing left in the agent's hands."""
     agent = await world.agent(budget_usd=10)
     dag = await world.dag(NewTask("code", key="a", max_cost_usd=1, model_preferences=["x"]))
     task = await world.take(agent)

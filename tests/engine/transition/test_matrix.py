@@ -221,7 +221,7 @@ def is_within(part: list[str], whole: list[str]) -> bool:
 
 @pytest.mark.parametrize("act", CALLS, ids=lambda act: act.__name__)
 async def test_the_engine_keeps_to_the_table(world: World, act: Act) -> None:
-    """R-030..R-040, R-122, R-174, F-22, F-49: moved where the table has it, refused elsewhere."""
+    """R-030..R-040, R-122, R-174, F-22, F-49, R-244: moved where the table has it, refused elsewhere."""
     await world.one("upstream", run_at=world.clock.now() + timedelta(days=1))
     subjects = [await make(world, status) for status in VISIBLE]
     for task in subjects:

@@ -17,7 +17,7 @@ from tests.world import World, cost, decoded, ref, spawn_children
 
 
 async def test_spawn_and_go_on(world: World) -> None:
-    """R-145, R-012: children in the parent's DAG, which becomes a real one; the parent runs on."""
+    """R-145, R-012, R-221: children in the parent's DAG, which becomes a real one; the parent runs on."""
     agent = await world.agent()
     await world.one("parent", max_cost_usd=1)
     await world.fail(await world.take(agent), spent=cost("0.25"))
