@@ -66,7 +66,7 @@ async def url(dsn: str, server_thread: ServerThread) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def answering(answer: Answering) -> AsyncIterator[str]:
-    """Something that listens, and is no Lineshaft."""
+    """A server that is not Lineshaft."""
     talks: set[asyncio.Task[None]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,7 +225,7 @@ async def test_before_it_is_open_it_says_so() -> None:
 # Servers that are away, silent, or something else.
 
 
-async def test_nobody_listens() -> None:
+async def test_no_server_listens() -> None:
     with pytest.raises(
         UnavailableError, match=r"http://127\.0\.0\.1:1 doesn't answer: .*lineshaft up.*LINESHAFT_URL"
     ):
@@ -244,7 +244,7 @@ async def test_nobody_listens() -> None:
     ],
 )
 async def test_something_else_is_there(answer: bytes, kind: type[Exception]) -> None:
-    """It is told as what it is; a redirection, which would carry the token elsewhere, is not followed."""
+    """The error says what it is; a redirection, which would carry the token elsewhere, is not followed."""
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
@@ -272,7 +272,7 @@ async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
 
 
 async def test_a_kept_connection_that_was_closed_is_replaced_only_where_that_is_safe() -> None:
-    """A submission that may have arrived is not sent twice: its caller is told that nobody knows."""
+    """A submission that may have arrived is not sent twice: the error says that it may have arrived."""
     requests: list[bytes] = []
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -334,11 +334,11 @@ async def test_a_cancelled_call_leaves_nothing_behind_for_the_next(url: str) -> 
 
 async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
     async with proxied_url(url) as (through, proxy):
-        told = 0
+        silences = 0
 
         def silence() -> None:
-            nonlocal told
-            told += 1
+            nonlocal silences
+            silences += 1
 
         heartbeats = HttpHeartbeats(Pool(Address.of(through), {}, size=1), silence)
         answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=10)
@@ -349,7 +349,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
         with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
             await heartbeats.beat([], [], answer_within_sec=0.3)
         assert time.monotonic() - began < 30
-        assert told == 1
+        assert silences == 1
 
         # A new connection is made for the next one.
         await heartbeats.beat([], [], answer_within_sec=10)
@@ -459,7 +459,7 @@ def test_it_says_where_it_leads_and_no_more() -> None:
     ],
 )
 def test_what_a_proxy_says(status: int, kind: type[LineshaftError]) -> None:
-    """In HTML, and not as a server of ours: what passes is tried again, the rest is told."""
+    """In HTML, from a proxy: temporary errors are retried, others are raised."""
     error = exception_of(status, b"<html>no</html>", "https://queue.example")
 
     assert type(error) is kind

@@ -1,4 +1,4 @@
-"""Behind a proxy that speaks TLS: the client trusts what the machine trusts, and nobody else gets a token."""
+"""Behind a proxy that speaks TLS: the client trusts what the machine trusts; no other server gets a token."""
 
 import asyncio
 import json
@@ -107,6 +107,6 @@ async def test_somebody_else_is_told_nothing(
         with pytest.raises(UnavailableError, match=rf"certificate is not trusted .*{said}.*SSL_CERT_FILE"):
             async with Lineshaft(url, token="lsk_secret"):
                 pass
-        _, told = await command("stats", "--url", url)
-    assert said in told.decode()
+        _, output = await command("stats", "--url", url)
+    assert said in output.decode()
     assert b"".join(heard) == b""

@@ -62,7 +62,7 @@ async def serving(
 
 async def until(check: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110 - nobody tells
+        while not check():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 

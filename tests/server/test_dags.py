@@ -89,7 +89,7 @@ async def test_faults_of_a_dag(client: Client) -> None:
     assert await refused(title="x", tasks=[{"type": "a", "kye": "a"}]) == ("invalid_input", ["tasks[0].kye"])
     twice = [{"type": "a", "key": "k"}, {"type": "a", "key": "k"}]
     assert await refused(title="x", tasks=twice) == ("invalid_input", ["tasks[1].key"])
-    unknown = [{"type": "a", "depends_on": ["nobody"]}]
+    unknown = [{"type": "a", "depends_on": ["unknown"]}]
     assert await refused(title="x", tasks=unknown) == ("dependency_not_found", [])
 
 

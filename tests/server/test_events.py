@@ -183,7 +183,7 @@ async def test_the_first_stream_hears_what_happens_while_the_tail_finds_its_plac
         assert json.loads((await stream.event())["data"])["task_id"] == task["id"]
 
 
-async def test_streams_go_on_after_an_error_that_nobody_foresaw(
+async def test_streams_continue_after_an_unexpected_error(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "AGAIN_AFTER_SEC", 0.01)

@@ -31,7 +31,7 @@ async def test_changing_a_task(client: Client) -> None:
     assert (await client.patch(path, {"type": "b"})).code == "invalid_input"
     await client.post(f"{path}/cancel", {})
     assert (await client.patch(path, {"priority": 3})).code == "invalid_transition"
-    assert (await client.patch("/v1/tasks/nobody", {"priority": 3})).code == "not_found"
+    assert (await client.patch("/v1/tasks/unknown", {"priority": 3})).code == "not_found"
 
 
 async def test_adding_dependencies(client: Client) -> None:
@@ -39,7 +39,7 @@ async def test_adding_dependencies(client: Client) -> None:
 
     added = await client.post(f"/v1/tasks/{two['id']}/dependencies", {"depends_on": [one["id"]]})
     cycle = await client.post(f"/v1/tasks/{one['id']}/dependencies", {"depends_on": [two["id"]]})
-    missing = await client.post(f"/v1/tasks/{one['id']}/dependencies", {"depends_on": ["nobody"]})
+    missing = await client.post(f"/v1/tasks/{one['id']}/dependencies", {"depends_on": ["unknown"]})
 
     assert (added.status, added.json["status"], added.json["blocked_by"]) == (200, "PENDING", [one["id"]])
     assert (cycle.status, cycle.code) == (422, "cycle_detected")
@@ -70,7 +70,7 @@ async def test_what_has_ended_cant_be_cancelled(client: Client) -> None:
     reply = await client.post(f"/v1/tasks/{dead}/cancel", {})
 
     assert (reply.status, reply.code) == (409, "invalid_transition")
-    assert (await client.post("/v1/tasks/nobody/cancel", {})).code == "not_found"
+    assert (await client.post("/v1/tasks/unknown/cancel", {})).code == "not_found"
 
 
 async def test_an_agent_cancels_what_it_holds(client: Client) -> None:
@@ -93,7 +93,7 @@ async def test_retrying_by_hand(client: Client) -> None:
 
     assert (revived.json["status"], revived.json["attempts"]) == ("READY", 0)
     assert (refused.status, refused.code) == (409, "invalid_transition")
-    assert (await client.post("/v1/tasks/nobody/retry")).code == "not_found"
+    assert (await client.post("/v1/tasks/unknown/retry")).code == "not_found"
 
 
 async def test_a_revived_key_that_was_retaken(client: Client) -> None:
@@ -162,7 +162,7 @@ async def test_locks_by_hand(client: Client) -> None:
     gone = await client.delete("/v1/locks/doc%3A1%2F2")
     assert (gone.status, gone.body) == (204, b"")
     assert len(await client.claim(agent)) == 1, "the next waiter has it now"
-    assert (await client.delete("/v1/locks/nobody")).code == "not_found"
+    assert (await client.delete("/v1/locks/unknown")).code == "not_found"
 
 
 async def test_a_dead_letter_is_looked_at_and_resolved(client: Client) -> None:
@@ -204,7 +204,7 @@ async def test_faults_of_a_decision(client: Client) -> None:
     assert await code(resolution="retry", reviewer="ada", spec={}) == "invalid_input"
     assert await code(resolution="retry", reviewer="ada", nte="x") == "invalid_input"
     missing = {"resolution": "retry", "reviewer": "ada"}
-    assert (await client.post("/v1/dead-letters/nobody/resolve", missing)).code == "not_found"
+    assert (await client.post("/v1/dead-letters/unknown/resolve", missing)).code == "not_found"
 
 
 async def test_many_dead_letters_at_once(client: Client) -> None:
@@ -249,8 +249,8 @@ async def test_an_output_waits_for_a_person(client: Client) -> None:
     assert (await client.get("/v1/approvals")).json["items"] == []
     late = await client.post(f"/v1/approvals/{task_id}", {"approve": False, "reviewer": "bob"})
     assert (late.status, late.code) == (409, "invalid_transition")
-    nobody = await client.post("/v1/approvals/nobody", {"approve": True, "reviewer": "ada"})
-    assert (nobody.status, nobody.code) == (404, "not_found")
+    unknown = await client.post("/v1/approvals/unknown", {"approve": True, "reviewer": "ada"})
+    assert (unknown.status, unknown.code) == (404, "not_found")
 
 
 async def test_a_task_that_is_a_persons(client: Client) -> None:

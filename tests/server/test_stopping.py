@@ -1,4 +1,4 @@
-"""A server that is told to stop does so, whatever it waits for."""
+"""A server stops when asked to, whatever it waits for."""
 
 import asyncio
 

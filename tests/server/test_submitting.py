@@ -153,7 +153,7 @@ async def test_what_is_no_json_object_is_refused(client: Client, raw: bytes) -> 
 
 
 async def test_a_dependency_that_doesnt_exist(client: Client) -> None:
-    reply = await client.post("/v1/tasks", {"type": "code", "depends_on": ["task_nobody"]})
+    reply = await client.post("/v1/tasks", {"type": "code", "depends_on": ["task_unknown"]})
 
     assert (reply.status, reply.code) == (422, "dependency_not_found")
 
@@ -167,13 +167,13 @@ async def test_an_id_that_is_taken(client: Client) -> None:
 
 
 async def test_a_parent_that_doesnt_exist(client: Client) -> None:
-    reply = await client.post("/v1/tasks", {"type": "code", "parent_id": "task_nobody"})
+    reply = await client.post("/v1/tasks", {"type": "code", "parent_id": "task_unknown"})
 
     assert (reply.status, reply.code) == (404, "not_found")
 
 
 async def test_a_batch_is_all_or_nothing(client: Client) -> None:
-    tasks = [{"type": "code"}, {"type": "code", "depends_on": ["task_nobody"]}]
+    tasks = [{"type": "code"}, {"type": "code", "depends_on": ["task_unknown"]}]
 
     refused = await client.post("/v1/tasks/batch", {"tasks": tasks})
     listed = await client.get("/v1/tasks")

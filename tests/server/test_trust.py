@@ -108,19 +108,19 @@ SCOPES: dict[str, str | None] = {
     "DELETE /v1/tokens/{id:path}": "admin",
 }
 #: Not only this machine.
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - nobody listens there
-#: Pages that tell what there is and nothing about anybody.
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - not listened on
+#: Pages that describe the API and show no data.
 PAGES = {"/openapi.json", "/docs"}
 
 
 def path_of(operation: Operation) -> str:
     path = operation.path
     for name in ("{id:path}", "{id}", "{key:path}", "{name:path}"):
-        path = path.replace(name, "nobody")
+        path = path.replace(name, "unknown")
     return path
 
 
-def test_every_route_has_a_scope_that_somebody_thought_about() -> None:
+def test_every_route_has_its_scope() -> None:
     assert {f"{o.method} {o.path}": None if o.scope is None else o.scope.value for o in OPERATIONS} == SCOPES
 
 
@@ -315,7 +315,7 @@ async def test_a_page_of_another_origin_cant_call(client: Client, origin: str, s
     ],
 )
 async def test_a_page_of_others_cant_even_look(client: Client, site: str, mode: str, status: int) -> None:
-    """A plain GET has no Origin; browsers tell by other headers whose page it is. Links may be followed."""
+    """A plain GET has no Origin; browsers show by other headers whose page it is. Links may be followed."""
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
 
     assert (await client.request("GET", "/v1/tasks", headers=headers)).status == status
@@ -375,7 +375,7 @@ def test_what_is_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-async def test_no_exposure_while_nobody_could_have_a_token(served: Served) -> None:
+async def test_no_exposure_while_no_token_exists(served: Served) -> None:
     tokens = served.service.tokens
     await check_exposure("127.0.0.1", tokens)
     with pytest.raises(SettingsError, match="lineshaft token create"):

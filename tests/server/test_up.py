@@ -19,10 +19,10 @@ from tests.server.client import Client
 
 
 class Process:
-    def __init__(self, process: asyncio.subprocess.Process, told: dict[str, Any]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, report: dict[str, Any]) -> None:
         self.process = process
-        self.told = told
-        self.client = Client(int(told["url"].rpartition(":")[2]))
+        self.report = report
+        self.client = Client(int(report["url"].rpartition(":")[2]))
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Exit code, and what it said since it was ready."""
@@ -97,9 +97,9 @@ def up(tmp_path: Path) -> Up:
 async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> None:
     """R-243."""
     async with up() as server:
-        assert server.told["database"]["home"] == str(tmp_path / ".lineshaft")
-        assert server.told["migrations_applied"]
-        assert {"reaper", "promoter"} <= set(server.told["duties"])
+        assert server.report["database"]["home"] == str(tmp_path / ".lineshaft")
+        assert server.report["migrations_applied"]
+        assert {"reaper", "promoter"} <= set(server.report["duties"])
         client = server.client
         await client.submit(retry={"strategy": "fixed", "initial_delay_sec": 0.05, "jitter": False})
         agent = await client.register()
@@ -121,15 +121,15 @@ async def test_from_nothing_to_a_queue_that_works(up: Up, tmp_path: Path) -> Non
         assert token not in err
 
     async with up("--no-duties") as again:
-        assert again.told["migrations_applied"] == []
-        assert again.told["duties"] == []
+        assert again.report["migrations_applied"] == []
+        assert again.report["duties"] == []
         assert (await again.client.task(task_id))["status"] == "COMPLETED"
 
 
 @pytest.mark.slow("initdb, and two servers")
 async def test_two_of_them_on_one_home(up: Up) -> None:
     async with up() as one, up() as two:
-        assert one.told["url"] != two.told["url"]
+        assert one.report["url"] != two.report["url"]
         agent = await one.client.register()
         waiter = asyncio.create_task(one.client.claim(agent, wait_sec=60))
 
@@ -143,7 +143,7 @@ async def test_two_of_them_on_one_home(up: Up) -> None:
 async def test_a_given_database_with_people_watching(up: Up, empty_dsn: str) -> None:
     """It is migrated, and streams and waiting claims don't keep the server from stopping."""
     async with up(LINESHAFT_DATABASE_URL=empty_dsn) as server:
-        assert server.told["database"] == {"kind": "configured"}
+        assert server.report["database"] == {"kind": "configured"}
         agent = await server.client.register()
         async with server.client.stream() as stream:
             waiter = asyncio.create_task(server.client.claim(agent, wait_sec=60))
@@ -191,7 +191,7 @@ async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psyco
     assert connection.execute("SELECT name, scope FROM lineshaft.token").fetchall() == [("ci", "submit")]
 
     async with up("--host", "0.0.0.0", **url) as server:  # noqa: S104 - only this test calls
-        assert server.told["tokens_required"] is True
+        assert server.report["tokens_required"] is True
         assert (await server.client.get("/v1/tasks")).status == 401
         assert (await server.client.get("/healthz")).status == 200
         server.client.token = made["token"]
@@ -204,9 +204,9 @@ async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psyco
         assert code == 0
         assert made["token"] not in err
 
-    code, _, err = await run("token", "revoke", "nobody", **url)
+    code, _, err = await run("token", "revoke", "unknown", **url)
     assert code == 1
-    assert "nobody" in err
+    assert "unknown" in err
     assert (await run("token", "create", "--name", "x", "--scope", "root", **url))[0] == 2
 
 

@@ -1,4 +1,4 @@
-"""Agents that wait for work: they hold a connection to the server, and none to the database."""
+"""Long polls: they hold a connection to the server, and none to the database."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -108,7 +108,7 @@ async def test_work_that_is_there_is_had_at_once(client: Client) -> None:
     assert len(items) == 2
 
 
-async def test_what_nobody_would_get_is_handed_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_undelivered_claim_is_released(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client leaves while its claim is being made: no attempt is used, and another gets it at once."""
     client, polls = served.client, served.service.long_polls
     agent = await client.register()
@@ -207,7 +207,7 @@ async def test_faults_of_a_claim(client: Client, body: Any) -> None:
 
 
 async def test_a_new_day_brings_money(serve: Serve) -> None:
-    """R-237: whoever waits for work that today can't be paid for is woken at midnight UTC."""
+    """R-237: agents that wait for work which today's budget can't pay for are woken at midnight UTC."""
     clock = MovableClock(datetime(2026, 2, 8, 23, 59, 59, tzinfo=UTC))
     async with serve(clock=clock, daily_budget_usd=Decimal(1)) as served:
         client = served.client

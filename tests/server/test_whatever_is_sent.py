@@ -1,6 +1,6 @@
-"""The server is called with whatever its own document allows, and with what it doesn't.
+"""Requests that the OpenAPI document allows, and others that it doesn't.
 
-No call may end in a server error, and each answer must be one that the document tells of. The same calls are
+No call may end in a server error, and each response must be one that the document describes. The calls are
 made each time: a run that found something finds it again.
 """
 

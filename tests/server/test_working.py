@@ -52,8 +52,8 @@ async def test_from_claim_to_completion(client: Client) -> None:
     assert again.json == task, "repeating the call that won answers as it did the first time"
 
 
-async def test_a_failure_is_retried_and_told_to_whoever_is_next(client: Client) -> None:
-    """R-094, R-110: what is no success is handed in by `fail`; a flag beside an output is refused."""
+async def test_a_failure_is_retried_and_shown_to_the_next_agent(client: Client) -> None:
+    """R-094, R-110: failures are reported by `fail`; a flag beside an output is refused."""
     task = await client.submit(retry={"strategy": "immediate"})
     agent = await client.register()
     task_id, token = await client.hold(agent)
@@ -201,17 +201,17 @@ async def test_a_superseded_agents_token_is_stale_and_its_result_is_kept(client:
 async def test_a_task_that_doesnt_exist(client: Client, call: str) -> None:
     bodies: dict[str, Any] = {"fail": {"error": "x"}, "subtasks": {"tasks": [{"type": "x"}]}}
     more: dict[str, Any] = bodies.get(call, {})
-    reply = await client.post(f"/v1/tasks/task_nobody/{call}", {"claim_token": "1.task_nobody", **more})
+    reply = await client.post(f"/v1/tasks/task_unknown/{call}", {"claim_token": "1.task_unknown", **more})
 
     assert (reply.status, reply.code) == (404, "not_found")
 
 
 async def test_an_agent_that_doesnt_exist(client: Client) -> None:
     for call in ("claim", "heartbeat"):
-        reply = await client.post(f"/v1/agents/nobody/{call}", {"incarnation": 1})
+        reply = await client.post(f"/v1/agents/unknown/{call}", {"incarnation": 1})
         assert (reply.status, reply.code) == (404, "not_found")
-    assert (await client.get("/v1/agents/nobody")).code == "not_found"
-    assert (await client.patch("/v1/agents/nobody", {"status": "draining"})).code == "not_found"
+    assert (await client.get("/v1/agents/unknown")).code == "not_found"
+    assert (await client.patch("/v1/agents/unknown", {"status": "draining"})).code == "not_found"
 
 
 async def test_release_hands_back_without_using_an_attempt(client: Client) -> None:
@@ -306,7 +306,7 @@ async def test_what_children_are_refused_keeps_the_checkpoint_of_before(client: 
     await client.submit("parent")
     agent = await client.register()
     parent, token = await client.hold(agent)
-    tasks = [{"type": "child", "depends_on": ["nobody"]}]
+    tasks = [{"type": "child", "depends_on": ["unknown"]}]
     asked = {"claim_token": token, "tasks": tasks, "wait": True, "checkpoint": {"n": 1}}
 
     refused = await client.post(f"/v1/tasks/{parent}/subtasks", asked)
@@ -349,15 +349,15 @@ async def test_claiming_one_task_by_its_id(client: Client) -> None:
     refused = await claim(picky["id"])
     assert (refused.status, refused.code) == (403, "capability_mismatch")
     await client.register("poor", budget_usd=1)
-    dear = await client.submit(max_cost_usd=2)
-    refused = await claim(dear["id"], "poor")
+    expensive = await client.submit(max_cost_usd=2)
+    refused = await claim(expensive["id"], "poor")
     assert (refused.status, refused.code) == (402, "budget_exceeded")
     await client.post("/v1/pause", {})
     refused = await claim(first["id"])
     assert (refused.status, refused.code) == (409, "not_claimable")
     assert [reason["code"] for reason in refused.json["reasons"]] == ["paused"]
     assert refused.json["retryable"] is True
-    assert (await claim("task_nobody")).code == "not_found"
+    assert (await claim("task_unknown")).code == "not_found"
     assert agent["id"] == "a1"
 
 
@@ -463,7 +463,7 @@ async def test_data_that_no_database_can_hold_is_refused(client: Client) -> None
 
 
 async def test_a_registration_that_is_sent_again_supersedes_nothing(serve: Serve) -> None:
-    """The answer to the first one was lost on the way: also if nobody gave the agent a name."""
+    """The response to the first one was lost; also if the agent has no name of its own."""
     async with serve() as one, serve() as two:
         client = one.client
         await client.submit()

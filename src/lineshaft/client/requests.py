@@ -1,4 +1,4 @@
-"""What is asked of a server, as JSON; refused before it is sent if the database backend would refuse it."""
+"""Bodies of requests that submit tasks, checked before they are sent as the engine checks them."""
 
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -12,18 +12,18 @@ from lineshaft.model.tasks import Gate, NewTask
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(NewTask)} | {"spec": {}}
 
 
-def _the_server_knows(_: Sequence[Gate]) -> Iterable[tuple[str, str]]:
-    """Which gates there are is the server's business."""
+def _checked_by_server(_: Sequence[Gate]) -> Iterable[tuple[str, str]]:
+    """Only the server knows which gates are configured."""
     return ()
 
 
 def tasks(given: Sequence[NewTask]) -> list[dict[str, Any]]:
-    draft_each(given, _the_server_knows)
+    draft_each(given, _checked_by_server)
     return [_task(task) for task in given]
 
 
 def children(given: Sequence[NewTask]) -> list[dict[str, Any]]:
-    draft_by_key(given, "", [], _the_server_knows)
+    draft_by_key(given, "", [], _checked_by_server)
     return [_task(task) for task in given]
 
 
@@ -41,7 +41,7 @@ def dag(
         budget_ceiling_usd=budget_ceiling_usd,
         created_by=created_by,
         idempotency_key=idempotency_key,
-        gate_faults=_the_server_knows,
+        gate_faults=_checked_by_server,
     )
     return {
         "title": title,
@@ -53,7 +53,7 @@ def dag(
 
 
 def _task(task: NewTask) -> dict[str, Any]:
-    """Only what differs from the defaults: a batch may have ten thousand, and a body has a limit."""
+    """The fields that differ from their defaults: a batch may have ten thousand tasks in one body."""
     found = {name: value for name in _DEFAULTS if (value := getattr(task, name)) != _DEFAULTS[name]}
     if task.children:
         found["children"] = [_task(child) for child in task.children]

@@ -1,4 +1,4 @@
-"""The surface of document 003: its calls as written there, its words, its retries, its batches."""
+"""OfficePlane's API: its calls as documented there, its names, retries and batches."""
 
 import asyncio
 import json
@@ -140,7 +140,7 @@ async def test_the_other_calling_style_has_the_whole_body_as_payload(client: Cli
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ({}, "taskType"),
         ({"taskType": "x", "documentid": "d"}, "documentid"),
@@ -151,17 +151,17 @@ async def test_the_other_calling_style_has_the_whole_body_as_payload(client: Cli
         ({"taskType": "x", "timeoutSeconds": -1}, "timeoutSeconds"),
         ({"taskType": "x", "documentId": ""}, "documentId"),
         ({"taskType": "x", "payload": {"a": "\0"}}, "payload"),
-        ({"taskType": "x", "parentTaskId": "nobody"}, "nobody"),
+        ({"taskType": "x", "parentTaskId": "unknown"}, "unknown"),
         ({"taskType": "x", "children": [{"taskType": "y", "timeoutSeconds": -1}]}, "children[0].timeoutSec"),
     ],
 )
-async def test_errors_are_as_in_003_and_in_its_words(client: Client, body: Any, told: str) -> None:
+async def test_errors_have_its_format_and_names(client: Client, body: Any, expected: str) -> None:
     reply = await client.post("/api/tasks", body)
 
     assert reply.status in {404, 422}
     assert reply.headers["content-type"] == "application/json"
     assert reply.json.keys() == {"detail"}
-    assert told in reply.json["detail"]
+    assert expected in reply.json["detail"]
 
 
 async def test_other_refusals_are_as_in_003_too(serve: Serve) -> None:
@@ -182,7 +182,7 @@ async def test_other_refusals_are_as_in_003_too(serve: Serve) -> None:
 
 async def test_a_task_that_is_not_there(client: Client) -> None:
     for method, path in (("GET", ""), ("POST", "/cancel"), ("POST", "/retry")):
-        reply = await client.request(method, f"/api/tasks/nobody{path}")
+        reply = await client.request(method, f"/api/tasks/unknown{path}")
         assert (reply.status, reply.json.keys()) == (404, {"detail"})
 
 

@@ -1,4 +1,4 @@
-"""The WebSockets of document 003, with a real client: every transition, and nobody held up by the slowest."""
+"""OfficePlane's WebSockets, with a real client: every transition, and no client is delayed by the slowest."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def listening(
 
 
 async def states(socket: ClientConnection, task_id: str, *, until: str) -> list[str]:
-    """What is told about a task, up to this state; each message is checked."""
+    """The states of a task in messages, up to this one; each message is checked."""
     found: list[str] = []
     while not found or found[-1] != until:
         message = json.loads(await socket.recv())
@@ -56,19 +56,19 @@ async def test_every_transition_is_told(client: Client, path: str) -> None:
         made = (await client.post("/api/tasks", {"taskType": "x", "maxRetries": 1})).json
         task_id, token = await client.hold(agent)
         await client.post(f"/v1/tasks/{task_id}/fail", {"claim_token": token, "error": "boom"})
-        told = await states(socket, made["id"], until="RETRYING")
-        assert told == ["QUEUED", "QUEUED", "RUNNING", "RUNNING", "FAILED", "RETRYING"]
+        shown = await states(socket, made["id"], until="RETRYING")
+        assert shown == ["QUEUED", "QUEUED", "RUNNING", "RUNNING", "FAILED", "RETRYING"]
 
         await client.post(f"/api/tasks/{task_id}/retry")
         task_id, token = await client.hold(agent)
         await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "output": {"data": 7}})
         message: dict[str, Any] = {}
-        told = []
+        shown = []
         while message.get("state") != "COMPLETED":
             message = json.loads(await socket.recv())["data"]
-            told.append(message["state"])
+            shown.append(message["state"])
             assert (message["result"] is not None) == (message["state"] == "COMPLETED")
-        assert told == ["QUEUED", "RUNNING", "RUNNING", "RUNNING", "COMPLETED"]
+        assert shown == ["QUEUED", "RUNNING", "RUNNING", "RUNNING", "COMPLETED"]
         assert message["result"] == 7
         assert message == (await client.get(f"/api/tasks/{task_id}")).json
 
@@ -160,7 +160,7 @@ async def test_one_too_many(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
         assert refused.response.headers["retry-after"]
 
 
-async def test_a_slow_reader_is_let_go_and_holds_up_nobody(
+async def test_a_slow_reader_is_disconnected_and_delays_no_other(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(updates, "MAX_BUFFERED_BYTES", 2_000_000)
@@ -218,7 +218,7 @@ async def test_the_feed_goes_on_after_the_database_was_away(
         assert await states(socket, reply.json["id"], until="QUEUED")
 
 
-async def test_nothing_is_read_once_nobody_listens(served: Served) -> None:
+async def test_nothing_is_read_without_listeners(served: Served) -> None:
     client = served.client
     async with listening(client):
         telling = served.server.officeplane.updates._sending
@@ -229,19 +229,19 @@ async def test_nothing_is_read_once_nobody_listens(served: Served) -> None:
         assert await states(socket, task["id"], until="QUEUED")
 
 
-async def test_they_hear_on_after_an_error_that_nobody_foresaw(
+async def test_messages_continue_after_an_unexpected_error(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(updates, "AGAIN_AFTER_SEC", 0.01)
-    client, told = served.client, served.server.officeplane.updates
-    real = told._tasks
+    client, updates_ = served.client, served.server.officeplane.updates
+    real = updates_._tasks
 
     async def failing(_: Any) -> Any:
-        monkeypatch.setattr(told, "_tasks", real)
+        monkeypatch.setattr(updates_, "_tasks", real)
         raise psycopg.errors.UndefinedTable("the table is elsewhere just now")
 
     async with asyncio.timeout(20), listening(client) as socket:
-        monkeypatch.setattr(told, "_tasks", failing)
+        monkeypatch.setattr(updates_, "_tasks", failing)
         task = await client.submit()
 
         assert await states(socket, task["id"], until="QUEUED") == ["QUEUED"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from lineshaft.errors import ForbiddenError, LineshaftError, UnavailableError
+from lineshaft.errors import ForbiddenError, LineshaftError, NotFoundError, UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.server.framework import problems
 from lineshaft.server.routes import requests
@@ -20,7 +20,16 @@ from lineshaft.server.service import Call, Service
 from lineshaft.types import Scope, Task, protocol
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.protocol import View
-from lineshaft.types.work import Claim, ClaimedTask, HeartbeatAnswers, HeldTask, Moved, Presence
+from lineshaft.types.work import (
+    Claim,
+    ClaimedTask,
+    HeartbeatAnswers,
+    HeldTask,
+    Moved,
+    NewSpawn,
+    Presence,
+    Spawned,
+)
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -136,7 +145,7 @@ async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view
 
 
 def _deleted(task_id: str) -> LineshaftError:
-    return LineshaftError(f"Task {task_id!r} was deleted while this call ran.")
+    return NotFoundError(f"Task {task_id!r} was deleted while this request ran.")
 
 
 # Claims.
@@ -333,7 +342,7 @@ async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) ->
 async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     header = call.headers.get("idempotency-key")
 
-    def convert(item: protocol.SpawnItem) -> Any:
+    def convert(item: protocol.SpawnItem) -> NewSpawn:
         requests.check_tasks(item.tasks, keys=True)
         return item.spawn(claim_of(item.id, item.claim_token), requests.keyed(item.tasks, header))
 
@@ -341,5 +350,5 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
 
 
-def _spawned(found: Any) -> protocol.SpawnedTasks:
+def _spawned(found: Spawned) -> protocol.SpawnedTasks:
     return protocol.SpawnedTasks(items=list(found.submitted), children=found.children, paused=found.paused)

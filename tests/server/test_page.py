@@ -12,7 +12,7 @@ import pytest
 from lineshaft.server.app import OPERATIONS
 from lineshaft.server.framework.problems import STATUSES
 from tests.server.client import Client
-from tests.server.test_describing import METRICS
+from tests.server.test_openapi import METRICS
 
 PAGE = (Path(__file__).parents[2] / "docs/http.md").read_text(encoding="utf-8")
 
