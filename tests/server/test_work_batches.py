@@ -170,3 +170,15 @@ async def test_when_the_next_retry_is_due(client: Client) -> None:
     due = (await client.get("/v1/work/retries", type=["code", "other"], within_sec=90)).json["due_sec"]
     assert 50 < due <= 60
     assert (await client.get("/v1/work/retries", type=["code"], within_sec=9)).json == {"due_sec": None}
+
+
+async def test_an_output_is_checked_at_once(client: Client) -> None:
+    """R-093: the check of a decision report doesn't wait for a validator."""
+    one, two = await held(client, 2, preset="loki")
+    report = {"why": "asked for", "what": "a page", "tradeoffs": "none"}
+
+    found = await batch(
+        client, "complete", {**one, "output": {"data": 1, "decision_report": report}}, two, view="work"
+    )
+
+    assert [item["status"] for item in found] == ["COMPLETED", "RETRYING"]

@@ -39,14 +39,20 @@ class _Costed(Protocol):
     def attempt_cost_usd(self) -> Decimal: ...
 
 
-class ClaimRef(msgspec.Struct, frozen=True):
+class ClaimRef(msgspec.Struct, frozen=True, eq=False):
     """One claim of a task."""
 
     id: str
     #: The fencing number of the claim.
     epoch: int
-    #: The claim token that a server issued; empty without a server.
+    #: The claim token that a server issued; empty without a server. It doesn't make another claim.
     token: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClaimRef) and (self.id, self.epoch) == (other.id, other.epoch)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.epoch))
 
 
 @dataclass(frozen=True, slots=True)
