@@ -259,7 +259,7 @@ moved AS (
         epoch = live.epoch + 1,
         agent_id = %(agent_id)s::text,
         parked = NULL,
-        budget_told = false,
+        budget_reported = false,
         model = claimable.chosen_model,
         reserved_usd = claimable.cost,
         claimed_at = (SELECT now FROM clock),

@@ -25,7 +25,7 @@ SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, i
 
 -- name: report_unaffordable
 -- One event for each READY task that no agent or DAG can afford, until it is claimed or there is money again. Reserved money may be
--- returned, so it counts as available. Bounded: parked tasks by task_live_budget_untold, and the head of each lane that exceeds every
+-- returned, so it counts as available. Bounded: parked tasks by task_live_budget_unreported, and the head of each lane that exceeds every
 -- agent's budget; tasks behind it are reported when they get there.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 of_dags AS MATERIALIZED (
@@ -33,7 +33,7 @@ of_dags AS MATERIALIZED (
     FROM lineshaft.task_live AS live
     JOIN lineshaft.lane ON lane.id = live.lane_id
     JOIN lineshaft.dag ON dag.id = live.dag_id
-    WHERE live.parked = 'dag_budget' AND NOT live.budget_told
+    WHERE live.parked = 'dag_budget' AND NOT live.budget_reported
       AND dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
     LIMIT %(limit)s::integer
 ),
@@ -56,24 +56,24 @@ of_lanes AS MATERIALIZED (
     FROM unaffordable
     CROSS JOIN lineshaft.generation
     CROSS JOIN LATERAL (
-        SELECT id, budget_told
+        SELECT id, budget_reported
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = unaffordable.id
         ORDER BY rank, submission_no
         LIMIT %(limit)s::integer
         OFFSET 0
     ) AS head
-    WHERE NOT head.budget_told
+    WHERE NOT head.budget_reported
     LIMIT %(limit)s::integer
 ),
 blocked AS MATERIALIZED (
     SELECT live.id, live.dag_id, found.purse, found.cost
     FROM (SELECT * FROM of_dags UNION ALL SELECT * FROM of_lanes) AS found
     JOIN lineshaft.task_live AS live ON live.id = found.id
-    WHERE live.status = 'READY' AND NOT live.budget_told
+    WHERE live.status = 'READY' AND NOT live.budget_reported
     FOR NO KEY UPDATE OF live SKIP LOCKED
 ),
-marked AS (UPDATE lineshaft.task_live AS live SET budget_told = true WHERE live.id = ANY (ARRAY(SELECT id FROM blocked))),
+marked AS (UPDATE lineshaft.task_live AS live SET budget_reported = true WHERE live.id = ANY (ARRAY(SELECT id FROM blocked))),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, data)
     SELECT clock.now, '{budget.blocked}', blocked.id, blocked.dag_id, jsonb_build_object('purse', blocked.purse, 'max_cost_usd', blocked.cost)

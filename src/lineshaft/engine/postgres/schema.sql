@@ -401,7 +401,7 @@ CREATE TABLE lineshaft.task_live (
     is_batch boolean NOT NULL DEFAULT false,
     is_gated boolean NOT NULL DEFAULT false,
     awaited boolean NOT NULL DEFAULT false,
-    budget_told boolean NOT NULL DEFAULT false,
+    budget_reported boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C",
@@ -467,7 +467,7 @@ CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (par
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);
 CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('simple'::regconfig, decision_report)) WHERE (decision_report IS NOT NULL);
-CREATE INDEX task_live_budget_untold ON lineshaft.task_live USING btree (id) WHERE ((parked = 'dag_budget'::text) AND (NOT budget_told));
+CREATE INDEX task_live_budget_unreported ON lineshaft.task_live USING btree (id) WHERE ((parked = 'dag_budget'::text) AND (NOT budget_reported));
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));

@@ -300,7 +300,7 @@ WITH fitting AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, budget_told = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    SET parked = NULL, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
       -- Written so that no index matches: the row must be found by its id.
       AND live.parked || '' = 'dag_budget'

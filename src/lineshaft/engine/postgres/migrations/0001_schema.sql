@@ -204,7 +204,7 @@ CREATE TABLE lineshaft.task_live (
     -- Another task depends on this one, which has no DAG: its end must look for dependents. In a DAG it always does.
     awaited boolean NOT NULL DEFAULT false,
     -- It was reported that no agent can afford it: once, until it is claimed or there is money again.
-    budget_told boolean NOT NULL DEFAULT false,
+    budget_reported boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     -- NULL while the DAG is virtual, that is has no row: the DAG of a standalone task.
@@ -255,7 +255,7 @@ CREATE INDEX task_live_rekey ON lineshaft.task_live (rekey_at) WHERE rekey_at IS
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live (lock_key, lane_id, rank, submission_no)
     WHERE status = 'READY' AND lock_key IS NOT NULL;
 -- The promoter: tasks over their DAG's budget that were not reported yet.
-CREATE INDEX task_live_budget_untold ON lineshaft.task_live (id) WHERE parked = 'dag_budget' AND NOT budget_told;
+CREATE INDEX task_live_budget_unreported ON lineshaft.task_live (id) WHERE parked = 'dag_budget' AND NOT budget_reported;
 -- Tasks over their DAG's budget, best first.
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live (dag_id, rank, submission_no) WHERE parked = 'dag_budget';
 
