@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.test_links import CODE, PAGES, ROOT
+
 SUFFIXES = {".py", ".sql", ".md"}
 #: Between two words: also a line break with the comment sign of the next line.
 _GAP = r"(?:\s|[#>*]|--)+"
@@ -55,6 +56,19 @@ def test_source_code_is_plain_english() -> None:
     found = complaints(ROOT / "src")
 
     assert not found, "Use the terms of docs/glossary.md and plain words:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_wraps_at_120_characters(page: Path) -> None:
+    """Except tables and code blocks, which can't be wrapped."""
+    text = CODE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    long = [
+        f"{page.relative_to(ROOT)}:{number}: {len(line)} characters"
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > 120 and not line.startswith("|")
+    ]
+
+    assert not long, "\n".join(long)
 
 
 @pytest.mark.parametrize(

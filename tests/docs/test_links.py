@@ -7,20 +7,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.md")])
-_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
+    for link in _LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {link}, which doesn't exist"
