@@ -319,7 +319,7 @@ class RecordedStep:
 
 
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
-    """A row of `claim_tasks`, in its order, and what all rows of a claim have in common."""
+    """A claimed task; the last three fields are the same for all tasks of a claim."""
 
     id: str
     #: The fencing number: every write of this claim carries it.
@@ -349,10 +349,6 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     started: bool
     claimed_at: datetime
     claim_ttl_sec: float
-
-    def __post_init__(self) -> None:
-        # Rows have bytes.
-        msgspec.structs.force_setattr(self, "spec", msgspec.Raw(self.spec))
 
     @property
     def status(self) -> str:

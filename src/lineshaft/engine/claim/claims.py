@@ -26,7 +26,7 @@ from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.pipeline import pipelined, transaction
+from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import LineshaftError, UnavailableError
@@ -283,13 +283,18 @@ class Claims:
         calls = [(_SQL["claim_tasks"], {**self._database.now, **parameters})]
         if parameters["daily_budget"] is not None:
             calls.insert(0, (_SQL["lock_day"], {}))
-        *_, rows = await pipelined(connection, *calls)
-        outcome: _Outcome = rows[0]
+        *_, rows = await pipelined(connection, *calls, named=False)
+        row = row_type(_SQL["claim_tasks"])
+        outcome: _Outcome = row._make(rows[0])
         agent_id = parameters["agent_id"]
         (self._probers.add if outcome.probe_due else self._probers.discard)(agent_id)
         if outcome.id is not None:
             tasks = claimed_tasks(
-                rows, started=parameters["start"], claimed_at=outcome.now, claim_ttl_sec=outcome.claim_ttl_sec
+                row._fields,
+                rows,
+                started=parameters["start"],
+                claimed_at=outcome.now,
+                claim_ttl_sec=outcome.claim_ttl_sec,
             )
             return _Round(tasks, outcome)
         # Nothing to claim, or the agent is unknown or superseded.

@@ -4,13 +4,13 @@ They cost the server a third of the full statements, which handle everything tha
 """
 
 from collections.abc import Mapping
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.pipeline import pipelined
+from lineshaft.engine.postgres.pipeline import pipelined, row_type
 from lineshaft.types.work import ClaimedTask
 
 _SQL = catalog.load(__name__)
@@ -55,12 +55,18 @@ class FastClaim(NamedTuple):
 
 
 async def claim_fast(connection: Connection, parameters: Mapping[str, Any]) -> FastClaim:
-    (rows,) = await pipelined(connection, (_SQL["claim_fast"], parameters))
-    rows.sort(key=attrgetter("n"))
-    first = rows[0]
+    statement = _SQL["claim_fast"]
+    (rows,) = await pipelined(connection, (statement, parameters), named=False)
+    row = row_type(statement)
+    rows.sort(key=itemgetter(row._fields.index("n")))
+    first = row._make(rows[0])
     tasks: list[ClaimedTask] = []
     if first.id is not None:
         tasks = claimed_tasks(
-            rows, started=parameters["start"], claimed_at=first.now, claim_ttl_sec=first.claim_ttl_sec
+            row._fields,
+            rows,
+            started=parameters["start"],
+            claimed_at=first.now,
+            claim_ttl_sec=first.claim_ttl_sec,
         )
     return FastClaim(tasks, first.has_room, first.weigh, first.contested, first.missed)

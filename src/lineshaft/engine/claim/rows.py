@@ -6,22 +6,46 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+from msgspec import Raw
+
 from lineshaft.types.work import ClaimedTask
 
 #: The last fields are the same for all tasks of a claim.
 _COMMON = ("started", "claimed_at", "claim_ttl_sec")
 _COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in _COMMON)
+_SPEC = _COLUMNS.index("spec")
+
+_Get = Callable[[tuple[Any, ...]], Any]
 
 
 def claimed_tasks(
-    rows: Sequence[Any], *, started: bool, claimed_at: datetime, claim_ttl_sec: float
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[Any, ...]],
+    *,
+    started: bool,
+    claimed_at: datetime,
+    claim_ttl_sec: float,
 ) -> list[ClaimedTask]:
-    """The rows are named tuples of one statement, with more columns than a task has."""
-    task_columns = _getter(rows[0]._fields)
+    """The rows have these columns, among them those of a task."""
+    before, spec, after = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
-    return [ClaimedTask(*task_columns(row) + common) for row in rows]
+    return [ClaimedTask(*(*before(row), Raw(spec(row)), *after(row), *common)) for row in rows]
 
 
 @cache
-def _getter(columns: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    return itemgetter(*map(columns.index, _COLUMNS))
+def _getters(columns: tuple[str, ...]) -> tuple[_Get, _Get, _Get]:
+    """For the columns before the spec, the spec, and the columns after it."""
+    return (
+        _getter(columns, _COLUMNS[:_SPEC]),
+        itemgetter(columns.index("spec")),
+        _getter(columns, _COLUMNS[_SPEC + 1 :]),
+    )
+
+
+def _getter(columns: tuple[str, ...], names: tuple[str, ...]) -> _Get:
+    """A slice, if the statement has the columns in this order: several times faster."""
+    start = columns.index(names[0])
+    end = start + len(names)
+    if columns[start:end] == names:
+        return itemgetter(slice(start, end))
+    return itemgetter(*map(columns.index, names))

@@ -28,17 +28,24 @@ Call = tuple[LiteralString, Mapping[str, Any]]
 Rows = list[Any]
 
 
-async def pipelined(connection: Connection, *calls: Call) -> list[Rows]:
+async def pipelined(connection: Connection, *calls: Call, named: bool = True) -> list[Rows]:
     """The rows of each statement. Outside a transaction, either all statements take effect or none.
 
-    Parameters are sent as text, so statements must cast all of them; an array may be an array literal.
+    Parameters are sent as text, so statements must cast all of them; an array may be an array literal. With
+    `named=False` rows are plain tuples, which is faster where there are many; see `row_type`.
     """
     transformer = adapt.Transformer(connection)
     results = await _results(connection, calls)
-    return [
-        _rows(transformer, result, _statement(sql).row_maker(result))
-        for (sql, _), result in zip(calls, results, strict=True)
-    ]
+    found = []
+    for (sql, _), result in zip(calls, results, strict=True):
+        make_row = _statement(sql).type_of(result)._make
+        found.append(_rows(transformer, result, make_row if named else tuple))
+    return found
+
+
+def row_type(sql: LiteralString) -> Any:
+    """The named tuple of a statement's rows; known once the statement has been answered."""
+    return _statement(sql).row_type
 
 
 async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[dict[str, Any]]]:
@@ -103,12 +110,12 @@ class _Statement:
     def __init__(self, sql: LiteralString) -> None:
         self.parameters: list[str] = []
         self.text = _PLACEHOLDER.sub(self._number, sql).encode()
-        self._make_row: Callable[[Sequence[Any]], Any] | None = None
+        self.row_type: Any = None
 
-    def row_maker(self, result: PGresult) -> Callable[[Sequence[Any]], Any]:
-        if self._make_row is None:
-            self._make_row = _namedtuple("Row", _column_names(result), rename=True)._make
-        return self._make_row
+    def type_of(self, result: PGresult) -> Any:
+        if self.row_type is None:
+            self.row_type = _namedtuple("Row", _column_names(result), rename=True)
+        return self.row_type
 
     def _number(self, placeholder: re.Match[str]) -> str:
         name = placeholder[1]

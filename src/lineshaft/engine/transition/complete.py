@@ -149,7 +149,7 @@ class Complete:
         done: set[str] = set()
         if completions and self._fast_path.is_open():
             call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(completions)}
-            (rows,) = await self._database.run_alone(lambda own: pipelined(own, call))
+            (rows,) = await self._database.run_alone(lambda own: pipelined(own, call, named=False))
             done = {task_id for (task_id,) in rows}
             self._fast_path.tried(worked=2 * len(done) >= len(completions))
         rest = [item for item in completions if item.claim.id not in done]

@@ -21,7 +21,7 @@ class Start:
         if has_duplicate_tasks(claims):
             return [result for claim in claims for result in await self.start([claim])]
         call = _SQL["start_tasks"], {**self._database.now, **claim_columns(claims)}
-        (rows,) = await self._database.run_alone(lambda own: pipelined(own, call))
+        (rows,) = await self._database.run_alone(lambda own: pipelined(own, call, named=False))
         results = {task_id: Moved(task_id, Status.RUNNING) for (task_id,) in rows}
         rest = [claim for claim in claims if claim.id not in results]
         if rest:
