@@ -192,7 +192,9 @@ async def _claim(claims: Sequence[ItemClaim], poll: _Poll, wait_sec: float) -> N
     until = asyncio.get_running_loop().time() + wait_sec
 
     async def all_idle(steps: Iterable[Coroutine[Any, Any, None]]) -> bool:
-        await asyncio.gather(*(claim.run(step) for claim, step in zip(claims, steps, strict=True)))
+        runs = [claim.run(step) for claim, step in zip(claims, steps, strict=True)]
+        # A task for each takes memory, of which thousands of waiting agents need little.
+        await (runs[0] if len(runs) == 1 else asyncio.gather(*runs))
         return all(claim.is_idle for claim in claims)
 
     if (
