@@ -53,13 +53,15 @@ async def test_an_invalid_item_affects_no_other(client: Client, call: str) -> No
         {**one, **body, "mispelt": 1},
         "not even an object",
         {"id": "task_unknown", "claim_token": "1.task_unknown", **body},
+        {"id": "not\0storable", "claim_token": "1.not\0storable", **body},
         {**two, **body},
     ]
 
     found = await batch(client, call, *items)
 
     assert [item.get("status") if "problem" not in item else item["problem"]["code"] for item in found] == [
-        *(STATUSES[call], "stale_claim", "invalid_input", "invalid_input", "not_found", STATUSES[call])
+        *(STATUSES[call], "stale_claim", "invalid_input", "invalid_input", "not_found", "invalid_input"),
+        STATUSES[call],
     ]
     assert found[2]["problem"]["errors"] == [{"loc": "mispelt", "msg": "unknown field"}]
     shown = await client.task(one["id"])
@@ -104,12 +106,17 @@ async def test_progress_in_batches(client: Client) -> None:
         {**one, "name": "a", "data": [2]},
         {**two, "name": "", "data": 1},
         {**two, "name": "b", "data": 1},
+        {"id": "\0", "claim_token": "x", "name": "b", "data": 1},
     )
-    assert [item.get("data") for item in steps] == [[1], [1], None, 1]
+    assert [item.get("data") for item in steps] == [[1], [1], None, 1, None]
     assert steps[2]["problem"]["code"] == "invalid_input"
     assert steps[0]["remaining_usd"] == {"task": None, "agent": None, "dag": None}
     saved = await batch(
-        client, "checkpoint", {**one, "data": {"page": 7}}, {**two, "claim_token": "x", "data": 1}
+        client,
+        "checkpoint",
+        {**one, "data": {"page": 7}},
+        {**two, "claim_token": "x", "data": 1},
+        {**two, "id": "\0", "data": 1},
     )
     assert saved[0] == {"data": {"page": 7}}
     assert saved[1]["problem"]["code"] == "stale_claim"
@@ -126,18 +133,34 @@ async def test_progress_in_batches(client: Client) -> None:
     assert (await client.task(one["id"]))["status"] == "PENDING"
 
 
+async def test_one_idempotency_key_for_children_of_several_tasks(client: Client) -> None:
+    one, two = await held(client, 2)
+    body = {"items": [{**each, "tasks": [{"type": "child"}]} for each in (one, two)]}
+
+    async def spawn() -> list[str]:
+        reply = await client.post("/v1/work/spawn", body, headers={"Idempotency-Key": "k"})
+        return [child["id"] for item in reply.json["items"] for child in item["items"]]
+
+    spawned = await spawn()
+
+    parents = [(await client.task(child))["parent_id"] for child in spawned]
+    assert parents == [one["id"], two["id"]], "each has a child of its own"
+    assert await spawn() == spawned
+
+
 async def test_one_heartbeat_for_a_whole_process(client: Client) -> None:
     one, two = await held(client, 2)
     other = await client.register("other", max_concurrent_tasks=4)
     await client.post(f"/v1/tasks/{two['id']}/cancel", {})
 
-    first, second, unknown, old = await batch(
+    first, second, unknown, old, invalid = await batch(
         client,
         "heartbeat",
         {"agent_id": "a1", "incarnation": 1, "tasks": [{**one, "progress": {"n": 1}, "cost_usd": 0.1}, two]},
         {"agent_id": "other", "incarnation": other["incarnation"]},
         {"agent_id": "unknown", "incarnation": 1},
         {"agent_id": "a1", "incarnation": 7},
+        {"agent_id": "\0", "incarnation": 1},
     )
 
     assert first["tasks"] == {one["id"]: "continue", two["id"]: "cancel"}
@@ -145,6 +168,7 @@ async def test_one_heartbeat_for_a_whole_process(client: Client) -> None:
     assert (second["tasks"], second["max_concurrent_tasks"]) == ({}, 4)
     assert unknown["problem"]["code"] == "not_found"
     assert old["problem"]["code"] == "superseded"
+    assert invalid["problem"]["code"] == "invalid_input"
     assert (await client.task(one["id"]))["progress"] == {"n": 1}
 
 

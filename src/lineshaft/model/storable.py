@@ -31,6 +31,14 @@ def is_storable(text: str) -> bool:
     return "\0" not in text
 
 
+def check_storable(**named: str) -> None:
+    """Reject text that can't be stored; the error names the field."""
+    for name, text in named.items():
+        if not is_storable(text):
+            fault = f"contains a character that PostgreSQL can't store, got {text[:100]!r}. Remove it"
+            raise InvalidInputError(errors=[(name, fault)])
+
+
 def replace_unstorable(text: str) -> str:
     """The text with U+FFFD or ? in place of each character that can't be stored."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -31,3 +31,10 @@ class EventPage(Struct, frozen=True):
     next_cursor: str
     #: These are all events so far.
     caught_up: bool
+
+
+class TaskEventPage(Struct, frozen=True):
+    items: list[Event]
+    #: Null: these are all events so far.
+    next_cursor: str | None
+    caught_up: bool

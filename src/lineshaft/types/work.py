@@ -15,7 +15,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.fields import LONGEST_SECONDS, MAX_TEXT
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
-from lineshaft.model.storable import check_json, is_storable
+from lineshaft.model.storable import check_json, check_storable, is_storable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.tasks import Submitted
 
@@ -177,9 +177,7 @@ class NewStep:
         if not 1 <= len(self.name) <= MAX_STEP_NAME:
             fault = f"must be a text of 1 to {MAX_STEP_NAME} characters, got {self.name[:100]!r}"
             raise InvalidInputError(errors=[("name", fault)])
-        if not is_storable(self.name):
-            fault = f"contains a character that PostgreSQL can't store, got {self.name[:100]!r}. Remove it"
-            raise InvalidInputError(errors=[("name", fault)])
+        check_storable(name=self.name)
         check_json(data=self.data)
 
 

@@ -6,6 +6,7 @@ server makes the same one, so an agent can continue at another server, or after 
 
 import re
 
+from lineshaft.model.storable import check_storable
 from lineshaft.types.work import ClaimRef
 
 _TOKEN = re.compile(r"(?P<epoch>[1-9][0-9]{0,8})\.(?P<id>.+)", re.DOTALL)
@@ -19,6 +20,8 @@ def token_of(task_id: str, epoch: int) -> str:
 
 def claim_of(task_id: str, token: str) -> ClaimRef:
     """The claim with this token; one that is invalid, or another task's, counts as stale."""
+    # Checked here, so that one invalid id is rejected alone and not with the whole batch.
+    check_storable(id=task_id)
     match = _TOKEN.fullmatch(token)
     epoch = int(match["epoch"]) if match is not None and match["id"] == task_id else _NO_EPOCH
     return ClaimRef(task_id, epoch, token)

@@ -11,7 +11,8 @@ from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.framework.streams import stream
 from lineshaft.server.routes import requests
 from lineshaft.server.service import Call
-from lineshaft.types import Event, EventPage, Page, Scope
+from lineshaft.types import EventPage, Scope
+from lineshaft.types.events import TaskEventPage
 
 STREAM = "text/event-stream"
 
@@ -37,7 +38,7 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
     return Answer(page)
 
 
-@routes.get("/v1/tasks/{id}/events", Scope.READ, Page[Event], codes=("not_found", "cursor_expired"))
+@routes.get("/v1/tasks/{id}/events", Scope.READ, TaskEventPage, codes=("not_found", "cursor_expired"))
 async def list_task_events(call: Call, query: requests.Page) -> Answer:
     """Read all events of a task, in order."""
     task_id = call.path["id"]
@@ -46,4 +47,4 @@ async def list_task_events(call: Call, query: requests.Page) -> Answer:
         # Every task has a first event: unless retention dropped it, the task doesn't exist.
         await call.service.engine.read.task(task_id)
     more = None if page.caught_up else page.next_cursor
-    return Answer(Page(page.items, more))
+    return Answer(TaskEventPage(page.items, more, page.caught_up))

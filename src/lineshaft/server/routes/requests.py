@@ -1,7 +1,7 @@
 """Bodies and queries of requests, apart from the worker protocol, and checks of tasks in them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
@@ -170,14 +170,14 @@ def key_of(header: str | None, body: str | None) -> str | None:
     return header
 
 
-def keyed(tasks: Sequence[NewTask], header: str | None) -> list[NewTask]:
-    """The tasks of one request. Those without an idempotency key get one derived from the request's."""
+def keyed(tasks: Sequence[NewTask], header: str | None, numbers: Iterable[int]) -> list[NewTask]:
+    """Those without an idempotency key get one derived from the request's and their number in it."""
     key = key_of(header, None)
     if key is None:
         return list(tasks)
     return [
         task if task.idempotency_key is not None else replace(task, idempotency_key=_key_of_item(key, number))
-        for number, task in enumerate(tasks)
+        for task, number in zip(tasks, numbers, strict=False)
     ]
 
 

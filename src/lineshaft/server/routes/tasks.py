@@ -1,5 +1,6 @@
 """Submitting, reading and operating tasks."""
 
+from itertools import count
 from typing import Any
 
 from msgspec import UNSET
@@ -50,7 +51,7 @@ async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     They may depend on existing tasks; tasks that depend on each other are a DAG.
     """
     requests.check_tasks(body.tasks, keys=False)
-    tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"))
+    tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"), count())
     submitted = await call.service.engine.submission.submit(tasks)
     return Answer(responses.SubmittedItems(submitted), 201)
 

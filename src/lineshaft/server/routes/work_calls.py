@@ -6,6 +6,7 @@ item doesn't affect the others.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Raw, Struct
 
 from lineshaft.errors import ForbiddenError, LineshaftError, NotFoundError, UnavailableError
 from lineshaft.model.states import Status
+from lineshaft.model.storable import check_storable
 from lineshaft.server.framework import problems
 from lineshaft.server.routes import requests
 from lineshaft.server.routes.claim_tokens import claim_of, token_of
@@ -212,6 +214,7 @@ async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> di
     results: dict[int, Any] = {}
     for number, item in items.items():
         try:
+            check_storable(agent_id=item.agent_id)
             held[number] = [
                 task.held(claim_of(task.id, task.claim_token), item.agent_id) for task in item.tasks
             ]
@@ -341,10 +344,13 @@ async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) ->
 
 async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     header = call.headers.get("idempotency-key")
+    # One key serves the whole request, so its tasks are numbered across items.
+    numbers = count()
 
     def convert(item: protocol.SpawnItem) -> NewSpawn:
         requests.check_tasks(item.tasks, keys=True)
-        return item.spawn(claim_of(item.id, item.claim_token), requests.keyed(item.tasks, header))
+        tasks = requests.keyed(item.tasks, header, numbers)
+        return item.spawn(claim_of(item.id, item.claim_token), tasks)
 
     spawned = await _in_order(items, convert, call.service.engine.work.spawn)
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
