@@ -27,6 +27,9 @@ async def held(client: Client, number: int, **fields: Any) -> list[dict[str, str
     return [{"id": each["task"]["id"], "claim_token": each["claim_token"]} for each in claimed["tasks"]]
 
 
+#: Not too many characters, but too many bytes for an index; and not all the same, or it would be compressed.
+TOO_LONG = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(1_000))
+
 BODIES: dict[str, dict[str, Any]] = {
     "start": {},
     "complete": {"output": {"data": 1}, "cost_usd": 0.5},
@@ -107,8 +110,10 @@ async def test_progress_in_batches(client: Client) -> None:
         {**two, "name": "", "data": 1},
         {**two, "name": "b", "data": 1},
         {"id": "\0", "claim_token": "x", "name": "b", "data": 1},
+        {**two, "name": TOO_LONG, "data": 1},
     )
-    assert [item.get("data") for item in steps] == [[1], [1], None, 1, None]
+    assert [item.get("data") for item in steps] == [[1], [1], None, 1, None, None]
+    assert steps[5]["problem"]["code"] == "invalid_input"
     assert steps[2]["problem"]["code"] == "invalid_input"
     assert steps[0]["remaining_usd"] == {"task": None, "agent": None, "dag": None}
     saved = await batch(
@@ -126,7 +131,9 @@ async def test_progress_in_batches(client: Client) -> None:
         {**one, "key": "k", "tasks": [{"type": "child"}], "wait": True},
         {**two, "key": "k", "tasks": [{"type": "child", "surface": {}}]},
         {**two, "key": "k", "tasks": [{"type": "child"}]},
+        {**two, "key": TOO_LONG, "tasks": [{"type": "child"}]},
     )
+    assert spawned[3]["problem"]["errors"][0]["loc"] == "key"
     assert (spawned[0]["paused"], spawned[2]["paused"]) == (True, False)
     assert spawned[1]["problem"]["code"] == "invalid_input"
     assert [item["id"] for item in spawned[2]["items"]] == [child["id"] for child in spawned[2]["children"]]

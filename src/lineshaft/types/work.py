@@ -159,6 +159,17 @@ class Cancellation:
 
 #: Longer names would not fit into the index.
 MAX_STEP_NAME = 1_000
+_MAX_STEP_NAME_BYTES = 2_000
+
+
+def _check_step_name(field: str, name: str) -> None:
+    if not 1 <= len(name) <= MAX_STEP_NAME:
+        fault = f"must be a text of 1 to {MAX_STEP_NAME} characters, got {name[:100]!r}"
+        raise InvalidInputError(errors=[(field, fault)])
+    check_storable(**{field: name})
+    if (size := len(name.encode())) > _MAX_STEP_NAME_BYTES:
+        fault = f"must be at most {_MAX_STEP_NAME_BYTES} bytes of UTF-8, got {size}: {name[:100]!r}"
+        raise InvalidInputError(errors=[(field, fault)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +185,7 @@ class NewStep:
 
     def __post_init__(self) -> None:
         # Checked here, so that one invalid step is rejected alone and not with the whole call.
-        if not 1 <= len(self.name) <= MAX_STEP_NAME:
-            fault = f"must be a text of 1 to {MAX_STEP_NAME} characters, got {self.name[:100]!r}"
-            raise InvalidInputError(errors=[("name", fault)])
-        check_storable(name=self.name)
+        _check_step_name("name", self.name)
         check_json(data=self.data)
 
 
@@ -210,6 +218,9 @@ class NewSpawn:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
+        if self.key is not None:
+            # It is part of the name of a step.
+            _check_step_name("key", self.key)
         check_json(checkpoint=self.checkpoint)
 
 

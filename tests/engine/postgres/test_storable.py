@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
+from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion
 from tests.world import World, record_step, ref, save_checkpoint
 
@@ -95,6 +96,24 @@ async def test_a_name_that_nothing_can_have_is_refused(world: World, name: str) 
     ):
         with pytest.raises(InvalidInputError, match=r"a character that PostgreSQL can't store.*Remove it"):
             await call
+
+
+#: Few enough characters, but too many bytes for an index; all different, so that none are compressed away.
+LONG = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(1_000))
+
+
+async def test_a_text_that_no_index_can_hold_is_refused(world: World) -> None:
+    await world.one()
+    task = await world.take()
+
+    for call in (
+        world.engine.submission.submit([NewTask(type="t", idempotency_key=LONG)]),
+        world.engine.submission.submit([NewTask(type=LONG)]),
+    ):
+        with pytest.raises(InvalidInputError, match=r"too long.*Shorten it; nothing was changed"):
+            await call
+    with pytest.raises(InvalidInputError, match="at most 2000 bytes of UTF-8, got 3000"):
+        await record_step(world.engine, ref(task), LONG, b"1")
 
 
 ESCAPES = [

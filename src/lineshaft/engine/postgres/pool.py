@@ -88,6 +88,12 @@ def _raise_translated(error: BaseException) -> None:
     """Raise the LineshaftError that a driver's error means to the caller, if there is one."""
     if isinstance(error, PoolTimeout):
         raise UnavailableError("No database connection became free within 10 s. Try again.") from None
+    if isinstance(error, psycopg.errors.ProgramLimitExceeded):
+        # Limits on fields count characters, of which an index holds fewer if they take several bytes.
+        raise InvalidInputError(
+            f"The call contains a value that is too long: {_first_line(error)}. Shorten it; nothing was "
+            "changed."
+        ) from error
     if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
         if error.sqlstate is None or error.sqlstate.startswith(_UNAVAILABLE):
             raise UnavailableError(
