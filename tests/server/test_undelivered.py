@@ -74,3 +74,26 @@ async def test_the_database_goes_before_all_is_read(
     await until(lambda: connection.execute(RELEASED).fetchone() == (2,))
     found = await client.task(task["id"])
     assert (found["status"], found["attempts"]) == ("READY", 0)
+
+
+async def test_a_defect_in_one_item_leaves_no_claim_of_another(
+    served: Served, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, claims = served.client, served.service.engine.claims
+    good, bad, task = await client.register("good"), await client.register("bad"), await client.submit()
+    failed, real = asyncio.Event(), claims.claim
+
+    async def claim(agent_id: str, *args: Any, **options: Any) -> Any:
+        if agent_id == "bad":
+            failed.set()
+            raise RuntimeError("a defect")
+        await failed.wait()
+        return await real(agent_id, *args, **options)
+
+    monkeypatch.setattr(claims, "claim", claim)
+    items = [{"agent_id": agent["id"], "incarnation": agent["incarnation"]} for agent in (good, bad)]
+    reply = await client.post("/v1/work/claim", {"items": items})
+
+    assert reply.status == 500
+    await until(lambda: connection.execute(RELEASED).fetchone() == (1,))
+    assert (await client.task(task["id"]))["status"] == "READY"

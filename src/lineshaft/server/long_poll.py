@@ -137,6 +137,10 @@ class ItemClaim:
             await step
         except LineshaftError as error:
             self.error = error
+        except Exception:
+            # A defect. The other items end too, so that what they have claimed is released.
+            self._poll.end()
+            raise
         if not self.is_idle:
             self._poll.end()
 
@@ -194,7 +198,13 @@ async def _claim(claims: Sequence[ItemClaim], poll: _Poll, wait_sec: float) -> N
     async def all_idle(steps: Iterable[Coroutine[Any, Any, None]]) -> bool:
         runs = [claim.run(step) for claim, step in zip(claims, steps, strict=True)]
         # A task for each takes memory, of which thousands of waiting agents need little.
-        await (runs[0] if len(runs) == 1 else asyncio.gather(*runs))
+        if len(runs) == 1:
+            await runs[0]
+        else:
+            # All of them to their end: what one claims after another has failed must be released too.
+            for error in await asyncio.gather(*runs, return_exceptions=True):
+                if error is not None:
+                    raise error
         return all(claim.is_idle for claim in claims)
 
     if (
