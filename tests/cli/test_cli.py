@@ -42,6 +42,9 @@ def test_from_nothing_to_a_migrated_embedded_database(run: Run, tmp_path: Path) 
     assert "not running; starts automatically" in before.stdout
     assert not (tmp_path / ".lineshaft").exists(), "doctor changes nothing"
 
+    fresh = run("doctor", "--start")
+    assert fresh.returncode == 0, fresh.stdout
+    assert "applied automatically" in fresh.stdout
     assert run("migrate", "status").returncode == 1
     up = run("migrate", "up")
     assert up.returncode == 0, up.stderr
@@ -70,11 +73,12 @@ def test_a_configured_database_is_used_instead(run: Run, dsn: str, tmp_path: Pat
 def test_doctor_and_verify_report_problems(run: Run, empty_dsn: str) -> None:
     doctor = run("doctor", LINESHAFT_DATABASE_URL=empty_dsn)
     assert doctor.returncode == 1
-    assert "run 'lineshaft migrate up'" in doctor.stdout
+    assert "Run 'lineshaft migrate up'" in doctor.stdout
 
     verify = run("migrate", "verify", LINESHAFT_DATABASE_URL=empty_dsn)
     assert verify.returncode == 1
     assert "Migration 0001 schema is pending." in verify.stdout
+    assert "Run 'lineshaft migrate up'" in verify.stdout
 
     run("migrate", "up", LINESHAFT_DATABASE_URL=empty_dsn)
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
@@ -112,6 +116,24 @@ def test_calling_it_wrongly_is_exit_code_2(run: Run) -> None:
     assert "COMMAND" in run().stderr
     assert run("nonsense").returncode == 2
     assert run("migrate").returncode == 2
+    for arguments, expected in (
+        (("task", "list", "--limit", "x"), "must be a whole number above 0, got 'x'"),
+        (("up", "--port", "99999"), "must be a port from 0 to 65535, got '99999'"),
+        (
+            ("agent", "--exec", "true", "--type", "x", "--slots", "0"),
+            "must be a whole number above 0, got '0'",
+        ),
+        (("agent", "--exec", "true", "--type", "x", "--grace", "x"), "seconds above 0, got 'x'"),
+    ):
+        wrong = run(*arguments)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert expected in wrong.stderr
+
+
+def test_the_help_fits_a_terminal_of_80_columns(run: Run) -> None:
+    shown = run("agent", "--help", COLUMNS="80").stdout
+
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
 
 
 def test_help_and_version_dont_wait_for_heavy_imports() -> None:
@@ -159,6 +181,12 @@ def test_a_newer_schema_is_refused(run: Run, dsn: str) -> None:
         assert result.returncode == 1
         assert re.fullmatch(r"lineshaft: .*Upgrade Lineshaft.*\n", result.stderr), result.stderr
         assert connection.execute("SELECT count(*) FROM lineshaft.task").fetchone() == (0,)
+
+    for command in (("doctor",), ("migrate", "verify")):
+        result = run(*command, LINESHAFT_DATABASE_URL=dsn)
+        assert result.returncode == 1
+        assert "Upgrade Lineshaft" in result.stdout
+        assert "migrate up" not in result.stdout, "it would be refused"
 
 
 def test_a_list_takes_less_than_half_a_second_of_cpu(dsn: str, tmp_path: Path) -> None:

@@ -173,6 +173,10 @@ async def test_a_port_that_is_taken(run: Run, tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert not (tmp_path / ".lineshaft").exists(), "nothing was started"
 
+    code, _, err = await run("up", "--host", "nowhere.invalid", "--port", "0")
+    assert (code, "Can't listen on nowhere.invalid" in err) == (1, True)
+    assert "Check --host" in err
+
 
 @pytest.mark.slow("starts four servers")
 async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psycopg.Connection) -> None:

@@ -8,37 +8,43 @@ import sys
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
+from lineshaft.cli.usage import positive
 from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.agent.agent import Agent
 
 _ABOUT = """\
-Run any command as an agent: it claims tasks of the given types and runs the command for each.
+Run any command as an agent: it claims tasks of the given types and runs the
+command for each.
 
   lineshaft agent --exec ./review.sh --type review --capabilities python
 
 The command receives
-  - the task as JSON on standard input: id, type, title, spec, inputs, attempt, last_error, steps, …
-  - environment variables: LINESHAFT_TASK_ID, _TYPE, _TITLE, _ATTEMPT, _MODEL, _TIME_LIMIT_SEC, … and
-    the texts and numbers of the spec: {"prompt": "…"} is LINESHAFT_TASK_SPEC_PROMPT
+  - the task as JSON on standard input: id, type, title, spec, inputs, attempt,
+    last_error, steps, …
+  - environment variables: LINESHAFT_TASK_ID, _TYPE, _TITLE, _ATTEMPT, _MODEL,
+    _TIME_LIMIT_SEC, … and the texts and numbers of the spec:
+    {"prompt": "…"} is LINESHAFT_TASK_SPEC_PROMPT
 
 and reports the result
   - standard output is the output: JSON if it is valid JSON, else text
-  - exit code 0: done; 75: try again later, without using an attempt; 77: not permitted; 64 or 65: the
-    task is invalid; any other code is a crash, and the task is retried
+  - exit code 0: done; 75: try again later, without using an attempt; 77: not
+    permitted; 64 or 65: the task is invalid; any other code is a crash, and
+    the task is retried
   - the end of standard error is stored with a failed attempt
 
-While it runs, it may write JSON objects, one per line, to the file descriptor $LINESHAFT_FD:
+While it runs, it may write JSON objects, one per line, to the file descriptor
+$LINESHAFT_FD:
   echo '{"progress": "half way"}' >&$LINESHAFT_FD
   echo '{"spend": 0.02, "tokens_input": 900}' >&$LINESHAFT_FD
-  echo '{"step": "search", "result": ["a", "b"], "spend": 0.01}' >&$LINESHAFT_FD
-Recorded steps are in "steps" of the next attempt, even after a crash. docs/agents.md describes steps,
-checkpoints, artifacts and spawning tasks.
+  echo '{"step": "search", "result": ["a"], "spend": 0.01}' >&$LINESHAFT_FD
+Recorded steps are in "steps" of the next attempt, even after a crash.
+docs/agents.md describes steps, checkpoints, artifacts and spawning tasks.
 
-After the time limit, when the task is cancelled, or when the agent stops, the command and every process it
-started get SIGTERM, then SIGKILL. On SIGTERM or Ctrl-C the agent finishes its tasks first; a second signal
-releases them.
+After the time limit, when the task is cancelled, or when the agent stops, the
+command and every process it started get SIGTERM, then SIGKILL. On SIGTERM or
+Ctrl-C the agent finishes its tasks first; a second signal releases them.
 """
 
 
@@ -67,7 +73,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     who.add_argument("--id", help="a permanent id (default: a new one with every start)")
     who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
     who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
-    who.add_argument("--slots", type=int, default=3, metavar="N", help="tasks at the same time (default: 3)")
+    who.add_argument(
+        "--slots", type=positive, default=3, metavar="N", help="tasks at the same time (default: 3)"
+    )
     who.add_argument("--budget", type=_dollars, metavar="USD", help="total budget")
     how = command.add_argument_group("behaviour")
     how.add_argument("--until-idle", action="store_true", help="exit when no tasks are left")
@@ -128,7 +136,10 @@ def _names(text: str) -> list[str]:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return seconds

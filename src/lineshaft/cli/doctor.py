@@ -111,7 +111,7 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
             with EmbeddedServer.start(home) as server:
                 found.facts.append(("  connect", f'psql "{server.dsn}"'))
                 found.report["database"]["dsn"] = server.dsn
-                _check_database(found, server.dsn)
+                _check_database(found, server.dsn, embedded=True)
         except LineshaftError as error:
             found.problems.append(str(error))
 
@@ -133,7 +133,7 @@ def _server_line(about: "Description") -> str:
     return f"process {about.pid}, {about.status}"
 
 
-def _check_database(found: Findings, dsn: str) -> None:
+def _check_database(found: Findings, dsn: str, *, embedded: bool = False) -> None:
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415 - brings the database driver
 
     try:
@@ -146,11 +146,18 @@ def _check_database(found: Findings, dsn: str) -> None:
     schema = (
         "up to date" if not pending else "; ".join(f"{s.version:04d} {s.name} is {s.state}" for s in pending)
     )
+    # An embedded database is migrated by its next user.
+    automatic = embedded and bool(pending) and all(s.state is migrate.State.PENDING for s in pending)
+    if automatic:
+        schema += "; applied automatically when the database is used"
     found.facts += [("  database", server), ("Schema", schema)]
     found.report["database"] |= {"server": server}
     found.report["schema"] = {s.version: s.state for s in statuses}
-    if pending:
-        found.problems.append("The schema is not up to date: run 'lineshaft migrate up'.")
+    if pending and not automatic:
+        try:
+            migrate.check_ready(dsn)
+        except LineshaftError as error:
+            found.problems.append(str(error))
 
 
 def _check_server(found: Findings, settings: Settings) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.output import add_json_flag, moment, print_facts, print_json
+from lineshaft.errors import LineshaftError
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def verify(args: argparse.Namespace) -> int:
         unsettled = [s for s in migrate.status(dsn) if s.state is not migrate.State.APPLIED]
         # A difference means nothing before all migrations are applied.
         drift = "" if unsettled else describe.drift(dsn)
+        advice = _advice(dsn) if unsettled else ""
     if args.json:
         print_json(
             {
@@ -96,13 +98,24 @@ def verify(args: argparse.Namespace) -> int:
     elif unsettled:
         for s in unsettled:
             print(f"Migration {s.version:04d} {s.name} is {s.state}.")
-        print("Run 'lineshaft migrate up'.")
+        print(advice)
     elif drift:
         print(f"The database differs from the schema of its migrations:\n\n{drift}")
         print("It was changed by hand. Undo that: lines with - are missing, lines with + are unexpected.")
     else:
         print("The database has the expected schema.")
     return 1 if unsettled or drift else 0
+
+
+def _advice(dsn: str) -> str:
+    """What to do about a database that is not ready; `up` doesn't help if it is newer than this version."""
+    from lineshaft.engine.postgres import migrate  # noqa: PLC0415
+
+    try:
+        migrate.check_ready(dsn)
+    except LineshaftError as error:
+        return str(error)
+    return ""
 
 
 def _utc(time: datetime | None) -> datetime | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lineshaft import __version__
 from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.cli.usage import port
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument("--host", help="the address to listen on (default: LINESHAFT_HOST, or 127.0.0.1)")
     command.add_argument(
         "--port",
-        type=_port,
+        type=port,
         help="the port to listen on (default: LINESHAFT_PORT, or 8001); 0: any free port",
     )
     command.add_argument(
@@ -35,13 +36,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     add_json_flag(command)
     command.set_defaults(run=run)
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:  # noqa: PLR2004 - the highest port
-        raise ValueError
-    return port
 
 
 def run(args: argparse.Namespace) -> int:

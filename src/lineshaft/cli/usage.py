@@ -13,9 +13,20 @@ class UsageError(LineshaftError):
 
 
 def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return _whole_number(text, 1, None, "a whole number above 0")
+
+
+def port(text: str) -> int:
+    return _whole_number(text, 0, 65535, "a port from 0 to 65535")
+
+
+def _whole_number(text: str, least: int, most: int | None, expected: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
     return number
 
 

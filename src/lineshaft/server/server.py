@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Iterator
 
@@ -31,8 +32,12 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise SettingsError(
-            f"Can't listen on {host} port {port}: {error.strerror or error}. Choose another with --port or "
-            "LINESHAFT_PORT, or end the process that uses it."
+            f"Can't listen on {host} port {port}: {error.strerror or error}. "
+            + (
+                "Choose another with --port or LINESHAFT_PORT, or end the process that uses it."
+                if error.errno == errno.EADDRINUSE
+                else "Check --host and --port (LINESHAFT_HOST, LINESHAFT_PORT)."
+            )
         ) from error
     bound.listen(_BACKLOG)
     bound.set_inheritable(True)
