@@ -214,7 +214,7 @@ async def test_an_output_with_artifacts_and_a_report(shaft: Lineshaft) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "output can't be stored as JSON: a object has no form in JSON"),
+        (object(), "output can't be stored as JSON: a value of type object has no form in JSON"),
         ("a\0b", r"must not contain the character U\+0000"),
         pytest.param("x" * (33 << 20), "Store it elsewhere", id="large"),
         ({"score": float("nan")}, "output must not contain NaN or an infinity"),

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -171,3 +172,22 @@ async def test_a_handle_is_known_by_its_id(shaft: Lineshaft) -> None:
     assert isinstance(handle, TaskHandle)
     assert handle != handle.id
     assert (await shaft.get(handle.id)).id == handle.id
+
+
+async def test_a_handler_or_a_name_is_not_a_task(shaft: Lineshaft) -> None:
+    agent = Agent("adder")
+
+    @agent.task("add")
+    async def add(one: int) -> int:
+        return one
+
+    for wrong in (add, "add"):
+        tasks: Any = [wrong]
+        expected = r"Expected a NewTask, got .*add.*HANDLER\.new\(…\)"
+        with pytest.raises(TypeError, match=expected):
+            await shaft.submit(tasks[0], priority=1)
+        with pytest.raises(TypeError, match=expected):
+            await shaft.submit_many(tasks)
+        with pytest.raises(TypeError, match=expected):
+            await shaft.submit_dag("Sums", tasks)
+    assert (await shaft.list()).items == []

@@ -96,6 +96,10 @@ async def test_waiting_ends_after_the_timeout(shaft: Lineshaft) -> None:
     with pytest.raises(TimeoutError, match=rf"{submitted.id} has not ended after 0\.\d s"):
         await shaft.wait(submitted, 0.05)
 
+    dag = await shaft.submit_dag("Sums", [NewTask("sum", key="one")])
+    with pytest.raises(TimeoutError, match=rf"'lineshaft dag show {dag.id}'"):
+        await dag.wait(0.05)
+
 
 async def test_waiting_for_an_unknown_id_is_an_error(shaft: Lineshaft) -> None:
     submitted = await shaft.submit(NewTask("sum"))

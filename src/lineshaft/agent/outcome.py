@@ -175,7 +175,7 @@ def encode_others(value: Any) -> Any:
     """Pydantic models, which msgspec doesn't know."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(f"a {type(value).__qualname__} has no form in JSON")
+        raise TypeError(f"a value of type {type(value).__qualname__} has no form in JSON")
     return dump(mode="json")
 
 

@@ -52,7 +52,7 @@ from lineshaft.types import (
 )
 from lineshaft.types.filters import Names, names
 from lineshaft.types.page import DEFAULT_LIMIT, MAX_LIMIT
-from lineshaft.types.typed_task import TypedTask, decoder_of
+from lineshaft.types.typed_task import TypedTask, check_new_tasks, decoder_of
 
 if TYPE_CHECKING:
     from lineshaft.checks.registry import Checks
@@ -146,6 +146,7 @@ class Lineshaft(Administration):
         With a `connection` (psycopg's, or a connection or session of SQLAlchemy) it becomes part of that
         connection's transaction: it exists once you commit, and never did if you roll back.
         """
+        check_new_tasks([task])
         if delay is not None:
             if options.get("run_at") is not None:
                 raise InvalidInputError(errors=[("delay", "can't be given together with run_at")])
@@ -167,6 +168,7 @@ class Lineshaft(Administration):
 
     async def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[TaskHandle[Any]]:
         """Submit up to 10,000 standalone tasks, all or none."""
+        check_new_tasks(tasks)
         submitted = await self.backend.submit(tasks, connection=connection)
         return [TaskHandle(self, one, decoder_of(task)) for one, task in zip(submitted, tasks, strict=True)]
 
@@ -184,6 +186,7 @@ class Lineshaft(Administration):
 
         With an `idempotency_key` that is in use it returns the existing DAG, and nothing is created.
         """
+        check_new_tasks(tasks)
         submitted = await self.backend.submit_dag(
             title,
             tasks,
@@ -362,9 +365,10 @@ class Lineshaft(Administration):
             async with asyncio.timeout(seconds(timeout)):
                 is_dag = await self._watch.ended(name)
         except TimeoutError:
+            is_dag = isinstance(what, DagReference | Dag) or name.startswith("dag_")
             raise TimeoutError(
                 f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on. Wait longer, or "
-                f"see what it waits for with 'lineshaft why {name}'."
+                f"see what it waits for with 'lineshaft {'dag show' if is_dag else 'why'} {name}'."
             ) from None
         return await (self.backend.dag(name) if is_dag else self.backend.task(name))
 

@@ -1,6 +1,6 @@
 """A new task that knows what its handler returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from lineshaft.model.tasks import NewTask, TaskOptions
@@ -33,3 +33,13 @@ class TypedTask(NewTask, Generic[R_co], frozen=True, kw_only=True, forbid_unknow
 def decoder_of(task: NewTask) -> Decode | None:
     """None: the output has the types of JSON."""
     return task.__dict__.get(_DECODE) if isinstance(task, TypedTask) else None
+
+
+def check_new_tasks(tasks: Iterable[object]) -> None:
+    """Raise TypeError for anything that isn't a new task, such as a handler without `.new(…)`."""
+    for task in tasks:
+        if not isinstance(task, NewTask):
+            raise TypeError(
+                f"Expected a NewTask, got {task!r}. Build a task with HANDLER.new(…), or by name with "
+                "NewTask('type', spec={…})."
+            )
