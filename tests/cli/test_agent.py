@@ -119,7 +119,7 @@ async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Pat
         (["--type", "t"], 2, "--exec"),
         (["--exec", "true", "--type", "t", "--budget", "much"], 2, "must be an amount of dollars"),
         (["--exec", "true", "--type", "t", "--time-limit", "0"], 2, "must be a number of seconds above 0"),
-        (["--exec", "true", "--type", "t", "--slots", "0"], 1, "max_concurrent_tasks"),
+        (["--exec", "true", "--type", "t", "--slots", "0"], 2, "must be a whole number above 0"),
     ],
 )
 async def test_called_wrongly(
