@@ -55,6 +55,7 @@ CREATE TABLE lineshaft.attempt (
     outcome text NOT NULL,
     category text,
     error text,
+    ended_by text,
     cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     output jsonb,
     gate text COLLATE "C",

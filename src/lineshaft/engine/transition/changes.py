@@ -219,8 +219,12 @@ class Changes:
         spent: Spent,
         category: str | None = None,
         error: str | None = None,
+        ended_by: str | None = None,
     ) -> None:
-        """How the claim ended; nothing for a task without a claim."""
+        """How the claim ended; nothing for a task without a claim.
+
+        `ended_by`: the call with the claim's token that ended it; None: something else.
+        """
         if task.status not in {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}:
             return
         if outcome != "failed" or not counts_against(category or ""):
@@ -238,6 +242,7 @@ class Changes:
                 outcomes=outcome,
                 categories=category,
                 errors=error,
+                ended_by=ended_by,
                 costs=spent.cost(task),
                 tokens_in=spent.tokens_input,
                 tokens_out=spent.tokens_output,

@@ -33,6 +33,8 @@ from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 
 _SQL = catalog.load(__name__)
+#: The name of the call, in errors and in the attempts that it ends without success.
+COMPLETE = "complete"
 
 
 class Gatekeeper(Protocol):
@@ -104,11 +106,12 @@ class Acceptance:
         ids = [claim.id for claim in claims]
         epochs = {claim.id: claim.epoch for claim in claims}
         locks = self._transitions.locks
+        ended = await locks.ended_by(connection, claims, COMPLETE)
         results = {
             # A repeated call, which cost too much the first time.
             end.id: Moved(end.id, Status.DEAD_LETTERED)
             for end in (await locks.ends(connection, ids)).values()
-            if (end.status, end.category) == _TOO_EXPENSIVE and end.epoch == epochs[end.id]
+            if end.id in ended and (end.status, end.epoch) == (Status.DEAD_LETTERED, epochs[end.id])
         }
         answered = await fetch_rows(
             connection, _Answered, _SQL["answered_before"], {"ids": ids, "epochs": list(epochs.values())}
@@ -118,16 +121,12 @@ class Acceptance:
         refused = await locks.refuse(
             connection,
             [item.claim for item in rest],
-            "complete",
+            COMPLETE,
             repeated=[Status.COMPLETED],
             late_outputs={item.claim.id: item.output for item in rest},
         )
         results |= {result.id: result for result in refused}
         return [results[claim.id] for claim in claims]
-
-
-#: Status and category.
-_TOO_EXPENSIVE = (Status.DEAD_LETTERED, retry.FailureCategory.BUDGET_EXCEEDED)
 
 
 class Complete:
@@ -211,7 +210,7 @@ class Complete:
             else:
                 gated.append((task, item))
         if over:
-            results |= await self._fail.fail_locked(connection, over)
+            results |= await self._fail.fail_locked(connection, over, ended_by=COMPLETE)
         if gated:
             await self._begin_validation(connection, gated)
             results |= {task.id: Moved(task.id, Status.VALIDATING) for task, _ in gated}

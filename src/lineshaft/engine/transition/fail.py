@@ -26,6 +26,8 @@ from lineshaft.types.work import UNREPORTED, ClaimRef, Failure, Moved, Spent
 
 _SQL = catalog.load(__name__)
 MAX_ERROR = 10_000
+#: The name of the call, in errors and in the attempts that it ends.
+FAIL = "fail"
 #: Statuses that a repeated call may find.
 _AFTER_FAILURE = (Status.RETRYING, Status.DEAD_LETTERED, Status.READY)
 
@@ -76,9 +78,11 @@ class Fail:
                     held.append((task, item))
                 else:
                     rest.append(item)
-            moved = await self.fail_locked(connection, held)
+            moved = await self.fail_locked(connection, held, ended_by=FAIL)
             claims = [item.claim for item in rest]
-            refused = await self._locks.refuse(connection, claims, "fail", repeated=_AFTER_FAILURE)
+            refused = await self._locks.refuse(
+                connection, claims, FAIL, repeated=_AFTER_FAILURE, ended_by=FAIL
+            )
             moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]
 
@@ -116,21 +120,28 @@ class Fail:
         return [reason.value for reason in reasons]
 
     async def fail_locked(
-        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+        self,
+        connection: Connection,
+        failures: Sequence[tuple[LockedTask, Failure]],
+        *,
+        ended_by: str | None = None,
     ) -> dict[str, Moved]:
-        """Fail attempts at tasks that are locked with their dependents."""
+        """Fail attempts at tasks that are locked with their dependents.
+
+        `ended_by`: the call of the claim's holder that ends the attempts; None: something else.
+        """
         if not failures:
             return {}
         changes = self._transitions.changes()
         decided = await self._decide_all(connection, failures)
         # Dead letters come first: tasks that are cancelled with their batch aren't retried.
         dead = [each for each in decided if isinstance(each.decision, retry.DeadLetter)]
-        moved = await self._record(connection, changes, dead)
+        moved = await self._record(connection, changes, dead, ended_by)
         spent = {each.task.id: each.failure.spent for each in decided}
         cancelled = await self._fail_batches(connection, changes, [each.task for each in dead], spent)
         moved |= {name: Moved(name, Status.CANCELLED) for name in spent if name in cancelled}
         rest = [each for each in decided if each.task.id not in moved]
-        moved |= await self._record(connection, changes, rest)
+        moved |= await self._record(connection, changes, rest, ended_by)
         await self._transitions.write(connection, changes)
         limits: list[RateLimited] = []
         against: list[FailedAttempt] = []
@@ -161,14 +172,15 @@ class Fail:
         return decided
 
     async def _record(
-        self, connection: Connection, changes: Changes, decided: Sequence[_Decided]
+        self, connection: Connection, changes: Changes, decided: Sequence[_Decided], ended_by: str | None
     ) -> dict[str, Moved]:
         moved = {}
         for task, failure, decision in decided:
             lane_id = task.lane_id
             if isinstance(decision, retry.Retry):
                 lane_id = await self._lane(connection, task, decision.models)
-            moved[task.id] = Moved(task.id, _record_failure(changes, task, failure, decision, lane_id))
+            status = _record_failure(changes, task, failure, decision, lane_id, ended_by=ended_by)
+            moved[task.id] = Moved(task.id, status)
         return moved
 
     def _decide(self, task: LockedTask, failure: Failure, agents: list[str | None]) -> _Decision:
@@ -294,6 +306,8 @@ def _record_failure(
     failure: Failure,
     decision: _Decision,
     lane_id: int,
+    *,
+    ended_by: str | None,
 ) -> Status:
     error = replace_unstorable(failure.error[:MAX_ERROR]) or "no message"
     category = replace_unstorable(failure.kind)
@@ -303,10 +317,12 @@ def _record_failure(
         changes.requeue(
             task, Status.RETRYING, delay_sec=decision.wait_sec, spent=spent, rate_limits=decision.waits
         )
-        changes.attempt(task, "rate_limited", spent=spent, category="rate_limit", error=error)
+        changes.attempt(
+            task, "rate_limited", spent=spent, category="rate_limit", error=error, ended_by=ended_by
+        )
         changes.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
         return Status.RETRYING
-    changes.attempt(task, "failed", spent=spent, category=category, error=error)
+    changes.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=ended_by)
     data["attempt"] = task.attempts + 1
     if isinstance(decision, retry.Retry):
         changes.requeue(

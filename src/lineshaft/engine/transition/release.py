@@ -9,6 +9,8 @@ from lineshaft.model.states import Status
 from lineshaft.types import work
 from lineshaft.types.work import Moved
 
+#: The name of the call, in errors and in the attempts that it ends.
+RELEASE = "release"
 _RELEASABLE = frozenset({Status.CLAIMED, Status.RUNNING})
 
 
@@ -33,17 +35,17 @@ class Release:
                 target, delay = _target(item), item.delay_sec or None
                 spent = item.spent.no_less_than_known(task)
                 changes.requeue(task, target, delay_sec=delay, spent=spent)
-                changes.attempt(task, "released", spent=spent)
+                changes.attempt(task, "released", spent=spent, ended_by=RELEASE)
                 kinds = ["task.released"] if delay else ["task.released", "task.ready"]
                 changes.event(task, kinds, {"delay_sec": delay} if delay else None)
                 results[task.id] = Moved(task.id, target)
             await changes.write(connection)
-            for target in (Status.READY, Status.PENDING):
-                rest = [
-                    item.claim for item in items if item.claim.id not in results and _target(item) is target
-                ]
-                refused = await self._locks.refuse(connection, rest, "release", repeated=[target])
-                results |= {result.id: result for result in refused}
+            rest = [item.claim for item in items if item.claim.id not in results]
+            # After a delay it is READY.
+            refused = await self._locks.refuse(
+                connection, rest, RELEASE, repeated=(Status.READY, Status.PENDING), ended_by=RELEASE
+            )
+            results |= {result.id: result for result in refused}
             return [results[item.claim.id] for item in items]
 
         return await self._transitions.database.run(transact)

@@ -49,6 +49,7 @@ class AttemptRow(NamedTuple):
     outcomes: str
     categories: str | None
     errors: str | None
+    ended_by: str | None
     costs: Decimal
     tokens_in: int
     tokens_out: int

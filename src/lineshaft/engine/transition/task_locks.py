@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import array_literal, json_text
-from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import LockedTask
 from lineshaft.errors import InvalidTransitionError, NotFoundError, StaleClaimError
 from lineshaft.model.states import Status
@@ -116,19 +116,25 @@ class TaskLocks:
         verb: str,
         *,
         repeated: Collection[Status] = (),
+        ended_by: str | None = None,
         late_outputs: Mapping[str, bytes | None] | None = None,
     ) -> list[Moved]:
         """The results of claims that moved nothing: the first result of a repeated call, or the reason.
 
-        `repeated`: the statuses that the call leads to, if it may be repeated. What a stale claim reports as
-        its output is kept as an event.
+        `repeated`: the statuses that the call leads to, if it may be repeated. Where something else leads to
+        them too, `ended_by` is the call: only a claim that it ended can be of a repeated call. What a stale
+        claim reports as its output is kept as an event.
         """
         if not claims:
             return []
         ids = [claim.id for claim in claims]
         live, ends = await self.live(connection, ids), await self.ends(connection, ids)
+        own = set(ids) if ended_by is None else await self.ended_by(connection, claims, ended_by)
         results = [
-            _refusal(claim, live.get(claim.id) or ends.get(claim.id), verb, repeated) for claim in claims
+            _refusal(
+                claim, live.get(claim.id) or ends.get(claim.id), verb, repeated if claim.id in own else ()
+            )
+            for claim in claims
         ]
         if late_outputs is not None:
             stale = [
@@ -138,6 +144,11 @@ class TaskLocks:
             ]
             await self._log_late(connection, stale, late_outputs)
         return results
+
+    async def ended_by(self, connection: Connection, claims: Sequence[ClaimRef], call: str) -> set[str]:
+        """The tasks of those of these claims that this call ended."""
+        parameters = {**claim_columns(claims), "call": call}
+        return set(await fetch_column(connection, _SQL["ended_by"], parameters))
 
     async def _log_late(
         self, connection: Connection, claims: Sequence[ClaimRef], outputs: Mapping[str, bytes | None]

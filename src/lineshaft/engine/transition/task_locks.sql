@@ -37,6 +37,13 @@ SELECT id, epoch, status::text AS status FROM lineshaft.task_live WHERE id = ANY
 -- name: read_ends
 SELECT id, epoch, status::text AS status, category FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
 
+-- name: ended_by
+-- Claims that ended by a call of their holder: a repeated call has the first one's result, every other call is stale.
+SELECT attempt.task_id
+FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS claim (id, epoch)
+JOIN lineshaft.attempt ON attempt.task_id = claim.id AND attempt.epoch = claim.epoch
+WHERE attempt.ended_by = %(call)s::text
+
 -- name: children
 SELECT id, parent_id FROM lineshaft.task WHERE parent_id = ANY (%(ids)s::text[])
 

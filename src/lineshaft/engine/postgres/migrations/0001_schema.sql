@@ -390,6 +390,8 @@ CREATE TABLE lineshaft.attempt (
     ),
     category text,
     error text,
+    -- The call with the claim's token that ended it: fail, complete or release. NULL: something else, so every call is stale.
+    ended_by text,
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
     -- {data, artifacts, decision_report}, once submitted.
     output jsonb,
