@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft.errors import SettingsError
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
 from lineshaft.settings import Settings
 
 
@@ -16,6 +17,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8001)
     assert settings.home.is_absolute()
     assert settings.home.name == ".lineshaft"
+    assert settings.default_max_duration_sec == DEFAULT_MAX_DURATION_SEC == 3600
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _time_limit(text: str) -> float:
+    seconds = float(text)
+    if not MIN_DURATION_SEC <= seconds <= 31_536_000:  # noqa: PLR2004 - a year, as the rule says
+        raise ValueError
+    return seconds
+
+
 def _minutes(text: str) -> float:
     minutes = float(text)
     if not 0 < minutes <= 1440:  # noqa: PLR2004 - a day, as the rule says
@@ -123,6 +130,7 @@ _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… 
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 TOKEN = Rule("letters, digits and signs without spaces, as 'lineshaft token create' printed it", _token)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
+_TIME_LIMIT = Rule(f"a number of seconds from {MIN_DURATION_SEC} to 31536000", _time_limit)
 _MINUTES = Rule("a number of minutes, more than 0 and at most 1440", _minutes)
 _DAYS = Rule("a number of days, more than 0 and less than 36500", _days)
 _DOLLARS = Rule("an amount of dollars, 0 or more", _dollars)
@@ -176,6 +184,11 @@ class Settings:
     reaper_interval_sec: float = _setting(_DURATION, 5.0, "How often to check for expired leases.")
     promoter_interval_sec: float = _setting(
         _DURATION, 5.0, "How often to check for due retries and start times."
+    )
+    default_max_duration_sec: float = _setting(
+        _TIME_LIMIT,
+        3600.0,
+        "The time limit of an attempt at a task without max_duration_sec; officeplane's is 300 s.",
     )
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."

@@ -48,6 +48,19 @@ async def test_the_task_s_own_limit_counts_too(shaft: Lineshaft) -> None:
     task = await one(shaft, agent, "t", max_attempts=1, max_duration_sec=0.2)
 
     assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "timeout")
+    assert task.failure_reason == "Timed out after 0.2 s (max_duration_sec)"
+
+
+async def test_the_smaller_of_two_limits_is_named(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.task("t", time_limit_sec=60)
+    async def handler() -> None:
+        await asyncio.Event().wait()
+
+    task = await one(shaft, agent, "t", max_attempts=1, max_duration_sec=0.2)
+
+    assert task.failure_reason == "Timed out after 0.2 s (max_duration_sec)"
 
 
 async def test_a_handler_that_ignores_its_cancellation_is_abandoned(shaft: Lineshaft) -> None:

@@ -102,7 +102,8 @@ async def test_the_time_limit_applies_despite_heartbeats(
 
     assert await Reaper(world.engine.maintenance).run_once() == {"execution_limit": 1}
 
-    assert connection.execute("SELECT category FROM lineshaft.attempt").fetchone() == ("timeout",)
+    found = connection.execute("SELECT category, error FROM lineshaft.attempt").fetchone()
+    assert found == ("timeout", "Timed out after 100 s (max_duration_sec)")
 
 
 async def test_a_task_in_validation_by_its_agent_is_reaped(

@@ -199,13 +199,13 @@ class TestPresets:
     @pytest.mark.parametrize(
         ("preset", "attempts", "boost", "duration", "report"),
         [
-            (Preset.FACTORY, 3, 0.1, 300, False),
-            (Preset.LOKI, 3, 0, 3600, True),
+            (Preset.FACTORY, 3, 0.1, None, False),
+            (Preset.LOKI, 3, 0, None, True),
             (Preset.OFFICEPLANE, 4, 0, 300, False),
         ],
     )
     def test_the_numbers_of_each_preset(
-        self, preset: Preset, attempts: int, boost: float, duration: float, report: bool
+        self, preset: Preset, attempts: int, boost: float, duration: float | None, report: bool
     ) -> None:
         """U2, U11, R-016, R-093, R-119, R-165."""
         found = PRESETS[preset]

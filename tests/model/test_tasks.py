@@ -36,7 +36,7 @@ def test_only_the_type_is_required() -> None:
 
     assert (row.type, row.title, row.spec, row.preset) == ("eng-backend", "eng-backend", b"{}", "factory")
     assert (row.priority, row.priority_boost_per_minute, row.max_attempts) == (50, 0.1, 3)
-    assert (row.max_duration_sec, row.require_decision_report) == (300.0, False)
+    assert (row.max_duration_sec, row.require_decision_report) == (3600.0, False)
     assert (row.retry, row.gates, row.deadline, row.run_at) == (None, None, None, None)
     assert (row.required_capabilities, row.tags, row.context_tasks) == ((), (), ())
 
@@ -44,7 +44,7 @@ def test_only_the_type_is_required() -> None:
 @pytest.mark.parametrize(
     ("preset", "limits", "report", "first_delay"),
     [
-        ("factory", (0.1, 3, 300.0), False, 10.0),
+        ("factory", (0.1, 3, 3_600.0), False, 10.0),
         ("loki", (0.0, 3, 3_600.0), True, 60.0),
         ("officeplane", (0.0, 4, 300.0), False, 5.0),
     ],
@@ -239,7 +239,7 @@ def test_priorities(priority: int) -> None:
 def test_durations(value: Any) -> None:
     """U11: at least a twentieth of a second, at most a year."""
     if value is None:
-        assert resolve(NewTask("x", max_duration_sec=None)).max_duration_sec == 300.0
+        assert resolve(NewTask("x", max_duration_sec=None)).max_duration_sec == 3600.0
     else:
         assert set(faults(NewTask("x", max_duration_sec=value))) == {"max_duration_sec"}
 

@@ -20,7 +20,7 @@ from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
-from lineshaft.model.retry import FailureCategory
+from lineshaft.model.retry import FailureCategory, timed_out
 from lineshaft.model.states import Status
 from lineshaft.types import AgentInfo
 from lineshaft.types.assignments import Assignment
@@ -28,7 +28,6 @@ from lineshaft.types.work import ClaimedTask, Moved, Presence
 
 T = TypeVar("T")
 
-_TIMED_OUT = "Timed out (task time limit)"
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -461,9 +460,11 @@ class Worker:
                 continue
             if run.deadline <= now:
                 if run.verdict is None:
-                    limit = run.handler.time_limit_sec
-                    # The task's limit applies where the handler has none.
-                    text = f"Timed out after {limit:g} s (handler time limit)" if limit else _TIMED_OUT
+                    own, limit = run.handler.time_limit_sec, run.execution.task.limit_sec
+                    if own is not None and own < limit:
+                        text = f"Timed out after {own:.10g} s (handler time limit)"
+                    else:
+                        text = timed_out(limit)
                     self._stop_run(run, failed(text, FailureCategory.TIMEOUT), text)
             else:
                 first = min(first, run.deadline)

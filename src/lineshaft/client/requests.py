@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.engine.submit.drafts import draft_by_key, draft_dag, draft_each
-from lineshaft.model.tasks import Gate, NewTask
+from lineshaft.model.tasks import Gate, NewTask, TaskRules
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(NewTask)} | {"spec": {}}
 
@@ -17,13 +17,16 @@ def _checked_by_server(_: Sequence[Gate]) -> Iterable[tuple[str, str]]:
     return ()
 
 
+_CHECKED_BY_SERVER = TaskRules(_checked_by_server)
+
+
 def tasks(given: Sequence[NewTask]) -> list[dict[str, Any]]:
-    draft_each(given, _checked_by_server)
+    draft_each(given, _CHECKED_BY_SERVER)
     return [_task(task) for task in given]
 
 
 def children(given: Sequence[NewTask]) -> list[dict[str, Any]]:
-    draft_by_key(given, "", [], _checked_by_server)
+    draft_by_key(given, "", [], _CHECKED_BY_SERVER)
     return [_task(task) for task in given]
 
 
@@ -41,7 +44,7 @@ def dag(
         budget_ceiling_usd=budget_ceiling_usd,
         created_by=created_by,
         idempotency_key=idempotency_key,
-        gate_faults=_checked_by_server,
+        rules=_CHECKED_BY_SERVER,
     )
     return {
         "title": title,

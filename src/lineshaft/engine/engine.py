@@ -39,6 +39,7 @@ from lineshaft.engine.transition.start import Start
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.work import Work
+from lineshaft.model.tasks import TaskRules
 
 
 class Engine:
@@ -81,7 +82,9 @@ class Engine:
         fail = Fail(transitions, lanes, self.breakers, self.slowdowns)
         acceptance = Acceptance(transitions, fail, self.breakers)
         self.gates = Gates(transitions, acceptance, self.checks)
-        self.submission = Submission(self.database, lanes, gate_faults=self.checks.faults)
+        self.submission = Submission(
+            self.database, lanes, rules=TaskRules(self.checks.faults, self.rules.max_duration_sec)
+        )
         self.work = Work(
             self.database,
             start=Start(transitions),

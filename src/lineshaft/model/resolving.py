@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from lineshaft.model.fields import CHECKS, encoded_json
-from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
+from lineshaft.model.tasks import DEFAULT_RULES, NewTask, TaskRow, TaskRules, resolve
 
 
 class Resolver:
     """Resolves the tasks of one call; returns a row, which similar tasks share, and the task's own spec."""
 
-    def __init__(self, gate_faults: GateFaults | None = None) -> None:
-        self._gate_faults = gate_faults
+    def __init__(self, rules: TaskRules = DEFAULT_RULES) -> None:
+        self._rules = rules
         self._shape: tuple[Any, ...] | None = None
         self._row: TaskRow | None = None
 
@@ -25,7 +25,7 @@ class Resolver:
         shape, row = _shape(fields), self._row
         known = row is not None and self._shape is not None and _is_same(shape, self._shape)
         if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
-            row = resolve(task, place=place, gate_faults=self._gate_faults)
+            row = resolve(task, place=place, rules=self._rules)
             # A title or a dependency from the spec belongs to this task only.
             self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
             return row, row.spec

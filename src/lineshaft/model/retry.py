@@ -33,6 +33,7 @@ from lineshaft.model.budget import shown, total_limit_reached
 Uniform = Callable[[], float]
 """Returns numbers uniformly distributed over [0, 1), as `random.Random().random` does."""
 
+DEFAULT_MAX_DURATION_SEC = 3600.0
 LONGEST_DELAY_SEC = 365 * 86_400.0
 _LARGEST_MULTIPLIER = 1_000.0
 _FALLBACK_FROM_ATTEMPT = 2
@@ -67,6 +68,11 @@ class SystemReason(StrEnum):
     EXECUTION_LIMIT = "execution_limit"
     VALIDATION = "validation"
     INCOMPLETE_DECISION_REPORT = "incomplete_decision_report"
+
+
+def timed_out(limit_sec: float) -> str:
+    """The error of an attempt that exceeded its time limit."""
+    return f"Timed out after {round(limit_sec, 3):.15g} s (max_duration_sec)"
 
 
 _CATEGORIES: Mapping[str, FailureCategory] = MappingProxyType(
@@ -200,7 +206,8 @@ class PresetDefaults:
     retry: RetryPolicy
     max_attempts: int
     boost_per_minute: float
-    max_duration_sec: float
+    #: None: the default of the installation.
+    max_duration_sec: float | None = None
     require_decision_report: bool = False
 
 
@@ -210,14 +217,11 @@ _OFFICEPLANE_RETRY = RetryPolicy(
 )
 PRESETS: Mapping[Preset, PresetDefaults] = MappingProxyType(
     {
-        Preset.FACTORY: PresetDefaults(
-            retry=RetryPolicy(), max_attempts=3, boost_per_minute=0.1, max_duration_sec=300.0
-        ),
+        Preset.FACTORY: PresetDefaults(retry=RetryPolicy(), max_attempts=3, boost_per_minute=0.1),
         Preset.LOKI: PresetDefaults(
             retry=_LOKI_RETRY,
             max_attempts=3,
             boost_per_minute=0.0,
-            max_duration_sec=3_600.0,
             require_decision_report=True,
         ),
         Preset.OFFICEPLANE: PresetDefaults(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -29,7 +29,7 @@ from lineshaft.model.fields import (
     text_fault,
 )
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
-from lineshaft.model.retry import PRESETS, Preset, RetryPolicy
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, PRESETS, Preset, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
 
@@ -201,11 +201,20 @@ GateFaults = Callable[[Sequence[Gate]], Iterable[tuple[str, str]]]
 """Returns the faults of gates: (field within `output`, fault) pairs."""
 
 
-def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = None) -> TaskRow:
-    """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`).
+class TaskRules(NamedTuple):
+    """What an installation adds to the checks and defaults of new tasks."""
 
-    `gate_faults` checks the schemas of gates; without it only their methods are checked.
-    """
+    #: Checks the schemas of gates; without it only their methods are checked.
+    gate_faults: GateFaults | None = None
+    #: The time limit of an attempt where neither the task nor its preset has one.
+    max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
+
+
+DEFAULT_RULES = TaskRules()
+
+
+def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
+    """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`)."""
     faults: Faults = []
     given: Any = task.spec
     if not isinstance(given, Mapping):
@@ -225,7 +234,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
     preset = _preset_of(task.preset)
     retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
     gates = output.gates if task.output else ()
-    checks = _gates_json(gates, gate_faults or _unknown_methods, faults) if gates else None
+    checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
     spec = stored_json("spec", given, faults) if given else b"{}"
@@ -238,6 +247,8 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
     heartbeat = task.heartbeat_interval_sec
     max_cost = limits["max_cost_usd"] if limits else task.max_cost_usd
     duration = limits["max_duration_sec"] if limits else task.max_duration_sec
+    if duration is None:
+        duration = defaults.max_duration_sec or rules.max_duration_sec
     capabilities = limits["required_capabilities"] if limits else task.required_capabilities
     return TaskRow(
         type=task.type,
@@ -255,7 +266,7 @@ def resolve(task: NewTask, *, place: str = "", gate_faults: GateFaults | None = 
         fallback_models=_names(limits["fallback_models"] if limits else task.fallback_models),
         max_cost_usd=None if max_cost is None else money(max_cost),
         max_total_cost_usd=None if task.max_total_cost_usd is None else money(task.max_total_cost_usd),
-        max_duration_sec=defaults.max_duration_sec if duration is None else float(duration),
+        max_duration_sec=float(duration),
         heartbeat_interval_sec=None if heartbeat is None else float(heartbeat),
         max_attempts=task.max_attempts or defaults.max_attempts,
         retry=retry,

@@ -1,16 +1,20 @@
 """What the operator has decided: read from the settings, and from a YAML file that may be broken."""
 
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.engine.guards.rules import CostVelocity, Rules, read_breakers
 from lineshaft.model.breaker import BreakerConfig
+from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
+from lineshaft.types import Submitted
 
 #: As the document has it.
 DOCUMENT = """\
@@ -93,3 +97,22 @@ def test_money_rules() -> None:
 
     assert rules.daily_budget_usd == Decimal("10.50")
     assert rules.cost_velocity == CostVelocity(Decimal(5), timedelta(seconds=150))
+
+
+async def test_the_default_time_limit_is_a_setting(dsn: str) -> None:
+    """R-016, U11: for every preset but officeplane."""
+    settings = Settings.load({"LINESHAFT_DEFAULT_MAX_DURATION_SEC": "120.5"})
+    tasks = [NewTask("t", preset=preset) for preset in (None, "loki", "officeplane")]
+    async with Engine(dsn, rules=Rules.of(settings)) as engine:
+        single = await engine.submission.submit(tasks)
+        many = await engine.submission.submit([NewTask("t") for _ in range(60)])
+        dag = await engine.submission.submit_dag(
+            "d", [NewTask("t", key="a"), NewTask("t", max_duration_sec=9)]
+        )
+        found = await _limits(engine, [*single, many[-1], *dag.tasks.values()])
+
+    assert found == [120.5, 120.5, 300, 120.5, 120.5, 9]
+
+
+async def _limits(engine: Engine, submitted: Iterable[Submitted]) -> list[float | None]:
+    return [(await engine.read.task(each.id)).max_duration_sec for each in submitted]

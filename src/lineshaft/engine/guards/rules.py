@@ -1,4 +1,4 @@
-"""The operator's settings for guards: thresholds of breakers, and limits on spending."""
+"""The operator's settings for guards: thresholds of breakers, limits on spending and on time."""
 
 import logging
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import msgspec
 
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.model.breaker import BreakerPolicy, policy_from_document
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
 from lineshaft.settings import Settings
 
 _log = logging.getLogger("lineshaft.guards")
@@ -29,6 +30,8 @@ class Rules:
     #: What all tasks together may cost in a UTC day; None: no limit.
     daily_budget_usd: Decimal | None = None
     cost_velocity: CostVelocity | None = None
+    #: The time limit of an attempt where neither the task nor its preset has one.
+    max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":
@@ -37,7 +40,7 @@ class Rules:
             window = timedelta(minutes=settings.cost_velocity_minutes)
             velocity = CostVelocity(settings.cost_velocity_usd, window)
         breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else DEFAULT_POLICY
-        return cls(breakers, settings.daily_budget_usd, velocity)
+        return cls(breakers, settings.daily_budget_usd, velocity, settings.default_max_duration_sec)
 
 
 def read_breakers(path: Path) -> BreakerPolicy:

@@ -19,16 +19,16 @@ from lineshaft.engine.submit.columns import (
 from lineshaft.engine.submit.drafts import Draft, virtual_dag
 from lineshaft.ids import new_id
 from lineshaft.model.fields import encoded_json
-from lineshaft.model.tasks import GateFaults, NewTask, TaskRow, resolve
+from lineshaft.model.tasks import NewTask, TaskRow, TaskRules, resolve
 
 #: Rows of one part: enough to keep the server busy while the next part is made.
 _PART = 250
 
 
 class UniformTasks:
-    def __init__(self, tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> None:
+    def __init__(self, tasks: Sequence[NewTask], rules: TaskRules) -> None:
         self._tasks = tasks
-        self.row: TaskRow = resolve(tasks[0], place="tasks[0]", gate_faults=gate_faults)
+        self.row: TaskRow = resolve(tasks[0], place="tasks[0]", rules=rules)
         #: Of the tasks written so far.
         self.ids: list[str] = []
 

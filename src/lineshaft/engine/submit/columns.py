@@ -71,7 +71,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "fallback_models": "{}",
     "tags": "{}",
     "priority_boost_per_minute": 0.1,
-    "max_duration_sec": 300.0,
+    "max_duration_sec": 3600.0,
     "priority": 50,
     "max_attempts": 3,
     "require_decision_report": False,
@@ -81,7 +81,7 @@ LIVE_DEFAULTS: dict[str, Any] = {
     "priority": 50,
     "downstream": 0,
     "blocked": 0,
-    "limit_sec": 300.0,
+    "limit_sec": 3600.0,
     "is_batch": False,
     "is_gated": False,
 }

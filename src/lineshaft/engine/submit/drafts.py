@@ -15,7 +15,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.fields import check_fields
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.resolving import Resolver
-from lineshaft.model.tasks import MAX_CHILD_DEPTH, GateFaults, NewTask, TaskRow
+from lineshaft.model.tasks import DEFAULT_RULES, MAX_CHILD_DEPTH, NewTask, TaskRow, TaskRules
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -201,11 +201,11 @@ def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
 MAX_BATCH = 10_000
 
 
-def draft_each(tasks: Sequence[NewTask], gate_faults: GateFaults | None) -> tuple[list[Draft], list[Draft]]:
+def draft_each(tasks: Sequence[NewTask], rules: TaskRules) -> tuple[list[Draft], list[Draft]]:
     """Drafts of standalone tasks; and all drafts, including children."""
     check_number(len(tasks))
     drafts: list[Draft] = []
-    resolver = Resolver(gate_faults)
+    resolver = Resolver(rules)
     heads = []
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]" if len(tasks) > 1 else ""
@@ -222,7 +222,7 @@ def draft_dag(
     budget_ceiling_usd: Decimal | float | None,
     created_by: str | None,
     idempotency_key: str | None,
-    gate_faults: GateFaults | None,
+    rules: TaskRules,
 ) -> tuple[DagDraft, dict[str, Draft], list[Draft]]:
     """A DAG, the drafts of its tasks by key; and all drafts, including children."""
     if not tasks:
@@ -232,7 +232,7 @@ def draft_dag(
         raise InvalidInputError(errors=[("title", "must not be empty")])
     dag_id = new_id("dag")
     drafts: list[Draft] = []
-    heads = draft_by_key(tasks, dag_id, drafts, gate_faults)
+    heads = draft_by_key(tasks, dag_id, drafts, rules)
     dag = DagDraft(
         id=dag_id,
         title=title,
@@ -246,11 +246,11 @@ def draft_dag(
 
 
 def draft_by_key(
-    tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], gate_faults: GateFaults | None = None
+    tasks: Sequence[NewTask], dag_id: str, drafts: list[Draft], rules: TaskRules = DEFAULT_RULES
 ) -> dict[str, Draft]:
     """Tasks of one call that may depend on each other by `key`; without a key, a task's id is its key."""
     heads: dict[str, Draft] = {}
-    resolver = Resolver(gate_faults)
+    resolver = Resolver(rules)
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]"
         head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)

@@ -53,7 +53,7 @@ from lineshaft.errors import (
 from lineshaft.model.priority import Lane
 from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import GateFaults, NewTask
+from lineshaft.model.tasks import DEFAULT_RULES, NewTask, TaskRules
 from lineshaft.types import Submitted, SubmittedDag
 
 T = TypeVar("T")
@@ -77,11 +77,11 @@ class _KeyOwner(NamedTuple):
 
 
 class Submission:
-    def __init__(self, database: Database, lanes: Lanes, *, gate_faults: GateFaults | None = None) -> None:
+    def __init__(self, database: Database, lanes: Lanes, *, rules: TaskRules = DEFAULT_RULES) -> None:
         self._database = database
         self._lanes = lanes
-        #: Finds faults in the gates of a new task.
-        self.gate_faults = gate_faults
+        #: Checks and defaults of new tasks.
+        self.rules = rules
 
     async def submit(
         self, tasks: Sequence[NewTask], *, connection: Connection | None = None
@@ -92,7 +92,7 @@ class Submission:
         """
         if connection is None and len(tasks) >= _COPY_FROM and _is_simple(tasks[0]) and all_alike(tasks):
             return await self._submit_uniform(tasks)
-        heads, drafts = draft_each(tasks, self.gate_faults)
+        heads, drafts = draft_each(tasks, self.rules)
         # A batch has a real DAG; the DAG of any other standalone task is virtual.
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
@@ -104,7 +104,7 @@ class Submission:
 
     async def _submit_uniform(self, tasks: Sequence[NewTask]) -> list[Submitted]:
         check_number(len(tasks))
-        uniform = UniformTasks(tasks, self.gate_faults)
+        uniform = UniformTasks(tasks, self.rules)
 
         async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, int]]:
             lanes = await self._lanes.find(connection, [uniform.row.lane])
@@ -137,7 +137,7 @@ class Submission:
             budget_ceiling_usd=budget_ceiling_usd,
             created_by=created_by,
             idempotency_key=idempotency_key,
-            gate_faults=self.gate_faults,
+            rules=self.rules,
         )
 
         async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, int]]:

@@ -286,7 +286,10 @@ class Fail:
 
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
-    return Failure(ClaimRef(task.id, task.epoch), reason.value, reason.value)
+    error: str = reason.value
+    if reason is retry.SystemReason.EXECUTION_LIMIT and task.limit_at and task.started_at:
+        error = retry.timed_out((task.limit_at - task.started_at).total_seconds())
+    return Failure(ClaimRef(task.id, task.epoch), error, reason.value)
 
 
 def _overdrawn(task: LockedTask, failure: Failure) -> Failure:

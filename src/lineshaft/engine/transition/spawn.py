@@ -99,7 +99,7 @@ class Spawn:
         dag_id = parent.task_dag_id
         drafts: list[Draft] = []
         own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
-        heads = draft_by_key(own, dag_id, drafts, self._submission.gate_faults).values()
+        heads = draft_by_key(own, dag_id, drafts, self._submission.rules).values()
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)
             parent = replace(parent, dag_id=dag_id)

@@ -73,7 +73,7 @@ CREATE TABLE lineshaft.task (
     deadline timestamptz,
     run_at timestamptz,
     priority_boost_per_minute double precision NOT NULL DEFAULT 0.1,
-    max_duration_sec double precision NOT NULL DEFAULT 300,
+    max_duration_sec double precision NOT NULL DEFAULT 3600,
     heartbeat_interval_sec double precision,
     priority smallint NOT NULL DEFAULT 50,
     max_attempts smallint NOT NULL DEFAULT 3,
@@ -185,7 +185,7 @@ CREATE TABLE lineshaft.task_live (
     -- The lease is three heartbeat intervals. NULL until it is claimed.
     heartbeat_sec real,
     -- The execution limit of one attempt.
-    limit_sec real NOT NULL DEFAULT 300,
+    limit_sec real NOT NULL DEFAULT 3600,
     -- Grows with every claim: writes with an older epoch are rejected.
     epoch integer NOT NULL DEFAULT 0,
     -- Dependencies that are still open.
