@@ -459,3 +459,48 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestAnyFleet = BreakerMachine.TestCase
+
+
+class TestLostProcesses:
+    """F-4: a lost process is one failure, however many tasks it held."""
+
+    @staticmethod
+    def lose(breaker: Breaker, process: str, seconds: float, task_id: str = "t") -> BreakerChange:
+        return on_failure(
+            breaker, CONFIG, key=KEY, task_id=task_id, now=at(seconds), counts=True, lost=process
+        )
+
+    def test_it_counts_once_in_90_seconds(self) -> None:
+        breaker = Breaker()
+        for n in range(8):
+            breaker = self.lose(breaker, "a#1", n).breaker
+        assert (breaker.state, breaker.failures) == (BreakerState.CLOSED, 1)
+
+        breaker = self.lose(breaker, "a#1", 89.9).breaker
+        assert breaker.failures == 1
+        assert self.lose(breaker, "a#1", 90).breaker.failures == 2
+
+    def test_each_process_counts(self) -> None:
+        breaker = Breaker()
+        for n in range(4):
+            breaker = self.lose(breaker, f"a#{n}", n).breaker
+        change = self.lose(breaker, "a#5", 5)
+        assert (change.event, change.breaker.failures) == (BreakerEvent.OPENED, 5)
+
+    def test_other_failures_of_the_process_count_as_ever(self) -> None:
+        breaker = self.lose(Breaker(), "a#1", 0).breaker
+        assert fail(breaker, 1).breaker.failures == 2
+
+    def test_a_reset_or_a_success_does_not_count_the_same_loss_again(self) -> None:
+        lost = self.lose(Breaker(), "a#1", 0).breaker
+        for breaker in (reset(lost).breaker, on_success(lost, task_id="x").breaker):
+            assert self.lose(breaker, "a#1", 1).breaker.failures == 0
+
+    def test_the_loss_of_a_probe_always_decides(self) -> None:
+        known = replace(PROBED, losses=(("a#1", PROBED_AT),))
+        change = self.lose(known, "a#1", 62, "probe")
+        assert (change.event, change.breaker.state) == (BreakerEvent.OPENED, BreakerState.OPEN)
+
+    def test_old_losses_are_forgotten(self) -> None:
+        breaker = self.lose(self.lose(Breaker(), "a#1", 0).breaker, "b#1", 100).breaker
+        assert breaker.losses == (("b#1", at(100)),)

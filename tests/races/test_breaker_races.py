@@ -139,3 +139,24 @@ async def test_a_success_beside_a_failure(engine: Engine, connection: psycopg.Co
         await race(connection, holder, engine.work.complete([done]), Actions(engine).fail(second))
 
     assert row(connection) in {("closed", None, 1), ("open", None, 2)}
+
+
+async def test_two_reapers_find_the_tasks_of_one_lost_process(
+    engines: tuple[Engine, Engine], clock: MovableClock, dsn: str
+) -> None:
+    """F-4: the breaker's row decides, so that the loss counts once."""
+    one, two = engines
+    await one.submission.submit([NewTask("code") for _ in range(8)])
+    assert len(await running(one, 8)) == 8
+    clock.advance(200)
+    with psycopg.connect(dsn, autocommit=True) as look:
+        look.execute("INSERT INTO lineshaft.breaker (key) VALUES ('code')")
+        with held(dsn, "SELECT FROM lineshaft.breaker FOR UPDATE") as holder:
+            first = asyncio.ensure_future(one.maintenance.reap(4))
+            await waiting(look, 1)
+            # The second one waits for the agent, which the first has locked, and then for the breaker.
+            (second,) = await race(look, holder, two.maintenance.reap(4), already=1)
+            assert sum((await first).values()) == sum(second.values()) == 4
+
+        found = look.execute("SELECT state::text, failures FROM lineshaft.breaker").fetchall()
+        assert found == [("closed", 1)]

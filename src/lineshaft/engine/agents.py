@@ -67,10 +67,11 @@ class Fleet:
             existing = None if key is None else await self._registered_with(connection, key, agent.id)
             if existing is not None:
                 return existing
-            await self._fail_held(connection, agent_id)
+            for superseded in await fetch_column(connection, _SQL["incarnation"], {"agent_id": agent_id}):
+                await self._fail_held(connection, agent_id, superseded)
             (incarnation,) = await fetch_column(connection, _SQL["register_agent"], values)
             # Claims that the old incarnation made just before it was superseded.
-            await self._fail_held(connection, agent_id)
+            await self._fail_held(connection, agent_id, incarnation - 1)
             await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
             return agent_id
 
@@ -87,9 +88,9 @@ class Fleet:
             return str(known)
         return None
 
-    async def _fail_held(self, connection: Connection, agent_id: str) -> None:
+    async def _fail_held(self, connection: Connection, agent_id: str, incarnation: int) -> None:
         held = await fetch_column(connection, _SQL["held_by"], {"agent_id": agent_id})
-        await self._fail.fail_held(connection, agent_id, held)
+        await self._fail.fail_held(connection, agent_id, incarnation, held)
 
     async def read(self, agent_id: str) -> AgentInfo:
         found = await self.read_all([agent_id])

@@ -27,6 +27,9 @@ SET type = excluded.type, capabilities = excluded.capabilities, types = excluded
     registration_key = excluded.registration_key
 RETURNING incarnation
 
+-- name: incarnation
+SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
+
 -- name: held_by
 -- All tasks that an agent holds, through the index of leases: few, and rarely needed.
 SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = %(agent_id)s::text

@@ -17,7 +17,7 @@ exactly one task, the probe, is claimed, and its result decides.
   prolong the pause, and their successes don't close it: they started before the failures, and one success
   among many failures would make the breaker flap.
 - A breaker opened manually stays open until it is reset manually.
-- Not every failure counts: see `counts_against`.
+- Not every failure counts: see `counts_against`. A lost process counts once in 90 s, whatever it held.
 
 Every function returns the new breaker (the same object if nothing changed, so nothing is written), the event
 to emit, and the text of the alert.
@@ -33,6 +33,7 @@ from lineshaft.errors import InvalidInputError, InvalidTransitionError
 from lineshaft.model.budget import shown
 from lineshaft.model.retry import LONGEST_DELAY_SEC, FailureCategory, category_of, number_fault, raise_faults
 
+LOSS_WINDOW = timedelta(seconds=90)
 _LARGEST_THRESHOLD = 1_000_000
 _SHORTEST_COOLDOWN_SEC = 0.05
 _BLAMELESS = frozenset(
@@ -156,6 +157,8 @@ class Breaker:
     half_open_at: datetime | None = None
     probe_task_id: str | None = None
     forced: bool = False
+    #: Processes whose loss was counted, with the time; entries older than `LOSS_WINDOW` have no meaning.
+    losses: tuple[tuple[str, datetime], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +208,25 @@ def on_success(breaker: Breaker, *, task_id: str) -> BreakerChange:
 
 
 def on_failure(
-    breaker: Breaker, config: BreakerConfig, *, key: str, task_id: str, now: datetime, counts: bool
+    breaker: Breaker,
+    config: BreakerConfig,
+    *,
+    key: str,
+    task_id: str,
+    now: datetime,
+    counts: bool,
+    lost: str | None = None,
 ) -> BreakerChange:
-    """Record a failed attempt; `counts` is `counts_against` of its category."""
+    """Record a failed attempt; `counts` is `counts_against` of its category.
+
+    `lost`: the attempt ended because this process was lost, which counts once for all that it held.
+    """
+    counted = lost is not None and _loss_is_known(breaker, lost, now)
+    if lost is not None and counts and not counted:
+        breaker = _with_loss(breaker, lost, now)
     if _is_probe(breaker, task_id):
         return on_probe_gone(breaker, key=key, task_id=task_id, now=now, failed=counts)
-    if not counts:
+    if not counts or counted:
         return BreakerChange(breaker)
     failed = _with_failure(breaker, now)
     if breaker.state is not BreakerState.CLOSED:
@@ -240,7 +256,7 @@ def force_open(breaker: Breaker, *, key: str, now: datetime) -> BreakerChange:
 
 def reset(breaker: Breaker) -> BreakerChange:
     """Close the breaker and reset its count; the time of the last failure is kept."""
-    closed = Breaker(last_failure=breaker.last_failure)
+    closed = Breaker(last_failure=breaker.last_failure, losses=breaker.losses)
     if breaker.state is not BreakerState.CLOSED:
         return BreakerChange(closed, BreakerEvent.CLOSED)
     return BreakerChange(breaker if breaker == closed else closed)
@@ -248,6 +264,15 @@ def reset(breaker: Breaker) -> BreakerChange:
 
 def _is_probe(breaker: Breaker, task_id: str) -> bool:
     return breaker.state is BreakerState.HALF_OPEN and breaker.probe_task_id == task_id
+
+
+def _loss_is_known(breaker: Breaker, process: str, now: datetime) -> bool:
+    return any(known == process and now - at < LOSS_WINDOW for known, at in breaker.losses)
+
+
+def _with_loss(breaker: Breaker, process: str, now: datetime) -> Breaker:
+    recent = [loss for loss in breaker.losses if loss[0] != process and now - loss[1] < LOSS_WINDOW]
+    return replace(breaker, losses=(*recent, (process, now)))
 
 
 def _with_failure(breaker: Breaker, now: datetime) -> Breaker:

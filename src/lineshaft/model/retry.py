@@ -70,6 +70,12 @@ class SystemReason(StrEnum):
     INCOMPLETE_DECISION_REPORT = "incomplete_decision_report"
 
 
+#: The process of an agent was lost, with everything that it held.
+LOST_PROCESS = frozenset(
+    {SystemReason.HEARTBEAT_TIMEOUT, SystemReason.CLAIM_EXPIRED, SystemReason.AGENT_RESTARTED}
+)
+
+
 def timed_out(limit_sec: float) -> str:
     """The error of an attempt that exceeded its time limit."""
     return f"Timed out after {round(limit_sec, 3):.15g} s (max_duration_sec)"

@@ -256,3 +256,37 @@ async def test_the_agent_of_a_superseded_claim_gets_an_error(world: World) -> No
     await world.engine.work.fail([Failure(ClaimRef(task.id, task.epoch), "late")])
 
     assert await breaker(world) is None
+
+
+async def test_a_lost_process_counts_once_for_each_type(world: World) -> None:
+    """F-4: by its restart, or by its leases; each task has used an attempt."""
+    agent = await world.agent("a")
+    tasks = await world.submit(*(NewTask(type_) for type_ in ("code", "other") for _ in range(4)))
+    assert len(await world.claim(agent, 8)) == 8
+
+    await world.agent("a")
+
+    assert await state(world, "code") == await state(world, "other") == ("closed", 1)
+    assert [world.task(task)["attempts"] for task in tasks] == [1] * 8
+    # The next incarnation is another process.
+    await world.engine.maintenance.promote_due(10)
+    world.age(seconds=60)
+    await world.engine.maintenance.promote_due(10)
+    again = await world.agent("a")
+    assert await state(world, "code") == ("closed", 1), "an incarnation that held nothing"
+    assert len(await world.claim(again, 8)) == 8
+    world.age(seconds=200)
+    for _ in range(8):
+        await world.engine.maintenance.reap(1)
+    assert await state(world, "code") == await state(world, "other") == ("open", 2)
+
+
+async def test_losses_that_an_agent_reports_count_each(world: World) -> None:
+    """A category is an agent's word; only Lineshaft knows that a process was lost."""
+    agent = await world.agent()
+    await world.submit(NewTask("code"), NewTask("code"))
+
+    for task in await world.claim(agent, 2):
+        await world.fail(task, category="heartbeat_timeout")
+
+    assert await state(world) == ("open", 2)

@@ -31,6 +31,7 @@ MAX_KEY = 500
 DEFAULT_POLICY = BreakerPolicy()
 
 _SQL = catalog.load(__name__)
+_LOSSES = msgspec.json.Decoder(tuple[tuple[str, datetime], ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class FailedAttempt:
     task_id: str
     type: str
     model: str | None
+    #: The process that was lost with it; None: it failed in another way.
+    lost: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class _Row:
     probe_at: datetime | None
     probe_task_id: str | None
     forced: bool
+    #: [[process, time]], as JSON.
+    losses: str
 
     @property
     def breaker(self) -> Breaker:
@@ -65,6 +70,7 @@ class _Row:
             half_open_at=self.half_open_at,
             probe_task_id=self.probe_task_id,
             forced=self.forced,
+            losses=_LOSSES.decode(self.losses),
         )
 
     def config(self, policy: BreakerPolicy) -> BreakerConfig:
@@ -106,6 +112,7 @@ class Breakers:
                     task_id=attempt.task_id,
                     now=row.now,
                     counts=True,
+                    lost=attempt.lost,
                 )
                 changes.append(change)
                 breaker = change.breaker
@@ -213,6 +220,7 @@ class Breakers:
             self._probe_at(row, breaker),
             breaker.probe_task_id,
             breaker.forced,
+            msgspec.json.encode(breaker.losses).decode(),
             "{" + ",".join(kinds) + "}" if kinds else None,
             msgspec.json.encode(data).decode() if kinds else None,
         )
@@ -235,6 +243,7 @@ _COLUMNS = (
     "probe_at",
     "probes",
     "forced",
+    "losses",
     "kinds",
     "data",
 )

@@ -5,7 +5,7 @@ INSERT INTO lineshaft.breaker (key) SELECT unnest(%(keys)s::text[]) ORDER BY 1 O
 -- name: lock_breakers
 -- The last rows that a transaction locks, always in this order.
 SELECT coalesce(%(now)s::timestamptz, now()) AS now, key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_at,
-    probe_task_id, forced
+    probe_task_id, forced, losses::text AS losses
 FROM lineshaft.breaker
 WHERE key = ANY (%(keys)s::text[])
 ORDER BY key
@@ -17,15 +17,15 @@ WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now)
 input AS MATERIALIZED (
     SELECT * FROM unnest(
         %(keys)s::text[], %(states)s::text[], %(failures)s::integer[], %(last_failures)s::timestamptz[], %(opened_at)s::timestamptz[],
-        %(half_open_at)s::timestamptz[], %(probe_at)s::timestamptz[], %(probes)s::text[], %(forced)s::boolean[], %(kinds)s::text[],
-        %(data)s::jsonb[]
-    ) AS input (key, state, failures, last_failure, opened_at, half_open_at, probe_at, probe, forced, kinds, data)
+        %(half_open_at)s::timestamptz[], %(probe_at)s::timestamptz[], %(probes)s::text[], %(forced)s::boolean[], %(losses)s::jsonb[],
+        %(kinds)s::text[], %(data)s::jsonb[]
+    ) AS input (key, state, failures, last_failure, opened_at, half_open_at, probe_at, probe, forced, losses, kinds, data)
 ),
 written AS (
     UPDATE lineshaft.breaker
     SET state = input.state::lineshaft.breaker_state, failures = input.failures, last_failure = input.last_failure,
         opened_at = input.opened_at, half_open_at = input.half_open_at, probe_at = input.probe_at, probe_task_id = input.probe,
-        forced = input.forced
+        forced = input.forced, losses = input.losses
     FROM input
     WHERE breaker.key = input.key
 ),

@@ -79,6 +79,7 @@ CREATE TABLE lineshaft.breaker (
     forced boolean NOT NULL DEFAULT false,
     key text COLLATE "C" NOT NULL,
     probe_task_id text COLLATE "C",
+    losses jsonb NOT NULL DEFAULT '[]'::jsonb,
     CONSTRAINT forced_is_open CHECK (((NOT forced) OR (state = 'open'::lineshaft.breaker_state))),
     CONSTRAINT half_open_since CHECK (((state <> 'half_open'::lineshaft.breaker_state) OR (half_open_at IS NOT NULL))),
     CONSTRAINT open_since CHECK (((state = 'closed'::lineshaft.breaker_state) OR (opened_at IS NOT NULL))),

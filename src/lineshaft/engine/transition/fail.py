@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ FAIL = "fail"
 #: Statuses that a repeated call may find.
 _AFTER_FAILURE = (Status.RETRYING, Status.DEAD_LETTERED, Status.READY)
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 _Decision = retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit
 
 
@@ -38,6 +40,11 @@ class _Decided(NamedTuple):
     task: LockedTask
     failure: Failure
     decision: _Decision
+
+
+class _Incarnation(NamedTuple):
+    id: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,10 @@ class Fail:
 
         return await self._database.run(work)
 
-    async def fail_held(self, connection: Connection, agent_id: str, ids: Sequence[str]) -> None:
-        """The claims of an agent that was registered again fail."""
+    async def fail_held(
+        self, connection: Connection, agent_id: str, incarnation: int, ids: Sequence[str]
+    ) -> None:
+        """The claims of an incarnation that is superseded fail."""
         if not ids:
             return
         locked = await self._locks.lock_with_dependents(connection, ids)
@@ -100,6 +109,7 @@ class Fail:
                 for task in locked.values()
                 if task.agent_id == agent_id and task.status in HELD
             ],
+            processes={agent_id: _process(agent_id, incarnation)},
         )
 
     async def expire(
@@ -112,10 +122,15 @@ class Fail:
         held = [
             t for t in (await self._locks.lock_with_dependents(connection, ids)).values() if t.status in HELD
         ]
+        if not held:
+            return []
         reasons = [reason_of(task) for task in held]
+        agents = sorted({task.agent_id for task in held if task.agent_id is not None})
+        found = await fetch_rows(connection, _Incarnation, _SQL["incarnations"], {"agents": agents})
         await self.fail_locked(
             connection,
             [(task, _system_failure(task, reason)) for task, reason in zip(held, reasons, strict=True)],
+            processes={agent.id: _process(agent.id, agent.incarnation) for agent in found},
         )
         return [reason.value for reason in reasons]
 
@@ -125,10 +140,12 @@ class Fail:
         failures: Sequence[tuple[LockedTask, Failure]],
         *,
         ended_by: str | None = None,
+        processes: Mapping[str, str] = _NONE,
     ) -> dict[str, Moved]:
         """Fail attempts at tasks that are locked with their dependents.
 
-        `ended_by`: the call of the claim's holder that ends the attempts; None: something else.
+        `ended_by`: the call of the claim's holder that ends the attempts; None: something else. `processes`:
+        by agent, the process that may have been lost.
         """
         if not failures:
             return {}
@@ -149,7 +166,8 @@ class Fail:
             if isinstance(decision, ratelimit.WaitForLimit):
                 limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
             elif breaker.counts_against(failure.kind):
-                against.append(FailedAttempt(task.id, task.type, task.model))
+                lost = processes.get(task.agent_id or "") if failure.category in retry.LOST_PROCESS else None
+                against.append(FailedAttempt(task.id, task.type, task.model, lost))
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
@@ -283,6 +301,11 @@ class Fail:
             ids = [name for name in children if name not in found and name not in without]
             found |= set(ids)
         return found
+
+
+def _process(agent_id: str, incarnation: int) -> str:
+    """The name of a process: a lost one counts once for a breaker."""
+    return f"{agent_id}#{incarnation}"
 
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:

@@ -7,3 +7,7 @@ JOIN unnest(%(ids)s::text[], %(revivals)s::smallint[]) AS wanted (id, revival)
 -- An attempt that is being validated is the one that fails now: its agent no longer holds the task, but produced the output.
 WHERE attempt.outcome IN ('failed', 'validating')
 GROUP BY attempt.task_id
+
+-- name: incarnations
+-- A superseded incarnation holds nothing, so a holder is the current one.
+SELECT id, incarnation FROM lineshaft.agent WHERE id = ANY (%(agents)s::text[])

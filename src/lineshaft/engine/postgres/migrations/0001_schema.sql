@@ -515,6 +515,8 @@ CREATE TABLE lineshaft.breaker (
     -- A task type, or any other key such as model:x.
     key text COLLATE "C" NOT NULL,
     probe_task_id text COLLATE "C",
+    -- [[process, time]]: lost processes that were counted in the last 90 s. Each counts once, however many tasks it held.
+    losses jsonb NOT NULL DEFAULT '[]',
     CONSTRAINT breaker_pkey PRIMARY KEY (key),
     CONSTRAINT open_since CHECK (state = 'closed' OR opened_at IS NOT NULL),
     CONSTRAINT half_open_since CHECK (state <> 'half_open' OR half_open_at IS NOT NULL),
