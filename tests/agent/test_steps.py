@@ -1,7 +1,7 @@
 """Durable steps: once, remembered, the same on every replay."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -206,18 +206,21 @@ async def test_the_first_run_sees_what_a_replay_will_see(shaft: Lineshaft) -> No
     def pair() -> Any:
         return (1, {"x": None})
 
-    def untrue() -> int:
-        return "text"  # type: ignore[return-value]
+    def anything() -> object:
+        return {"x": 1}
+
+    def later() -> Awaitable[Draft]:
+        return asyncio.sleep(0, draft())
 
     @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
-        seen.append([await ctx.step("d", draft), await ctx.step("p", pair), await ctx.step("u", untrue)])
+        seen.append([await ctx.step(step.__name__, step) for step in (draft, pair, anything, later)])
         if ctx.attempt == 1:
             raise RuntimeError
 
     await result(shaft, agent, "t", retry=AT_ONCE)
 
-    assert seen[0] == seen[1] == [Draft("t", ["a"]), [1, {"x": None}], "text"]
+    assert seen[0] == seen[1] == [Draft("t", ["a"]), [1, {"x": None}], {"x": 1}, Draft("t", ["a"])]
 
 
 @pytest.mark.parametrize("name", ["", "spawn:x", "x" * 501])

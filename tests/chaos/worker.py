@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from lineshaft.types.work import (
     Completion,
     Failure,
     Moved,
+    NewStep,
     Release,
     RemainingBudgets,
     Spawned,
@@ -126,16 +126,17 @@ class RecordingBackend:
         )
         return moved
 
-    async def record_step(
-        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, RemainingBudgets]:
+    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
         call = self._asked(
-            "step", task=claim.id, epoch=claim.epoch, name=name, data=_json(data), cost=str(cost_usd)
+            "step",
+            task=step.claim.id,
+            epoch=step.claim.epoch,
+            name=step.name,
+            data=_json(step.data),
+            cost=str(step.cost_usd),
         )
         with self._failing(call):
-            stored, purses = await self._inner.record_step(
-                claim, name, data, cost_usd=cost_usd, cost_so_far_usd=cost_so_far_usd
-            )
+            stored, purses = await self._inner.record_step(step)
         self._record("answered", call=call, stored=_json(stored))
         return stored, purses
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from lineshaft.cli.main import COMMANDS, parser
@@ -161,6 +162,25 @@ def test_dead_letters_are_shown_and_resolved(cli: Cli, dsn: str) -> None:
     assert (resolved.code, "READY" in resolved.out) == (0, True)
     again = cli("dlq", "resolve", task, "--resolution", "retry")
     assert again.code == 1
+
+
+def test_a_retry_forgets_steps(cli: Cli, dsn: str, connection: psycopg.Connection) -> None:
+    cli("submit", "x")
+    task = work(dsn, error="other arguments", category="step_mismatch")
+    add = (
+        "INSERT INTO lineshaft.step (recorded_at, epoch, task_id, name, data) VALUES (now(), 1, %s, %s, '1')"
+    )
+    for name in ("a", "b", "c"):
+        connection.execute(add, (task, name))
+    retry = ("dlq", "resolve", task, "--resolution", "retry")
+
+    assert "has no recorded step 'x'" in cli(*retry, "--forget-step", "x").err
+    assert cli(*retry, "--forget-step", "a", "--forget-steps", "all").code == 2
+    assert cli(*retry, "--forget-step", "a", "--forget-step", "b").code == 0
+    assert connection.execute("SELECT name FROM lineshaft.step").fetchall() == [("c",)]
+    work(dsn, error="other arguments", category="step_mismatch")
+    assert cli(*retry, "--forget-steps", "all").code == 0
+    assert connection.execute("SELECT name FROM lineshaft.step").fetchall() == []
 
 
 def test_guards(cli: Cli, dsn: str) -> None:

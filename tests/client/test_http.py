@@ -394,7 +394,7 @@ def test_no_field_of_an_outcome_is_left_out() -> None:
     failure = Failure(claim, "it broke", "timeout", 1.5, spent)
     release = Release(claim, 2.5, spent)
     cancellation = Cancellation(claim, "enough", cascade=False, spent=spent)
-    step = NewStep(claim, "a", b"1", Decimal("0.100000"), Decimal("0.200000"))
+    step = NewStep(claim, "a", b"1", Decimal("0.100000"), Decimal("0.200000"), "digest")
     checkpoint = NewCheckpoint(claim, b"1")
 
     assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
@@ -425,14 +425,15 @@ def test_no_field_of_a_claim_is_left_out() -> None:
         ClaimedTask,
         strict=False,
     )
-    resumed = {"x": Resumed("x", b"1", b'{"a": 2}', None, b'{"c": {"status": "COMPLETED", "output": 4}}')}
+    children = b'{"c": {"status": "COMPLETED", "output": 4}}'
+    resumed = {"x": Resumed("x", b"1", b'{"a": 2}', b'{"a": "digest"}', None, children)}
     (given,) = assignments(Claim([task], resumed, {"task_2": b"3"}), lambda *_: "token")
 
     got = msgspec.json.decode(encode(given), type=Assignment[ClaimedTask])
 
     assert got == given
     assert (got.checkpoint, got.steps, got.inputs) == (1, {"a": b"2"}, {"task:task_2:output": 3})
-    assert got.children == {"c": Child("c", "COMPLETED", 4)}
+    assert (got.children, got.step_digests) == ({"c": Child("c", "COMPLETED", 4)}, {"a": "digest"})
     assert (got.claim, got.claim.token) == (ClaimRef("x", 1), "token")
 
 

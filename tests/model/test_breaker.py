@@ -225,6 +225,7 @@ class TestClosed:
             ("rate_limit", False),
             ("budget_exceeded", False),
             ("dependency", False),
+            ("step_mismatch", False),
             ("crash", True),
             ("heartbeat_timeout", True),
             ("timeout", True),
@@ -235,7 +236,7 @@ class TestClosed:
         ],
     )
     def test_which_failures_count(self, category: str, counted: bool) -> None:
-        """F-4, R-176, U13: each failed attempt but cancel, rate limit, budget and dependency."""
+        """F-4, R-176, U13: each but cancel, rate limit, budget, dependency and step mismatch."""
         assert counts_against(category) == counted
 
     def test_a_failure_that_does_not_count_changes_nothing(self) -> None:

@@ -182,7 +182,7 @@ class TestPolicy:
             "auth_failure"
         )
 
-    @pytest.mark.parametrize("category", ["invalid_input", "budget_exceeded", "cancelled"])
+    @pytest.mark.parametrize("category", ["invalid_input", "budget_exceeded", "cancelled", "step_mismatch"])
     def test_some_categories_are_never_retried(self, category: str) -> None:
         """R-118, R-235, R-176: with any policy."""
         assert not RetryPolicy(retry_on=(category,), no_retry_on=()).retries(category)
@@ -312,6 +312,12 @@ class TestDecision:
             DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
         )
 
+    def test_a_step_mismatch_is_not_a_poison_pill(self) -> None:
+        """Its cause is a deployment, not the task."""
+        assert decide(
+            category="step_mismatch", attempts=3, max_attempts=9, failed_agents=["a", "b", "c"]
+        ) == DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
+
     def test_two_agents_and_three_failures_are_a_poison_pill(self) -> None:
         """R-136: remaining attempts are skipped."""
         assert decide(attempts=3, max_attempts=9, failed_agents=["a", "b", "b"]) == DeadLetter(
@@ -376,7 +382,7 @@ class TestDecision:
             policy=policy,
             failed_agents=agents,
         )
-        poison = attempts >= 3 and len(set(agents) - {None}) >= 2
+        poison = attempts >= 3 and len(set(agents) - {None}) >= 2 and category_of(category) != "step_mismatch"
         allowed = attempts < max_attempts and policy.retries(category_of(category)) and not poison
 
         assert isinstance(decision, Retry) == allowed

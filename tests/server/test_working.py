@@ -244,6 +244,26 @@ async def test_checkpoint_and_steps_are_handed_back(client: Client) -> None:
     assert (item["resume"], item["checkpoint"], item["steps"]) == (True, {"page": 7}, {"a/b": [1]})
 
 
+async def test_digests_of_steps_are_handed_back(client: Client) -> None:
+    """So that an agent in any language can refuse a recorded step whose arguments changed."""
+    await client.submit()
+    agent = await client.register()
+    task_id, token = await client.hold(agent)
+    plain = f"/v1/tasks/{task_id}/steps/plain"
+    with_digest = f"/v1/tasks/{task_id}/steps/digested"
+
+    await client.put(plain, {"claim_token": token, "data": 1})
+    await client.put(with_digest, {"claim_token": token, "data": 1, "digest": "d1"})
+    await client.post(f"/v1/tasks/{task_id}/release", {"claim_token": token})
+    (item,) = await client.claim(agent, start=True)
+    assert item["step_digests"] == {"plain": None, "digested": "d1"}
+
+    again = await client.put(with_digest, {"claim_token": item["claim_token"], "data": 2, "digest": "d2"})
+    assert again.json["data"] == 2, "it ran again, with other arguments"
+    invalid = await client.put(with_digest, {"claim_token": item["claim_token"], "data": 2, "digest": ""})
+    assert (invalid.status, invalid.json["errors"][0]["loc"]) == (422, "digest")
+
+
 async def test_a_parent_waits_for_its_children(client: Client) -> None:
     await client.submit("parent")
     agent = await client.register()

@@ -12,6 +12,7 @@ import msgspec
 
 from lineshaft.agent import steps
 from lineshaft.agent.execution import Execution
+from lineshaft.agent.steps import OnChange
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import SPAWN_STEP, Child, PastAttempt
 
@@ -187,6 +188,46 @@ class TaskContext(_Context):
 
     @overload
     async def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        key: Any,
+        on_change: OnChange = "refuse",
+        **kwargs: Any,
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        key: Any,
+        on_change: OnChange = "refuse",
+        **kwargs: Any,
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        on_change: OnChange,
+        **kwargs: Any,
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self, name: str, function: Callable[..., T], /, *args: Any, on_change: OnChange, **kwargs: Any
+    ) -> T: ...
+
+    @overload
+    async def step(
         self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T: ...
 
@@ -198,8 +239,13 @@ class TaskContext(_Context):
 
         `function` may be async or not; one that is not runs in a thread. If no money is left to start with,
         BudgetExceeded is raised. A step is identified by its name: give each its own.
+
+        If a later attempt calls the step with other arguments, it fails as `step_mismatch`. With `on_change`
+        "rerun" the step runs again instead, with "reuse" the recorded result is used. `key` is compared in
+        place of the arguments; it may be anything that JSON has.
         """
-        return steps.restored(await self._execution.step(name, function, args, kwargs), function)
+        call = steps.Call.of(function, args, kwargs)
+        return steps.restored(name, self.id, await self._execution.step(name, call), function)
 
     async def checkpoint(self, data: Any) -> None:
         """Save where the work is; the next attempt finds it as `last_checkpoint`. The latest counts."""
@@ -219,20 +265,42 @@ class SyncTaskContext(_Context):
 
     __slots__ = ()
 
-    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        key: Any,
+        on_change: OnChange = "refuse",
+        **kwargs: Any,
+    ) -> T: ...
+
+    @overload
+    def step(
+        self, name: str, function: Callable[..., T], /, *args: Any, on_change: OnChange, **kwargs: Any
+    ) -> T: ...
+
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As `TaskContext.step`; the function runs in the handler's own thread."""
         self._check_thread("step")
         execution = self._execution
-        execution.check_same_call(name, args, kwargs)
-        known = execution.begin_step(name)
+        call = steps.Call.of(function, args, kwargs)
+        execution.check_same_call(name, call)
+        known = execution.begin_step(name, call)
         if known is None:
+            digest = call.digest()
             with steps.metered(self.id, name) as meter:
-                value: Any = function(*args, **kwargs)
+                value = call.run()
                 if inspect.isawaitable(value):
                     value = self._wait_for(_awaited(value))
-            known = self._wait_for(execution.end_step(name, value, meter.cost))
-        result: T = steps.restored(known, function)
-        return result
+            end = execution.end_step(name, value, meter.cost, function=function, digest=digest)
+            known = self._wait_for(end)
+        return steps.restored(name, self.id, known, function)
 
     def checkpoint(self, data: Any) -> None:
         """As `TaskContext.checkpoint`."""

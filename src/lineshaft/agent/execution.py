@@ -18,7 +18,15 @@ from lineshaft.client.backend import Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.assignments import Assignment
-from lineshaft.types.work import SPAWN_STEP, Child, ClaimedTask, ClaimRef, Spent, check_progress_size
+from lineshaft.types.work import (
+    SPAWN_STEP,
+    Child,
+    ClaimedTask,
+    ClaimRef,
+    NewStep,
+    Spent,
+    check_progress_size,
+)
 
 T = TypeVar("T")
 
@@ -46,6 +54,7 @@ class Host(Protocol):
 
 class Execution:
     __slots__ = (
+        "_digests",
         "_gone",
         "_progress",
         "_running",
@@ -70,13 +79,15 @@ class Execution:
         self.account = Account(task.max_cost_usd, task.reserved_usd)
         #: Results by name, as JSON.
         self.steps: dict[str, bytes] = dict(assignment.steps)
+        #: Of the arguments of steps that earlier attempts recorded.
+        self._digests = {name: digest for name, digest in assignment.step_digests.items() if digest}
         #: Why the handler must stop. Set from any thread.
         self.over: str | None = None
         #: Set when the handler's own call ended the claim.
         self.paused: ClaimOver | None = None
         self.artifacts: list[Any] | None = None
         self._running: dict[str, asyncio.Event] = {}
-        self._seen: dict[str, tuple[Any, Any]] = {}
+        self._seen: dict[str, steps.Call] = {}
         #: The claim is over as well: until then a checkpoint can be saved.
         self._gone = False
         self._progress: bytes | None = None
@@ -219,54 +230,73 @@ class Execution:
 
     # Steps.
 
-    def check_same_call(self, name: str, args: Any, kwargs: Any) -> None:
+    def check_same_call(self, name: str, call: steps.Call) -> None:
         """Refuse a second step of the same name: it would get the result of the first one."""
-        seen = self._seen.setdefault(name, (args, kwargs))
-        if not steps.same(seen, (args, kwargs)):
+        if not self._seen.setdefault(name, call).is_same(call):
             raise ValueError(
                 f"Step {name!r} was called with other arguments before, in this run. A step is identified by "
                 "its name: give each its own, for instance with a number in it."
             )
 
-    def begin_step(self, name: str) -> bytes | None:
+    def begin_step(self, name: str, call: steps.Call | None = None) -> bytes | None:
         """The recorded result; None: the step may run now."""
         self.check_cancelled()
         known = self.steps.get(name)
-        if known is not None:
+        if known is not None and not self._must_rerun(name, call):
             return known
         steps.check_name(name, "step")
         steps.check_not_within(self.task.id, name)
         self.account.check(*self.host.unbooked(self.task.live_dag_id))
         return None
 
+    def _must_rerun(self, name: str, call: steps.Call | None) -> bool:
+        """Whether a recorded step runs again, because its arguments changed; raises if that is refused."""
+        recorded = None if call is None else self._digests.get(name)
+        if call is None or recorded is None or call.on_change == "reuse" or call.digest() == recorded:
+            return False
+        if call.on_change == "rerun":
+            return True
+        raise steps.other_arguments(name, self.task.id)
+
     async def end_step(
-        self, name: str, value: Any, cost: Decimal, then: Callable[[], object] | None = None
+        self,
+        name: str,
+        value: Any,
+        cost: Decimal,
+        *,
+        function: Callable[..., Any] | None = None,
+        digest: str | None = None,
     ) -> bytes:
-        """Record a result, and return the one that counts. `then` is called when the write has ended."""
+        """Record a result, and return the one that counts."""
         steps.check_name(name, "step")
-        return await self._record(name, steps.result_json(name, value), cost, then)
+        return await self._record(name, steps.result_json(name, value, function), cost, digest)
 
     async def _record(
-        self, name: str, data: bytes, cost: Decimal, then: Callable[[], object] | None = None
+        self,
+        name: str,
+        data: bytes,
+        cost: Decimal,
+        digest: str | None,
+        then: Callable[[], object] | None = None,
     ) -> bytes:
+        """`then` is called when the write has ended."""
         so_far = self.account.cost
+        step = NewStep(self.claim, name, data, cost, so_far, digest)
 
         async def call() -> bytes:
-            stored, left = await self.host.backend.record_step(
-                self.claim, name, data, cost_usd=cost, cost_so_far_usd=so_far
-            )
+            stored, left = await self.host.backend.record_step(step)
             self.account.learn(left, so_far)
             self.steps[name] = stored
+            # From now on it is a step of this run, where `check_same_call` compares.
+            self._digests.pop(name, None)
             return stored
 
         return await self._held(call, then)
 
-    async def step(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bytes:
+    async def step(self, name: str, call: steps.Call) -> bytes:
         """Run a step of an `async def` handler, unless it was recorded; returns its result."""
-        self.check_same_call(name, args, kwargs)
-        while (known := self.begin_step(name)) is None:
+        self.check_same_call(name, call)
+        while (known := self.begin_step(name, call)) is None:
             busy = self._running.get(name)
             if busy is not None:
                 # The same step twice at the same time: the second runs only if the first fails.
@@ -274,29 +304,28 @@ class Execution:
                 continue
             self._running[name] = asyncio.Event()
             try:
-                data, cost = await self._run_step(name, function, args, kwargs)
+                digest = call.digest()
+                data, cost = await self._run_step(name, call)
             except BaseException:
                 self._free_step(name)
                 raise
             # Free only when it is written: the handler may stop waiting and ask for the step again.
-            return await self._record(name, data, cost, then=partial(self._free_step, name))
+            return await self._record(name, data, cost, digest, then=partial(self._free_step, name))
         return known
 
     def _free_step(self, name: str) -> None:
         self._running.pop(name).set()
 
-    async def _run_step(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bytes, Decimal]:
+    async def _run_step(self, name: str, call: steps.Call) -> tuple[bytes, Decimal]:
         """The result and the cost."""
         with steps.metered(self.task.id, name) as meter:
-            if steps.is_async(function):
-                value = await function(*args, **kwargs)
+            if steps.is_async(call.function):
+                value = await call.run()
             else:
-                value = await self._in_thread(partial(function, *args, **kwargs))
+                value = await self._in_thread(call.run)
                 if inspect.isawaitable(value):
                     value = await value
-        return steps.result_json(name, value), meter.cost
+        return steps.result_json(name, value, call.function), meter.cost
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         working = asyncio.ensure_future(self.host.in_thread(function))

@@ -1,7 +1,7 @@
 """Handlers: functions that get their arguments from a task's spec, by their signature."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType, UnionType
@@ -143,11 +143,22 @@ def _decoder(
     return msgspec.json.Decoder(shape, dec_hook=_decode_others)
 
 
+def return_type(function: Function) -> Any:
+    """What the function is annotated to return; of an awaitable, what it is awaited for."""
+    annotation = get_type_hints(_plain(function), include_extras=True).get("return", Any)
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and issubclass(origin, Awaitable) and get_args(annotation):
+        return get_args(annotation)[-1]
+    return annotation
+
+
 def return_decoder(function: Function) -> Callable[[bytes], Any] | None:
     """Decodes JSON to the type that the function is annotated to return; None: to the types of JSON."""
     try:
-        wanted = _without_wishes(get_type_hints(_plain(function), include_extras=True).get("return", Any))
-        return None if wanted is Any else msgspec.json.Decoder(wanted, dec_hook=_decode_others).decode
+        wanted = _without_wishes(return_type(function))
+        return (
+            None if wanted in {Any, object} else msgspec.json.Decoder(wanted, dec_hook=_decode_others).decode
+        )
     except (TypeError, NameError):
         return None
 

@@ -3,27 +3,36 @@
 A step is identified by its name. Its result and its cost are stored in one transaction before the handler
 goes on; a later attempt gets the stored result instead of running the step. Results pass through JSON also
 the first time, so that a replay can't differ from the first run.
+
+A digest of the arguments is stored too. A replay with other arguments, as after a deployment, is refused as
+`step_mismatch` unless the call says what to do (`on_change`): the recorded result answers another question.
 """
 
 import asyncio
+import hashlib
 import inspect
+import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from lineshaft.agent.handlers import return_decoder
-from lineshaft.agent.outcome import Fail, encoded
+from lineshaft.agent.handlers import return_decoder, return_type
+from lineshaft.agent.outcome import Fail, encode_others, encoded
 from lineshaft.errors import UnavailableError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.types.work import SPAWN_STEP
 
 T = TypeVar("T")
+
+#: What a replay with other arguments does: fail as `step_mismatch`, run the step again, or use its result.
+OnChange = Literal["refuse", "rerun", "reuse"]
 
 MAX_NAME = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
@@ -80,23 +89,191 @@ def check_name(name: str, what: str) -> None:
         raise ValueError(f"Names that begin with {SPAWN_STEP!r} are reserved, got {name!r}.")
 
 
-def result_json(name: str, value: Any) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a step."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    #: Stands for the arguments; None: they stand for themselves.
+    key: Any = None
+    on_change: OnChange = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.on_change not in get_args(OnChange):
+            raise ValueError(f"on_change must be refuse, rerun or reuse, got {self.on_change!r}.")
+        if self.key is not None or self.on_change != "refuse":
+            _check_parameters(self.function)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
+        """`kwargs`: those of the function, and the options of the step."""
+        key, on_change = kwargs.pop("key", None), kwargs.pop("on_change", "refuse")
+        return cls(function, args, kwargs, key, on_change)
+
+    def run(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+    def is_same(self, other: "Call") -> bool:
+        """Whether two calls have the same arguments, as far as they can be compared."""
+        if self.key is not None or other.key is not None:
+            return _equal(self.key, other.key)
+        return _equal((self.args, self.kwargs), (other.args, other.kwargs))
+
+    def digest(self) -> str:
+        """The same for the same arguments, in any process."""
+        if self.key is not None:
+            form = _form([self.key])
+        else:
+            named = {name: msgspec.Raw(_form(value)) for name, value in self.kwargs.items()}
+            form = msgspec.json.encode(
+                {"args": [msgspec.Raw(_form(value)) for value in self.args], "kwargs": named}, order="sorted"
+            )
+        return hashlib.sha256(form).hexdigest()[:_DIGEST_LENGTH]
+
+
+_DIGEST_LENGTH = 32
+
+
+def _check_parameters(function: Callable[..., Any]) -> None:
+    """`key` and `on_change` would never reach a function with such a parameter."""
     try:
-        return encoded(value, f"step {name!r}: its result")
+        own = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions that are written in C
+        return
+    for name in ("key", "on_change"):
+        if name in own:
+            shown = getattr(function, "__qualname__", repr(function))
+            raise ValueError(
+                f"{shown} has a parameter {name!r}, which is also an option of ctx.step. Pass a lambda or a "
+                "functools.partial that sets it."
+            )
+
+
+def _form(value: Any) -> bytes:
+    """Canonical JSON; what has no form in JSON counts by the name of its type."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_encode_by_type, order="sorted")
+    except Exception:  # noqa: BLE001 - models of others may raise anything; keys that aren't texts
+        try:
+            return _slow_form(value)
+        except Exception:  # noqa: BLE001 - such as a list that contains itself
+            return msgspec.json.encode(_type_name(value))
+
+
+def _slow_form(value: Any) -> bytes:
+    """Also of dicts with any keys, and sets of anything."""
+    if isinstance(value, dict):
+        return b"{%s}" % b",".join(
+            sorted(b"%s:%s" % (_form(key), _slow_form(each)) for key, each in value.items())
+        )
+    if isinstance(value, list | tuple):
+        return b"[%s]" % b",".join(map(_slow_form, value))
+    if isinstance(value, set | frozenset):
+        return b"[%s]" % b",".join(sorted(map(_slow_form, value)))
+    try:
+        return msgspec.json.encode(value, enc_hook=_encode_by_type, order="sorted")
+    except Exception:  # noqa: BLE001 - models of others may raise anything
+        return msgspec.json.encode(_type_name(value))
+
+
+def _encode_by_type(value: Any) -> Any:
+    try:
+        return encode_others(value)
+    except Exception:  # noqa: BLE001 - models of others may raise anything
+        return _type_name(value)
+
+
+def _type_name(value: Any) -> dict[str, str]:
+    return {"type": type(value).__qualname__}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - arrays and the like don't compare to a bool
+        return True
+
+
+def other_arguments(name: str, task_id: str) -> Fail:
+    """The error for a replay with other arguments."""
+    return Fail(
+        f"Step {name!r} was recorded by an earlier attempt with other arguments, so its result may be wrong "
+        f"for these. {_advice(name, task_id)} To decide in code, pass on_change='rerun' or "
+        "on_change='reuse' to ctx.step.",
+        FailureCategory.STEP_MISMATCH,
+    )
+
+
+def _advice(name: str, task_id: str) -> str:
+    return (
+        "To run it again, retry the dead letter without the recorded result: lineshaft dlq resolve "
+        f"{task_id} --resolution retry --forget-step {shlex.quote(name)}. To use the recorded result, deploy "
+        "code that fits it, and retry."
+    )
+
+
+def result_json(name: str, value: Any, function: Callable[..., Any] | None = None) -> bytes:
+    """The result as JSON; it must fit the annotation of the function."""
+    try:
+        data = encoded(value, f"step {name!r}: its result")
     except ValueError as error:
         raise Fail(str(error), FailureCategory.INVALID_OUTPUT) from error
+    decode = None if function is None else _decoder(function)
+    if decode is not None and function is not None:
+        try:
+            decode(data)
+        except msgspec.ValidationError as error:
+            raise Fail(
+                f"Step {name!r} returned {_shape(value_of(data))}, which doesn't fit "
+                f"{_shown_type(function)}: {error}. Correct the annotation or the result.",
+                FailureCategory.INVALID_OUTPUT,
+            ) from error
+    return data
 
 
-def restored(data: bytes, function: Callable[..., Any]) -> Any:
+def restored(name: str, task_id: str, data: bytes, function: Callable[..., Any]) -> Any:
     """A stored result, as the type that the function is annotated to return."""
     decode = _decoder(function)
-    if decode is not None:
-        try:
-            return decode(data)
-        except msgspec.ValidationError:
-            # The annotation is wrong, or the function was changed since.
-            pass
-    return msgspec.json.decode(data)
+    if decode is None:
+        return value_of(data)
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        raise Fail(
+            f"The recorded result of step {name!r} is {_shape(value_of(data))}, which doesn't fit "
+            f"{_shown_type(function)}: {error}. {_advice(name, task_id)}",
+            FailureCategory.STEP_MISMATCH,
+        ) from error
+
+
+value_of = msgspec.json.decode
+#: Keys of an object that an error names.
+_NAMED_KEYS = 10
+
+
+def _shape(value: Any) -> str:
+    """The form of a value from JSON, for a message."""
+    match value:
+        case dict():
+            keys = [*map(repr, list(value)[:_NAMED_KEYS]), *(["…"] if len(value) > _NAMED_KEYS else [])]
+            return f"an object with {', '.join(keys)}" if keys else "an empty object"
+        case list():
+            return f"a list of {len(value)}, the first {_shape(value[0])}" if value else "an empty list"
+        case str():
+            return "a text"
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return "null"
+        case _:
+            return "a number"
+
+
+def _shown_type(function: Callable[..., Any]) -> str:
+    shown = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{inspect.formatannotation(return_type(function))}, the return type of {shown}"
 
 
 _Decode = Callable[[bytes], Any]
@@ -113,14 +290,6 @@ def _decoder(function: Callable[..., Any]) -> _Decode | None:
         return _decoders[function]
     except TypeError:  # an object without weak references has no annotations either
         return None
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two calls have the same arguments, as far as they can be compared."""
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - arrays and the like don't compare to a bool
-        return True
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -50,6 +50,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     resolve.add_argument("--resolution", required=True, choices=RESOLUTIONS)
     resolve.add_argument("--spec", metavar="JSON", help="the new spec, for modify_and_retry")
     resolve.add_argument("--not-before", metavar="TIME", help="retry at this time (ISO 8601)")
+    forget = resolve.add_mutually_exclusive_group()
+    forget.add_argument(
+        "--forget-step",
+        action="append",
+        dest="forget_steps",
+        metavar="NAME",
+        help="forget the recorded result of this step, so that the retry runs it again; repeatable",
+    )
+    forget.add_argument("--forget-steps", choices=("all",), help="forget the recorded results of all steps")
     resolve.set_defaults(run=resolve_)
     review = actions.add_parser(
         "review",
@@ -140,6 +149,8 @@ def resolve_(args: argparse.Namespace) -> int:
         decision["spec"] = json_value("--spec", args.spec)
     if args.not_before is not None:
         decision["not_before"] = time_value("--not-before", args.not_before)
+    if args.forget_steps is not None:
+        decision["forget_steps"] = args.forget_steps
     resolution = Resolution(args.resolution)
     resolved, failed = [], 0
     with connect(args) as shaft:

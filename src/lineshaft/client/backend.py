@@ -48,6 +48,7 @@ from lineshaft.types.work import (
     HeartbeatAnswers,
     HeldTask,
     Moved,
+    NewStep,
     Presence,
     Release,
     RemainingBudgets,
@@ -256,9 +257,7 @@ class Backend(Protocol):
 
     async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]: ...
 
-    async def record_step(
-        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, RemainingBudgets]: ...
+    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]: ...
 
     async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None: ...
 

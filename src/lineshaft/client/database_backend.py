@@ -370,10 +370,7 @@ class DatabaseBackend:
     async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]:
         return await self.engine.work.cancel(items)
 
-    async def record_step(
-        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, RemainingBudgets]:
-        step = NewStep(claim, name, data, cost_usd, cost_so_far_usd)
+    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
         (recorded,) = await self.engine.work.record_steps([step])
         return recorded.unwrap(), recorded.budgets
 

@@ -449,10 +449,7 @@ class HttpBackend:
         found = await self._post(f"/v1/work/{call}", Outcomes, body)
         return found.moved([item.claim.id for item in given])
 
-    async def record_step(
-        self, claim: ClaimRef, name: str, data: bytes, *, cost_usd: Decimal, cost_so_far_usd: Decimal
-    ) -> tuple[bytes, RemainingBudgets]:
-        step = NewStep(claim, name, data, cost_usd, cost_so_far_usd)
+    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
         body = protocol.Batch(items=[protocol.StepItem.of(step)])
         return (await self._post("/v1/work/steps", StepResults, body)).recorded
 

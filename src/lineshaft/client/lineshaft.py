@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from msgspec import UNSET, UnsetType
 
@@ -468,13 +468,21 @@ class Lineshaft(Administration):
         note: str | None = None,
         not_before: datetime | None = None,
         spec: Mapping[str, Any] | None = None,
+        forget_steps: Sequence[str] | Literal["all"] | None = None,
     ) -> Task:
         """Resolve a dead letter: retry, modify_and_retry (with `spec`), cancel, delete or escalate.
 
-        A retry may wait until `not_before`. If two callers decide at the same time, the second gets
-        AlreadyReviewedError.
+        A retry may wait until `not_before`; recorded steps in `forget_steps`, or "all", run again. If two
+        callers decide at the same time, the second gets AlreadyReviewedError.
         """
-        decision = _decision(resolution, reviewer, note, not_before, spec)
+        decision = ResolutionRequest(
+            resolution=resolution,
+            reviewer=reviewer,
+            note=note,
+            not_before=not_before,
+            spec=spec,
+            forget_steps=_names(forget_steps),
+        )
         return await self.backend.resolve(id_of(task), decision)
 
     async def resolve_all(
@@ -485,6 +493,7 @@ class Lineshaft(Administration):
         note: str | None = None,
         not_before: datetime | None = None,
         spec: Mapping[str, Any] | None = None,
+        forget_steps: Sequence[str] | Literal["all"] | None = None,
         type: Names = (),  # noqa: A002 - the name of the field
         category: Names = (),
         pattern: Names = (),
@@ -504,17 +513,16 @@ class Lineshaft(Administration):
             poison_pill=poison_pill,
             task_ids=[id_of(task) for task in tasks],
         )
-        decision = _decision(resolution, reviewer, note, not_before, spec)
+        decision = ResolutionRequest(
+            resolution=resolution,
+            reviewer=reviewer,
+            note=note,
+            not_before=not_before,
+            spec=spec,
+            forget_steps=_names(forget_steps),
+        )
         return await self.backend.resolve_all(wanted, decision)
 
 
-def _decision(
-    resolution: Resolution,
-    reviewer: str,
-    note: str | None,
-    not_before: datetime | None,
-    spec: Mapping[str, Any] | None,
-) -> ResolutionRequest:
-    return ResolutionRequest(
-        resolution=resolution, reviewer=reviewer, note=note, not_before=not_before, spec=spec
-    )
+def _names(steps: Sequence[str] | None) -> list[str] | str | None:
+    return steps if steps is None or isinstance(steps, str) else list(steps)

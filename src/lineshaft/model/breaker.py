@@ -42,6 +42,7 @@ _BLAMELESS = frozenset(
         FailureCategory.RATE_LIMIT,
         FailureCategory.BUDGET_EXCEEDED,
         FailureCategory.DEPENDENCY,
+        FailureCategory.STEP_MISMATCH,
     }
 )
 

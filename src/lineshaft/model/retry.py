@@ -7,12 +7,13 @@ n, the number of failures so far. A preset fills in what the caller left out.
   series is 60, 120, 240, 480 and not 60, 120, 480, 3840.
 - The delay is capped, then spread by ±50 %, then capped again: jitter never exceeds the maximum. Without a
   maximum the limit is a year, which keeps every timestamp within the range of the database.
-- Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, and a
-  cancelled task isn't wanted any more. `no_retry_on` adds to them and wins over `retry_on`. A category in
-  neither list is retried like a crash, unless the caller set `retry_on`: then that list is complete.
+- Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, a
+  cancelled task isn't wanted any more, and a recorded step stays recorded. `no_retry_on` adds to them and
+  wins over `retry_on`. A category in neither list is retried like a crash, unless the caller set `retry_on`:
+  then that list is complete.
 - A poison pill is a task that failed three times with at least two agents: the cause is the task, not an
   agent. The flag is computed first, so that it is correct for every reason a task ends. Failures without a
-  known agent (an expired claim) don't count.
+  known agent (an expired claim) don't count; neither does a step mismatch, whose cause is a deployment.
 - From the second failure on, the fallback models are used. They don't replace the preferences: a revived task
   starts with its own preferences again.
 
@@ -57,6 +58,8 @@ class FailureCategory(StrEnum):
     BUDGET_EXCEEDED = "budget_exceeded"
     CANCELLED = "cancelled"
     DEPENDENCY = "dependency"
+    #: A recorded step doesn't fit the code that runs now.
+    STEP_MISMATCH = "step_mismatch"
 
 
 class SystemReason(StrEnum):
@@ -105,7 +108,12 @@ DEFAULT_NO_RETRY_ON: tuple[str, ...] = (
     FailureCategory.CANCELLED,
 )
 NEVER_RETRIED = frozenset(
-    {FailureCategory.INVALID_INPUT, FailureCategory.BUDGET_EXCEEDED, FailureCategory.CANCELLED}
+    {
+        FailureCategory.INVALID_INPUT,
+        FailureCategory.BUDGET_EXCEEDED,
+        FailureCategory.CANCELLED,
+        FailureCategory.STEP_MISMATCH,
+    }
 )
 
 
@@ -309,7 +317,7 @@ def decide_failure(
     `attempts`, `failed_agents` and `total_cost_usd` include the attempt that has just failed.
     """
     category = category_of(category)
-    poison_pill = is_poison_pill(attempts, failed_agents)
+    poison_pill = category != FailureCategory.STEP_MISMATCH and is_poison_pill(attempts, failed_agents)
     if category == FailureCategory.BUDGET_EXCEEDED or total_limit_reached(total_cost_usd, max_total_cost_usd):
         return DeadLetter(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
     if not policy.retries(category):

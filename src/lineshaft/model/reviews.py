@@ -13,6 +13,8 @@ from lineshaft.model.storable import is_storable
 
 MAX_REVIEWER = 200
 MAX_NOTE = 10_000
+#: In place of the names of steps.
+ALL_STEPS = "all"
 
 
 class Resolution(StrEnum):
@@ -39,6 +41,8 @@ class ResolutionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     not_before: datetime | None = None
     #: The complete new spec for `modify_and_retry`.
     spec: Mapping[str, Any] | None = None
+    #: Names of recorded steps that run again, or "all"; only for retry and modify_and_retry.
+    forget_steps: list[str] | str | None = None
 
     def check(self) -> Resolution:
         """Return the resolution, or raise InvalidInputError with all faults."""
@@ -60,9 +64,23 @@ class ResolutionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             faults.append(("spec", "is required for modify_and_retry: the complete new spec"))
         if self.spec is not None and found is not Resolution.MODIFY_AND_RETRY:
             faults.append(("spec", "is only valid for modify_and_retry"))
+        if fault := self._forget_fault(found):
+            faults.append(("forget_steps", fault))
         if faults or found is None:
             raise InvalidInputError(errors=faults)
         return found
+
+    def _forget_fault(self, resolution: Resolution | None) -> str | None:
+        wanted = self.forget_steps
+        if wanted is None:
+            return None
+        if resolution is not None and resolution not in RETRIES:
+            return "is only valid for retry and modify_and_retry"
+        if isinstance(wanted, str):
+            return None if wanted == ALL_STEPS else f'must be a list of names or "all", got {shown(wanted)}'
+        if not wanted or not all(name and is_storable(name) for name in wanted):
+            return 'must be a list of one or more names of steps, or "all"'
+        return None
 
 
 def _is_text(value: object, most: int) -> bool:

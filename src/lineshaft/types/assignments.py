@@ -16,6 +16,7 @@ T = TypeVar("T", Task, ClaimedTask)
 _EMPTY = Raw(b"{}")
 _NOTHING_BEFORE = Resumed("")
 _steps = msgspec.json.Decoder(dict[str, Raw]).decode
+_digests = msgspec.json.Decoder(dict[str, str | None]).decode
 
 
 def _empty() -> Raw:
@@ -38,6 +39,8 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     checkpoint_json: Raw = field(name="checkpoint", default_factory=null)
     #: Results of durable steps by name.
     steps_json: Raw = field(name="steps", default_factory=_empty)
+    #: Digests of their arguments by name; null: every call of the step matches.
+    step_digests_json: Raw = field(name="step_digests", default_factory=_empty)
     #: {"category", "error"} of the attempt before, if that failed.
     last_error_json: Raw = field(name="last_error", default_factory=null)
     #: Earlier attempts, in order.
@@ -68,6 +71,10 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
         return {name: bytes(data) for name, data in _steps(self.steps_json).items()}
 
     @property
+    def step_digests(self) -> dict[str, str | None]:
+        return _digests(self.step_digests_json)
+
+    @property
     def last_error(self) -> Any:
         return decoded(self.last_error_json)
 
@@ -94,6 +101,7 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
         resume=True,
         checkpoint_json=raw(before.checkpoint),
         steps_json=Raw(before.steps) if before.steps else _EMPTY,
+        step_digests_json=Raw(before.step_digests) if before.step_digests else _EMPTY,
         last_error_json=raw(before.last_error),
         attempts=claim.past_attempts.get(task.id, []),
     )

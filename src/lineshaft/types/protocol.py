@@ -328,6 +328,9 @@ class RecordStep(Spending, frozen=True, kw_only=True):
     data: Raw
     #: The cost of this step alone; `cost_usd` is the cost of the whole attempt so far.
     step_cost_usd: Decimal | float = 0
+    #: Of the step's arguments, in any form; later claims get it to compare. A result with another digest
+    #: under a later claim replaces the recorded one. null: every call of the step matches.
+    digest: str | None = None
 
     def step(self, claim: ClaimRef, name: str) -> NewStep:
         return NewStep(
@@ -336,6 +339,7 @@ class RecordStep(Spending, frozen=True, kw_only=True):
             readable_json("data", bytes(self.data)),
             cost_usd=money(self.step_cost_usd, "step_cost_usd"),
             cost_so_far_usd=self.spent.cost_usd,
+            digest=self.digest,
         )
 
 
@@ -352,12 +356,13 @@ class StepItem(RecordStep, frozen=True, kw_only=True):
             data=Raw(given.data),
             step_cost_usd=given.cost_usd,
             cost_usd=given.cost_so_far_usd,
+            digest=given.digest,
         )
 
 
 class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | UnsetType = UNSET
-    #: The result that counts: the first one recorded.
+    #: The result that counts: the first one recorded with this digest.
     data: Raw | UnsetType = UNSET
     #: What is left to spend; null: no limit.
     remaining_usd: RemainingBudgets | UnsetType = UNSET

@@ -159,6 +159,7 @@ class Cancellation:
 
 #: Longer names would not fit into the index.
 MAX_STEP_NAME = 1_000
+MAX_DIGEST = 200
 _MAX_STEP_NAME_BYTES = 2_000
 
 
@@ -182,10 +183,15 @@ class NewStep:
     cost_usd: Decimal = NOTHING
     #: Of the whole attempt since its claim; None: nothing new.
     cost_so_far_usd: Decimal | None = None
+    #: Of its arguments; None: every call of the step matches.
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         # Checked here, so that one invalid step is rejected alone and not with the whole call.
         _check_step_name("name", self.name)
+        if self.digest is not None and not (1 <= len(self.digest) <= MAX_DIGEST and is_storable(self.digest)):
+            fault = f"must be a text of 1 to {MAX_DIGEST} characters, got {self.digest[:100]!r}"
+            raise InvalidInputError(errors=[("digest", fault)])
         check_json(data=self.data)
 
 
@@ -315,7 +321,7 @@ class RecordedStep:
     """One result of a batch of steps: the step's data and what is left to spend, or why it isn't recorded."""
 
     id: str
-    #: The result that counts, as JSON: the first one recorded.
+    #: The result that counts, as JSON.
     data: bytes | None = None
     budgets: RemainingBudgets = RemainingBudgets()
     error: LineshaftError | None = None
@@ -384,6 +390,7 @@ class Resumed:
     id: str
     checkpoint: bytes | None = None
     steps: bytes | None = None
+    step_digests: bytes | None = None
     last_error: bytes | None = None
     children: bytes | None = None
 

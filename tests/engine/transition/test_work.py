@@ -9,6 +9,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import (
     Cancellation,
+    ClaimedTask,
     ClaimRef,
     HeldTask,
     NewCheckpoint,
@@ -17,7 +18,7 @@ from lineshaft.types.work import (
     Presence,
     Release,
 )
-from tests.world import World, ref
+from tests.world import World, decoded, ref, release_claims
 
 UNKNOWN = ClaimRef("task_unknown", 1)
 
@@ -54,6 +55,41 @@ async def test_the_first_result_of_a_step_counts(world: World) -> None:
     )
 
     assert (first.data, second.data) == (b"1", b"1")
+
+
+async def test_another_digest_under_a_later_claim_replaces_a_step(world: World) -> None:
+    """Under the same claim, and where one of the digests is unknown, the first result counts."""
+    await world.one()
+
+    async def record(task: ClaimedTask, data: bytes, digest: str | None) -> bytes:
+        step = NewStep(ref(task), "a", data, Decimal(1), digest=digest)
+        (recorded,) = await world.engine.work.record_steps([step])
+        return recorded.unwrap()
+
+    async def claim_again(task: ClaimedTask) -> ClaimedTask:
+        await release_claims(world.engine, [ref(task)])
+        return await world.take()
+
+    first = await world.take()
+    assert await record(first, b"1", "x") == b"1"
+    assert await record(first, b"2", "y") == b"1"
+    second = await claim_again(first)
+    assert await record(second, b"3", None) == b"1"
+    assert await record(second, b"4", "x") == b"1"
+    assert await record(second, b"5", "y") == b"5"
+    assert await record(second, b"6", "z") == b"5"
+    await release_claims(world.engine, [ref(second)])
+    found = await world.claims(await world.agent())
+
+    assert decoded(found.resumed[first.id].step_digests) == {"a": "y"}
+    recorded = world.connection.execute("SELECT epoch, cost_usd FROM lineshaft.step").fetchall()
+    assert recorded == [(2, 2)], "both runs were paid for"
+
+
+@pytest.mark.parametrize("digest", ["", "x" * 201, "nul \0"])
+def test_a_digest_must_be_short_and_storable(digest: str) -> None:
+    with pytest.raises(InvalidInputError):
+        NewStep(UNKNOWN, "a", b"1", digest=digest)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1001, "nul \0"])

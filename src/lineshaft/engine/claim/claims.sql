@@ -446,6 +446,7 @@ RETURNING lock.key
 SELECT task.id,
     (SELECT checkpoint.data FROM lineshaft.checkpoint WHERE checkpoint.task_id = task.id) AS checkpoint,
     (SELECT jsonb_object_agg(step.name, step.data) FROM lineshaft.step WHERE step.task_id = task.id) AS steps,
+    (SELECT jsonb_object_agg(step.name, step.digest) FROM lineshaft.step WHERE step.task_id = task.id) AS step_digests,
     (SELECT jsonb_build_object('category', attempt.category, 'error', attempt.error) FROM lineshaft.attempt
      WHERE attempt.task_id = task.id AND attempt.outcome = 'failed' ORDER BY attempt.epoch DESC LIMIT 1) AS last_error,
     (SELECT jsonb_object_agg(child.id, jsonb_build_object('status', coalesce(ended.status::text, 'PENDING'), 'output', ended.output))

@@ -282,6 +282,7 @@ CREATE TABLE lineshaft.step (
     epoch integer NOT NULL,
     task_id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
+    digest text COLLATE "C",
     cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     data jsonb,
     CONSTRAINT step_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),

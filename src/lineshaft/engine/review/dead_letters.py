@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.read.listing import patterns
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
@@ -52,6 +53,7 @@ from lineshaft.types import (
 from lineshaft.types.filters import names
 from lineshaft.types.json import raw
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
+from lineshaft.types.work import SPAWN_STEP
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
@@ -80,6 +82,12 @@ class _LastReview:
     reviewer: str | None
     reviewed_at: datetime | None
     status: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Forgotten:
+    task_id: str
+    name: str
 
 
 #: Tasks that were moved; and errors by task for those that were not.
@@ -213,6 +221,7 @@ class DeadLetters:
             reviewer=decision.reviewer,
             note=decision.note or None,
             not_before=decision.not_before,
+            forgotten=decision.forget_steps,
         )
 
         async def work(connection: Connection) -> _Resolved:
@@ -236,6 +245,8 @@ class DeadLetters:
         review: NewReview,
     ) -> Iterable[str]:
         """Returns all tasks that were moved."""
+        if decision.forget_steps is not None:
+            await _forget_steps(connection, [each.id for each in dead], decision.forget_steps)
         match review.resolution:
             case Resolution.ESCALATE:
                 return await self._escalate(connection, dead, review)
@@ -356,6 +367,23 @@ async def _with_history(reader: Reader, rows: Sequence[Row]) -> list[DeadLetter]
         )
         for row in rows
     ]
+
+
+async def _forget_steps(connection: Connection, ids: Sequence[str], wanted: list[str] | str) -> None:
+    """Delete recorded steps of dead letters, which are locked; raises if one has no step of a name."""
+    steps = None if isinstance(wanted, str) else wanted
+    parameters = {"ids": list(ids), "names": steps, "spawn": f"{SPAWN_STEP}%"}
+    found = {
+        (row.task_id, row.name)
+        for row in await fetch_rows(connection, _Forgotten, _SQL["forget_steps"], parameters)
+    }
+    for task_id in ids:
+        for name in steps or ():
+            if (task_id, name) not in found:
+                fault = (
+                    f"task {task_id} has no recorded step {name!r}. GET /v1/tasks/{task_id}/steps lists them"
+                )
+                raise InvalidInputError(errors=[("forget_steps", fault)])
 
 
 async def _refusal(connection: Connection, task_id: str, resolution: Resolution) -> LineshaftError:

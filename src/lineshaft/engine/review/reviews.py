@@ -30,6 +30,8 @@ class NewReview:
     spec_before: bytes | None = None
     spec_change: bytes | None = None
     changed: tuple[SpecChange, ...] = ()
+    #: Names of steps that run again, or "all".
+    forgotten: list[str] | str | None = None
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -49,8 +51,11 @@ class NewReview:
                 data[name] = value
         if root is not None and root != task_id:
             data["with"] = root
-        elif self.changed:
+            return data
+        if self.changed:
             data["changed"] = [change.path for change in self.changed[:_NAMED_CHANGES]]
+        if self.forgotten is not None:
+            data["forget_steps"] = self.forgotten
         return data
 
 

@@ -49,7 +49,10 @@ class Steps:
         self._locks = transitions.locks
 
     async def record(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
-        """Record results and their cost; of two results for one step the first one counts."""
+        """Record results and their cost; of two results for one step the first one counts.
+
+        A result under a later claim and with another digest replaces the recorded one: the step ran again.
+        """
         if not steps:
             return []
         if len({(step.claim.id, step.name) for step in steps}) < len(steps):
@@ -73,6 +76,7 @@ class Steps:
                 **claim_columns([step.claim for step in steps]),
                 "names": [step.name for step in steps],
                 "data": [json_text(step.data) for step in steps],
+                "digests": [step.digest for step in steps],
                 "costs": [step.cost_usd for step in steps],
                 "costs_so_far": [step.cost_so_far_usd for step in steps],
             },

@@ -1,11 +1,13 @@
 -- name: record_steps
--- Fenced by the claim. A step that is recorded already keeps its first result. The attempt's cost so far is booked in the same transaction,
+-- Fenced by the claim. A step that is recorded already keeps its first result, unless it ran again under a later claim because its arguments
+-- have another digest. The attempt's cost so far is booked in the same transaction,
 -- so that a step which isn't run again is paid for, however the attempt ends.
 WITH held AS MATERIALIZED (
-    SELECT live.id, live.epoch, input.name, input.data, input.cost, input.cost_so_far
+    SELECT live.id, live.epoch, input.name, input.data, input.digest, input.cost, input.cost_so_far
     FROM unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(names)s::text[], %(data)s::jsonb[], %(costs)s::numeric[], %(costs_so_far)s::numeric[]
-    ) AS input (id, epoch, name, data, cost, cost_so_far)
+        %(ids)s::text[], %(epochs)s::integer[], %(names)s::text[], %(data)s::jsonb[], %(digests)s::text[], %(costs)s::numeric[],
+        %(costs_so_far)s::numeric[]
+    ) AS input (id, epoch, name, data, digest, cost, cost_so_far)
     JOIN lineshaft.task_live AS live ON live.id = input.id
     WHERE live.epoch = input.epoch AND live.status = 'RUNNING'
     ORDER BY live.id
@@ -18,9 +20,17 @@ booked AS (
     WHERE live.id = so_far.id AND live.attempt_cost_usd < so_far.cost
 ),
 recorded AS (
-    INSERT INTO lineshaft.step (task_id, name, epoch, recorded_at, cost_usd, data)
-    SELECT held.id, held.name, held.epoch, coalesce(%(now)s::timestamptz, now()), held.cost, held.data FROM held
-    ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name
+    INSERT INTO lineshaft.step AS step (task_id, name, epoch, recorded_at, digest, cost_usd, data)
+    SELECT held.id, held.name, held.epoch, coalesce(%(now)s::timestamptz, now()), held.digest, held.cost, held.data FROM held
+    ON CONFLICT (task_id, name) DO UPDATE
+    SET data = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.data ELSE step.data END,
+        recorded_at = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.recorded_at ELSE step.recorded_at END,
+        -- Both runs were paid for.
+        cost_usd = CASE
+            WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN step.cost_usd + excluded.cost_usd ELSE step.cost_usd
+        END,
+        digest = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.digest ELSE step.digest END,
+        epoch = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.epoch ELSE step.epoch END
     RETURNING task_id, name, data
 )
 SELECT recorded.task_id, recorded.name, recorded.data,

@@ -420,6 +420,8 @@ CREATE TABLE lineshaft.step (
     epoch integer NOT NULL,
     task_id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
+    -- Of the arguments that it was called with. NULL: unknown, and every call matches.
+    digest text COLLATE "C",
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
     data jsonb,
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
