@@ -77,6 +77,25 @@ def spender(agent: Agent, cost: str = "0.4") -> list[int]:
     return ran
 
 
+async def test_a_budget_that_doesnt_count_is_a_warning(
+    shaft: Lineshaft, caplog: pytest.LogCaptureFixture
+) -> None:
+    for budget in (1, 1, 2.5):
+        agent = Agent("a", budget_usd=budget)
+
+        @agent.task("work")
+        async def work(ctx: TaskContext) -> None: ...
+
+        await agent.run(shaft, until_idle=True)
+
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == (
+        "budget_usd=2.5 is ignored: agent 'a' has a budget of 1 USD. "
+        "To change it: lineshaft agents change a --add-budget USD"
+    )
+    assert (await shaft.get_agent("a")).budget_usd == 1
+
+
 async def test_a_task_stops_at_its_own_maximum(shaft: Lineshaft) -> None:
     agent = Agent("a", budget_usd=100)
     ran = spender(agent)

@@ -250,6 +250,22 @@ def test_tokens(cli: Cli) -> None:
     assert cli("token", "revoke", "ci").code == 1
 
 
+def test_tokens_of_one_agent(cli: Cli) -> None:
+    create = ("token", "create", "--name", "w", "--scope", "agent", "--agent", "writer", "--budget", "5")
+    made = cli(*create, "--json").json
+    assert (made["agent_id"], made["budget_usd"]) == ("writer", 5)
+    said = cli(*create).out
+    assert "writer" in said
+    assert "5 USD" in said
+    assert "writer" in cli("token", "list").out
+    for scope, flags, fault in (
+        ("read", ("--agent", "writer"), "--agent needs --scope agent."),
+        ("agent", ("--budget", "5"), "--budget is the budget of one agent: use --agent ID too."),
+    ):
+        refused = cli("token", "create", "--name", "x", "--scope", scope, *flags)
+        assert (refused.code, fault in refused.err) == (2, True), refused
+
+
 def test_a_server_that_is_not_there(cli: Cli) -> None:
     said = cli("task", "list", "--url", "http://127.0.0.1:1")
     assert said.code == 1

@@ -202,9 +202,18 @@ async def test_tokens_are_created_and_revoked(shaft: Lineshaft) -> None:
     assert [token.revoked_at is None for token in await shaft.tokens()] == [False, False]
 
 
+async def test_tokens_are_bound_to_agents(shaft: Lineshaft) -> None:
+    made = await shaft.create_token("w", "agent", agent_id="writer", budget_usd=5)
+
+    (listed,) = await shaft.tokens()
+    assert (made.agent_id, made.budget_usd) == (listed.agent_id, listed.budget_usd) == ("writer", Decimal(5))
+
+
 REFUSED: dict[str, Callable[[Lineshaft], Awaitable[Any]]] = {
     "scope": lambda shaft: shaft.create_token("ci", "everything"),
     "name": lambda shaft: shaft.create_token(" ", "read"),
+    "agent_id": lambda shaft: shaft.create_token("ci", "read", agent_id="writer"),
+    "budget_usd": lambda shaft: shaft.create_token("ci", "agent", budget_usd=5),
     "nope": lambda shaft: shaft.revoke_token("nope"),
     "status": lambda shaft: shaft.change_agent("a", status="asleep"),
 }

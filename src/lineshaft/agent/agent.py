@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Unpack
@@ -19,6 +20,8 @@ from lineshaft.ids import new_id
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.tasks import TaskDefaults
 from lineshaft.types import NewAgent
+
+_log = logging.getLogger("lineshaft.agent")
 
 #: A connection may be silent for this long, however short heartbeats are: the server may be busy.
 _LEAST_PATIENCE_SEC = 10.0
@@ -197,6 +200,8 @@ class _Run:
         process = agent_process(self._backend)
         async with process.membership():
             view = await self._backend.register(self._registration)
+            for warning in view.warnings:
+                _log.warning("%s", warning, extra={"agent_id": view.id})
             worker = Worker(
                 self._backend, view, self._handlers, process, drain_retries_within_sec=self._drain
             )

@@ -3,7 +3,8 @@
 import argparse
 
 from lineshaft.cli.connection import add_flags, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_table
+from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.cli.usage import UsageError
 from lineshaft.errors import NotFoundError
 
 SCOPES = ("read", "submit", "agent", "operate", "admin")
@@ -23,6 +24,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     create.add_argument("--name", required=True, help="the owner, shown in the list")
     create.add_argument("--scope", required=True, choices=SCOPES, help="what the token may do")
+    create.add_argument(
+        "--agent",
+        dest="agent_id",
+        metavar="ID",
+        help="with the scope agent: register, claim and work only as this agent",
+    )
+    create.add_argument(
+        "--budget",
+        type=float,
+        dest="budget_usd",
+        metavar="USD",
+        help="with --agent: the agent's budget, in place of the one that it declares when it registers",
+    )
     create.set_defaults(run=create_)
     listing = actions.add_parser(
         "list", help="list tokens", description="List all tokens, without their secrets."
@@ -42,12 +56,21 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def create_(args: argparse.Namespace) -> int:
+    if args.agent_id is not None and args.scope != "agent":
+        raise UsageError("--agent needs --scope agent.")
+    if args.budget_usd is not None and args.agent_id is None:
+        raise UsageError("--budget is the budget of one agent: use --agent ID too.")
     with connect(args) as shaft:
-        made = shaft.create_token(args.name, args.scope)
+        made = shaft.create_token(args.name, args.scope, agent_id=args.agent_id, budget_usd=args.budget_usd)
     if args.json:
         print_json(made)
     else:
-        print_facts([("Id", made.id), ("Name", made.name), ("Scope", made.scope), ("Token", made.token)])
+        facts = [("Id", made.id), ("Name", made.name), ("Scope", made.scope)]
+        if made.agent_id is not None:
+            facts.append(("Agent", made.agent_id))
+        if made.budget_usd is not None:
+            facts.append(("Budget", f"{usd(made.budget_usd)} USD"))
+        print_facts([*facts, ("Token", made.token)])
         print("\nSave the token now: it is not shown again. Clients read it from LINESHAFT_TOKEN.")
     return 0
 
@@ -59,9 +82,17 @@ def list_(args: argparse.Namespace) -> int:
         print_json(tokens)
         return 0
     print_table(
-        ("TOKEN", "NAME", "SCOPE", "CREATED", "REVOKED"),
+        ("TOKEN", "NAME", "SCOPE", "AGENT", "BUDGET USD", "CREATED", "REVOKED"),
         [
-            (token.id, token.name, token.scope, moment(token.created_at), moment(token.revoked_at))
+            (
+                token.id,
+                token.name,
+                token.scope,
+                token.agent_id,
+                None if token.budget_usd is None else usd(token.budget_usd),
+                moment(token.created_at),
+                moment(token.revoked_at),
+            )
             for token in tokens
         ],
         empty="No tokens. Create one with 'lineshaft token create --name NAME --scope SCOPE'.",

@@ -92,9 +92,19 @@ class Administration:
         """All tokens of the HTTP API, including revoked ones, oldest first."""
         return await self.backend.tokens()
 
-    async def create_token(self, name: str, scope: str) -> NewToken:
-        """Create a token: `scope` is read, submit, agent, operate or admin. The secret is shown only here."""
-        return await self.backend.create_token(name, scope)
+    async def create_token(
+        self,
+        name: str,
+        scope: str,
+        *,
+        agent_id: str | None = None,
+        budget_usd: Decimal | float | None = None,
+    ) -> NewToken:
+        """Create a token: `scope` is read, submit, agent, operate or admin. The secret is shown only here.
+
+        With the scope agent, `agent_id` binds it to one agent, and `budget_usd` is that agent's budget.
+        """
+        return await self.backend.create_token(name, scope, agent_id=agent_id, budget_usd=budget_usd)
 
     async def revoke_token(self, which: str) -> None:
         """Revoke a token by id, or every token with this name."""

@@ -28,6 +28,7 @@ from lineshaft.types import (
     NewToken,
     Page,
     Readiness,
+    RegisteredAgent,
     Report,
     Slowdown,
     Stats,
@@ -231,13 +232,15 @@ class Backend(Protocol):
 
     async def tokens(self) -> list[Token]: ...
 
-    async def create_token(self, name: str, scope: str) -> NewToken: ...
+    async def create_token(
+        self, name: str, scope: str, *, agent_id: str | None, budget_usd: Decimal | float | None
+    ) -> NewToken: ...
 
     async def revoke_token(self, which: str) -> None: ...
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentInfo: ...
+    async def register(self, agent: NewAgent) -> RegisteredAgent: ...
 
     async def drain(self, agent_id: str, incarnation: int) -> None: ...
 

@@ -44,6 +44,7 @@ from lineshaft.types import (
     NewToken,
     Page,
     Readiness,
+    RegisteredAgent,
     Report,
     Slowdown,
     Stats,
@@ -329,15 +330,17 @@ class DatabaseBackend:
     async def tokens(self) -> list[Token]:
         return await self.engine.tokens.all()
 
-    async def create_token(self, name: str, scope: str) -> NewToken:
-        return await self.engine.tokens.create(name, scope)
+    async def create_token(
+        self, name: str, scope: str, *, agent_id: str | None, budget_usd: Decimal | float | None
+    ) -> NewToken:
+        return await self.engine.tokens.create(name, scope, agent_id=agent_id, budget_usd=budget_usd)
 
     async def revoke_token(self, which: str) -> None:
         await self.engine.tokens.revoke(which)
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentInfo:
+    async def register(self, agent: NewAgent) -> RegisteredAgent:
         return await self.engine.fleet.register(agent)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:

@@ -57,6 +57,7 @@ from lineshaft.types import (
     NewToken,
     Page,
     Readiness,
+    RegisteredAgent,
     Report,
     Slowdown,
     Stats,
@@ -401,16 +402,19 @@ class HttpBackend:
     async def tokens(self) -> list[Token]:
         return (await self._get("/v1/tokens", Page[Token])).items
 
-    async def create_token(self, name: str, scope: str) -> NewToken:
-        return await self._post("/v1/tokens", NewToken, {"name": name, "scope": scope}, again=False)
+    async def create_token(
+        self, name: str, scope: str, *, agent_id: str | None, budget_usd: Decimal | float | None
+    ) -> NewToken:
+        body = {"name": name, "scope": scope, "agent_id": agent_id, "budget_usd": budget_usd}
+        return await self._post("/v1/tokens", NewToken, body, again=False)
 
     async def revoke_token(self, which: str) -> None:
         await self._call("DELETE", f"/v1/tokens/{_part(which)}", object, again=False)
 
     # Working.
 
-    async def register(self, agent: NewAgent) -> AgentInfo:
-        return await self._post("/v1/agents", AgentInfo, requests.given_fields(agent), again=False)
+    async def register(self, agent: NewAgent) -> RegisteredAgent:
+        return await self._post("/v1/agents", RegisteredAgent, requests.given_fields(agent), again=False)
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
         body = protocol.AgentInstance(incarnation=incarnation)

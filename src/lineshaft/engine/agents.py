@@ -15,7 +15,7 @@ from lineshaft.engine.transition.fail import Fail
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SupersededError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
-from lineshaft.types import AgentInfo, NewAgent, Page
+from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent
 from lineshaft.types.page import check_limit
 
 _SQL = catalog.load(__name__)
@@ -41,13 +41,18 @@ class Fleet:
         self._database = database
         self._fail = fail
 
-    async def register(self, agent: NewAgent, *, key: str | None = None) -> AgentInfo:
+    async def register(
+        self, agent: NewAgent, *, key: str | None = None, budget_usd: Decimal | None = None
+    ) -> RegisteredAgent:
         """Create a new incarnation; claims of an earlier one fail as `agent_restarted` at once.
 
+        `budget_usd` comes from the agent's token and counts instead of the budget that the agent declares.
         With the idempotency key of the current incarnation, that one is returned and nothing changes.
         """
         _check(agent)
         agent_id = agent.id or new_id("agent")
+        declared = None if agent.budget_usd is None else money(agent.budget_usd, "budget_usd")
+        budget = declared if budget_usd is None else budget_usd
         values = {
             **self._database.now,
             "id": agent_id,
@@ -56,7 +61,7 @@ class Fleet:
             "types": None if agent.types is None else list(dict.fromkeys(agent.types)),
             "models": list(dict.fromkeys(agent.models_available)),
             "max_tasks": agent.max_concurrent_tasks,
-            "budget": None if agent.budget_usd is None else money(agent.budget_usd, "budget_usd"),
+            "budget": budget,
             "poll_interval": agent.poll_interval_sec,
             "claim_ttl": agent.claim_ttl_sec,
             "heartbeat_interval": agent.heartbeat_interval_sec,
@@ -75,7 +80,9 @@ class Fleet:
             await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
             return agent_id
 
-        return await self.read(await self._database.run(work))
+        found = await self.read(await self._database.run(work))
+        fields = {name: getattr(found, name) for name in found.__struct_fields__}
+        return RegisteredAgent(**fields, warnings=_budget_warnings(found, declared, budget_usd))
 
     async def _registered_with(self, connection: Connection, key: str, wanted: str | None) -> str | None:
         await connection.execute(_SQL["lock_registration_key"], {"key": key})
@@ -172,6 +179,21 @@ class Fleet:
             _SQL["log_agent"],
             {**self._database.now, "kind": kind, "agent_id": agent_id, "data": encoded},
         )
+
+
+def _budget_warnings(agent: AgentInfo, declared: Decimal | None, granted: Decimal | None) -> list[str]:
+    if declared not in {None, agent.budget_usd}:
+        given = f"budget_usd={_usd(declared)}"
+    elif granted not in {None, agent.budget_usd}:
+        given = f"The budget of the token, {_usd(granted)} USD,"
+    else:
+        return []
+    remedy = f"To change it: lineshaft agents change {agent.id} --add-budget USD"
+    return [f"{given} is ignored: agent {agent.id!r} has a budget of {_usd(agent.budget_usd)} USD. {remedy}"]
+
+
+def _usd(amount: Decimal | None) -> str:
+    return "unlimited" if amount is None else f"{amount.normalize():f}"
 
 
 def check_incarnation(agent_id: str, incarnation: int, current: int | None) -> None:

@@ -8,7 +8,8 @@ SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.registration ' || %(key
 SELECT id FROM lineshaft.agent WHERE registration_key = %(key)s::text
 
 -- name: register_agent
--- A new incarnation supersedes the previous one. The budget is a total over the id's life: registering again doesn't refill it.
+-- A new incarnation supersedes the previous one. The budget is a total over the id's life, set by the first registration that has one:
+-- registering again doesn't refill it.
 INSERT INTO lineshaft.agent AS known (
     id, type, capabilities, types, models_available, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
     heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, registration_key
@@ -21,7 +22,8 @@ VALUES (
 )
 ON CONFLICT (id) DO UPDATE
 SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
-    max_concurrent_tasks = excluded.max_concurrent_tasks, poll_interval_sec = excluded.poll_interval_sec,
+    max_concurrent_tasks = excluded.max_concurrent_tasks, budget_usd = coalesce(known.budget_usd, excluded.budget_usd),
+    poll_interval_sec = excluded.poll_interval_sec,
     claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
     incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active',
     registration_key = excluded.registration_key

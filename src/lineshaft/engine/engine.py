@@ -6,6 +6,7 @@ from typing import Self
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.engine.agents import Fleet
+from lineshaft.engine.claim.claim_tokens import ClaimKey
 from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.claim.schedule import Schedule
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
@@ -105,6 +106,7 @@ class Engine:
             self.undelivered,
             daily_budget_usd=daily_budget,
         )
+        self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail)
 
         # People.

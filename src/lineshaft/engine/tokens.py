@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from decimal import Decimal
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -11,6 +12,7 @@ from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
+from lineshaft.model.budget import money
 from lineshaft.model.storable import is_storable
 from lineshaft.types import NewToken, Scope, Token
 
@@ -18,6 +20,7 @@ from lineshaft.types import NewToken, Scope, Token
 PREFIX = "lsh_"
 _RANDOM_BYTES = 32
 MAX_NAME = 200
+MAX_AGENT_ID = 200
 
 _SQL = catalog.load(__name__)
 
@@ -26,19 +29,45 @@ class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, name: str, scope: str) -> NewToken:
-        """A new token with its secret, which can't be read again."""
+    async def create(
+        self,
+        name: str,
+        scope: str,
+        *,
+        agent_id: str | None = None,
+        budget_usd: Decimal | float | None = None,
+    ) -> NewToken:
+        """A new token with its secret, which can't be read again.
+
+        With `agent_id` it may act only as that agent, whose budget is `budget_usd`, if that is given.
+        """
         faults = []
         if not name.strip() or len(name) > MAX_NAME or not is_storable(name):
             faults.append(("name", f"must be a text of 1 to {MAX_NAME} characters, got {name!r}"))
         if scope not in tuple(Scope):
             faults.append(("scope", f"must be one of {', '.join(Scope)}, got {scope!r}"))
+        if agent_id is not None:
+            if not 0 < len(agent_id) <= MAX_AGENT_ID or not is_storable(agent_id):
+                faults.append(
+                    ("agent_id", f"must be a text of 1 to {MAX_AGENT_ID} characters, got {agent_id!r}")
+                )
+            if scope != Scope.AGENT:
+                faults.append(("agent_id", f"is only for the scope agent, got the scope {scope!r}"))
+        elif budget_usd is not None:
+            faults.append(("budget_usd", "is the budget of one agent: give agent_id too"))
         if faults:
             raise InvalidInputError(errors=faults)
         secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-        values = {"id": new_id("token"), "name": name, "scope": scope, "hash": _hash(secret)}
+        values = {
+            "id": new_id("token"),
+            "name": name,
+            "scope": scope,
+            "hash": _hash(secret),
+            "agent_id": agent_id,
+            "budget_usd": None if budget_usd is None else money(budget_usd, "budget_usd"),
+        }
         (record,) = await self._rows("insert_token", **self._database.now, **values)
-        return NewToken(record.id, record.name, record.scope, secret)
+        return NewToken(record.id, record.name, record.scope, secret, record.agent_id, record.budget_usd)
 
     async def all(self) -> list[Token]:
         """All tokens, including revoked ones, oldest first."""

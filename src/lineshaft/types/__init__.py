@@ -9,7 +9,7 @@ from lineshaft.model.retry import FailureCategory, RetryPolicy, Strategy
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
-from lineshaft.types.agents import AgentInfo, NewAgent
+from lineshaft.types.agents import AgentInfo, NewAgent, RegisteredAgent
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
 from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
@@ -78,6 +78,7 @@ __all__ = [
     "Reason",
     "ReasonCode",
     "Refusal",
+    "RegisteredAgent",
     "Report",
     "Resolution",
     "RetryPolicy",

@@ -46,3 +46,10 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     heartbeat_interval_sec: float
     incarnation: int
     registered_at: datetime
+
+
+class RegisteredAgent(AgentInfo, frozen=True, kw_only=True):
+    """The answer to a registration."""
+
+    #: What was declared but doesn't count, and the command that changes it.
+    warnings: list[str] = []

@@ -81,10 +81,10 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
 
 def assignments(
     claim: Claim,
-    token_of: Callable[[str, int], str] = lambda _id, _epoch: "",
+    token_of: Callable[[ClaimedTask], str] = lambda _: "",
 ) -> list[Assignment[ClaimedTask]]:
-    """`token_of` makes the claim token of a task and an epoch."""
-    return [_assignment(task, claim, token_of(task.id, task.epoch)) for task in claim.tasks]
+    """`token_of` makes the claim token of a claimed task."""
+    return [_assignment(task, claim, token_of(task)) for task in claim.tasks]
 
 
 def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[ClaimedTask]:

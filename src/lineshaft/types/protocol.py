@@ -144,15 +144,21 @@ def _tokens(spent: Spent) -> TokensUsed | None:
     return TokensUsed(spent.tokens_input, spent.tokens_output)
 
 
+#: No claim has it.
+_NO_EPOCH = -1
+
+
 class HeartbeatTask(Spending, frozen=True, kw_only=True):
     id: Name
     claim_token: str
     #: Null: nothing new.
     progress: Raw = field(default_factory=null)
 
-    def held(self, claim: ClaimRef, agent_id: str) -> HeldTask:
+    def held(self, claim: ClaimRef | None, agent_id: str) -> HeldTask:
+        """`claim` is None if the token is invalid."""
         progress = json_or_none("progress", self.progress)
-        return HeldTask(claim.id, claim.epoch, agent_id, progress, self.spent.cost_usd)
+        epoch = _NO_EPOCH if claim is None else claim.epoch
+        return HeldTask(self.id, epoch, agent_id, progress, self.spent.cost_usd)
 
     @classmethod
     def of(cls, held: HeldTask) -> "HeartbeatTask":

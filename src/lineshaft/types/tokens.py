@@ -1,6 +1,7 @@
 """Bearer tokens of the HTTP API."""
 
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 
 from msgspec import Struct
@@ -28,12 +29,20 @@ class Token(Struct, frozen=True):
     scope: Scope
     created_at: datetime
     revoked_at: datetime | None
+    #: The only agent that it may act as; None: any.
+    agent_id: str | None = None
+    #: The budget of that agent; None: what it declares.
+    budget_usd: Decimal | None = None
 
 
-class NewToken(Struct, frozen=True):
+class NewToken(Struct, frozen=True, omit_defaults=True):
     """A token with its secret, which is shown only once."""
 
     id: str
     name: str
     scope: Scope
     token: str
+    #: The only agent that it may act as; None: any.
+    agent_id: str | None = None
+    #: The budget of that agent; None: what it declares.
+    budget_usd: Decimal | None = None

@@ -10,7 +10,7 @@ other work would never try.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.types.work import Claim, ClaimedTask, PastAttempt, Resumed
+from lineshaft.types.work import Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed
 
 _SQL = catalog.load(__name__)
 LOCK_TTL_SEC = 600.0
@@ -81,6 +81,13 @@ class _Round:
 
     tasks: list[ClaimedTask]
     outcome: _Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    id: str
+    epoch: int
+    agent_id: str
 
 
 class Undelivered(Protocol):
@@ -216,6 +223,18 @@ class Claims:
         if not tasks:
             raise await self._why_not(task_id, agent_id)
         return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
+
+    async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
+        """The agents that made these claims, also where they have ended. Unknown claims are missing."""
+        asked = {"ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]}
+        async with self._database.connection() as connection:
+            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], asked)
+        return {ClaimRef(row.id, row.epoch): row.agent_id for row in found}
+
+    async def existing(self, task_ids: Sequence[str]) -> set[str]:
+        """Those of these tasks that exist."""
+        async with self._database.connection() as connection:
+            return set(await fetch_column(connection, _SQL["existing_tasks"], {"ids": list(task_ids)}))
 
     def _parameters(
         self,

@@ -476,3 +476,15 @@ WITH due AS MATERIALIZED (
     ORDER BY key
 )
 SELECT key FROM due WHERE pg_try_advisory_xact_lock(hashtextextended('lineshaft.breaker ' || key, 0))
+
+-- name: existing_tasks
+SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
+
+-- name: claim_holders
+-- Of claims that are held, that ended their task, or that ended as an attempt.
+SELECT DISTINCT ON (input.id, input.epoch) input.id, input.epoch, coalesce(live.agent_id, ended.agent_id, attempt.agent_id) AS agent_id
+FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)
+LEFT JOIN lineshaft.task_live AS live ON live.id = input.id AND live.epoch = input.epoch
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id AND ended.epoch = input.epoch
+LEFT JOIN lineshaft.attempt ON attempt.task_id = input.id AND attempt.epoch = input.epoch
+WHERE coalesce(live.agent_id, ended.agent_id, attempt.agent_id) IS NOT NULL

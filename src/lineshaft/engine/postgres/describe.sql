@@ -89,11 +89,16 @@ GROUP BY class.oid, class.relname
 ORDER BY class.relname
 
 -- name: programs
--- Lineshaft has no triggers; functions are listed so that a manual change shows.
+-- Lineshaft has no triggers; functions and policies are listed so that a manual change shows.
 SELECT 'TRIGGER ' || trigger_.tgname || ' ON ' || class.relname
 FROM pg_catalog.pg_trigger AS trigger_
 JOIN pg_catalog.pg_class AS class ON class.oid = trigger_.tgrelid
 WHERE class.relnamespace = 'lineshaft'::regnamespace AND NOT trigger_.tgisinternal
+UNION ALL
+SELECT 'POLICY ' || policy.polname || ' ON ' || policy.polrelid::regclass::text || ' USING ' || pg_get_expr(policy.polqual, policy.polrelid)
+FROM pg_catalog.pg_policy AS policy
+JOIN pg_catalog.pg_class AS class ON class.oid = policy.polrelid
+WHERE class.relnamespace = 'lineshaft'::regnamespace
 UNION ALL
 SELECT 'FUNCTION ' || oid::regprocedure::text FROM pg_catalog.pg_proc WHERE pronamespace = 'lineshaft'::regnamespace
 ORDER BY 1

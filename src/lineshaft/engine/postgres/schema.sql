@@ -96,6 +96,15 @@ CREATE TABLE lineshaft.checkpoint (
     CONSTRAINT checkpoint_pkey PRIMARY KEY (task_id)
 );
 
+-- Secret: the key of claim tokens. Roles that can only read see no row.
+CREATE TABLE lineshaft.claim_key (
+    key bytea NOT NULL,
+    only_row boolean NOT NULL DEFAULT true,
+    CONSTRAINT claim_key_key_check CHECK ((length(key) = 32)),
+    CONSTRAINT claim_key_only_row_check CHECK (only_row),
+    CONSTRAINT claim_key_pkey PRIMARY KEY (only_row)
+);
+
 -- DAGs of more than one task, or with a budget.
 CREATE TABLE lineshaft.dag (
     created_at timestamp with time zone NOT NULL DEFAULT now(),
@@ -439,6 +448,10 @@ CREATE TABLE lineshaft.token (
     name text NOT NULL,
     scope text NOT NULL,
     hash bytea NOT NULL,
+    agent_id text COLLATE "C",
+    budget_usd numeric(14,6),
+    CONSTRAINT bound_token_is_of_an_agent CHECK (((agent_id IS NULL) OR (scope = 'agent'::text))),
+    CONSTRAINT budget_is_of_a_bound_token CHECK (((budget_usd IS NULL) OR ((agent_id IS NOT NULL) AND (budget_usd >= (0)::numeric)))),
     CONSTRAINT token_scope_check CHECK ((scope = ANY (ARRAY['read'::text, 'submit'::text, 'agent'::text, 'operate'::text, 'admin'::text]))),
     CONSTRAINT token_pkey PRIMARY KEY (id),
     CONSTRAINT token_hash UNIQUE (hash)
@@ -497,3 +510,4 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

@@ -2,6 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass
+from decimal import Decimal
 
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import ForbiddenError, SettingsError, UnauthorizedError
@@ -14,6 +15,10 @@ class Principal:
     token_id: str | None
     name: str
     scope: Scope
+    #: The only agent that it may act as; None: any.
+    agent_id: str | None = None
+    #: The budget of that agent, in place of what it declares; None: as it declares.
+    agent_budget_usd: Decimal | None = None
 
     def may(self, scope: Scope) -> bool:
         return self.scope.includes(scope)
@@ -23,6 +28,13 @@ class Principal:
             raise ForbiddenError(
                 f"This needs a token with the scope {scope} or higher; {self.name!r} has {self.scope}. "
                 f"Create one: lineshaft token create --name NAME --scope {scope}"
+            )
+
+    def check_agent(self, agent_id: str) -> None:
+        if self.agent_id not in {None, agent_id}:
+            raise ForbiddenError(
+                f"The token {self.name!r} is bound to agent {self.agent_id!r} and can't act as agent "
+                f"{agent_id!r}. Use a token of that agent: lineshaft token create --scope agent --agent ID"
             )
 
 
@@ -51,7 +63,7 @@ class Authenticator:
                 "The Authorization header has no valid token: it must be 'Bearer TOKEN' with a token that "
                 "was not revoked. See 'lineshaft token list'."
             )
-        return Principal(token.id, token.name, Scope(token.scope))
+        return Principal(token.id, token.name, token.scope, token.agent_id, token.budget_usd)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,10 +1,12 @@
 """Agents: registration, claims, heartbeats, status."""
 
+from msgspec.structs import replace
+
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, work_calls
 from lineshaft.server.routes.work_calls import item_of, only
 from lineshaft.server.service import Call
-from lineshaft.types import AgentInfo, NewAgent, Page, Scope, Task, protocol
+from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent, Scope, Task, protocol
 from lineshaft.types.protocol import View
 
 routes = Routes()
@@ -69,6 +71,7 @@ async def heartbeat(call: Call, body: protocol.Heartbeat) -> Answer:
 async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     """Take no more work, and finish the tasks that are held. Waiting claims of the agent end at once."""
     agent_id = call.path["id"]
+    call.principal.check_agent(agent_id)
     await call.service.engine.fleet.drain(agent_id, body.incarnation)
     call.service.long_polls.end(agent_id, body.incarnation)
     return Answer(await call.service.engine.fleet.read(agent_id))
@@ -84,6 +87,7 @@ async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
 async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     """Go offline. Waiting claims of the agent end at once."""
     agent_id = call.path["id"]
+    call.principal.check_agent(agent_id)
     await call.service.engine.fleet.leave(agent_id, body.incarnation)
     call.service.long_polls.end(agent_id, body.incarnation)
     return Answer(await call.service.engine.fleet.read(agent_id))
@@ -92,7 +96,7 @@ async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
 @routes.post(
     "/v1/agents",
     Scope.AGENT,
-    {201: AgentInfo, 200: AgentInfo},
+    {201: RegisteredAgent, 200: RegisteredAgent},
     codes=("already_exists",),
     example=examples.AGENT,
 )
@@ -100,11 +104,17 @@ async def register_agent(call: Call, body: NewAgent) -> Answer:
     """Register an agent; 200 if its id was registered before.
 
     Registering again supersedes the earlier incarnation: the tasks that it held fail as `crash` at once. The
-    budget is a total over the id's life, set by the first registration. A repeated call with the same
-    Idempotency-Key returns the same and supersedes nothing.
+    budget is a total over the id's life, set by the first registration that has one, or by the token where
+    that has a budget; `warnings` says if another one was declared. A token that is bound to an agent
+    registers only that agent, whose id may then be left out. A repeated call with the same Idempotency-Key
+    returns the same and supersedes nothing.
     """
     key = requests.key_of(call.headers.get("idempotency-key"), None)
-    agent = await call.service.engine.fleet.register(body, key=key)
+    principal = call.principal
+    if principal.agent_id is not None:
+        body = replace(body, id=body.id or principal.agent_id)
+        principal.check_agent(body.id or principal.agent_id)
+    agent = await call.service.engine.fleet.register(body, key=key, budget_usd=principal.agent_budget_usd)
     return Answer(agent, 201 if agent.incarnation == 1 else 200)
 
 

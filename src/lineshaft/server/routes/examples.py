@@ -31,7 +31,7 @@ AGENT: dict[str, Any] = {
     "budget_usd": 45,
 }
 
-CLAIM_TOKEN = "1.task_01J8K2M3N4P5Q6R7S8T9V0W1X2"  # noqa: S105 - an example
+CLAIM_TOKEN = "AAAAAwAGR0hGIEAAH9z4okVFka5nn2zGlpKfeQMCbauh6e6GxtNws4oe4NQ"  # noqa: S105 - an example
 
 COMPLETION: dict[str, Any] = {
     "claim_token": CLAIM_TOKEN,

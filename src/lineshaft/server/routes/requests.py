@@ -69,6 +69,10 @@ class CreateToken(Body, frozen=True, kw_only=True):
     name: str
     #: read, submit, agent, operate or admin.
     scope: str
+    #: The only agent that it may act as, with the scope `agent`; null: any.
+    agent_id: str | None = None
+    #: The budget of that agent, in place of what it declares when it registers.
+    budget_usd: Decimal | float | None = None
 
 
 class Pause(Body, frozen=True, kw_only=True):

@@ -16,8 +16,15 @@ async def list_tokens(call: Call) -> Answer:
 
 @routes.post("/v1/tokens", Scope.ADMIN, {201: NewToken}, example={"name": "ci", "scope": "submit"})
 async def create_token(call: Call, body: requests.CreateToken) -> Answer:
-    """Create a token. Its secret is in this response only."""
-    return Answer(await call.service.tokens.create(body.name, body.scope), 201)
+    """Create a token. Its secret is in this response only.
+
+    A token with the scope `agent` may be bound to one agent by `agent_id`: it registers, claims and works
+    only as that agent. `budget_usd` is then the agent's budget, whatever it declares when it registers.
+    """
+    made = await call.service.tokens.create(
+        body.name, body.scope, agent_id=body.agent_id, budget_usd=body.budget_usd
+    )
+    return Answer(made, 201)
 
 
 @routes.delete("/v1/tokens/{id:path}", Scope.ADMIN, codes=("not_found",))

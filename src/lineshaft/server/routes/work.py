@@ -233,6 +233,7 @@ async def start_task(call: Call, body: protocol.Start) -> Answer:
 async def claim_task(call: Call, body: protocol.ClaimTask) -> Answer:
     """Claim this task, regardless of the order of the queue."""
     service = call.service
+    call.principal.check_agent(body.agent_id)
     async with watch_disconnect(call.receive) as disconnected:
         await service.engine.fleet.present(body.agent_id, body.incarnation)
         claim = await service.engine.claims.claim_task(body.agent_id, body.incarnation, call.path["id"])

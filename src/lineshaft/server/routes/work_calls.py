@@ -17,7 +17,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.storable import check_storable
 from lineshaft.server.framework import problems
 from lineshaft.server.routes import requests
-from lineshaft.server.routes.claim_tokens import claim_of, token_of
+from lineshaft.server.routes.held_claims import Verify, verifier
 from lineshaft.server.service import Call, Service
 from lineshaft.types import Scope, Task, protocol
 from lineshaft.types.assignments import Assignment, assignments
@@ -157,6 +157,7 @@ async def claim(
     call: Call, items: Items[protocol.ClaimItem], *, wait_sec: float, view: View, poll: str | None = None
 ) -> Results:
     service = call.service
+    items = [_own(call, item) for item in items]
     valid = [item for item in items if not isinstance(item, LineshaftError)]
     if len(valid) < len(items):
         # The caller should learn about the invalid ones at once.
@@ -171,9 +172,20 @@ async def claim(
         return [item if isinstance(item, LineshaftError) else next(results) for item in items]
 
 
+def _own(call: Call, item: protocol.ClaimItem | LineshaftError) -> protocol.ClaimItem | LineshaftError:
+    """The item, or an error if the caller's token is bound to another agent."""
+    try:
+        if not isinstance(item, LineshaftError):
+            call.principal.check_agent(item.agent_id)
+    except ForbiddenError as error:
+        return error
+    return item
+
+
 async def _assigned(service: Service, claims: Sequence[Claim], view: View) -> list[list[Any]]:
     engine = service.engine
-    found = [assignments(claim, token_of) for claim in claims]
+    tokens = await engine.claim_key.tokens()
+    found = [assignments(claim, tokens.issue) for claim in claims]
     claimed = sorted(task.id for claim in claims for task in claim.tasks)
     if view is View.WORK or not claimed:
         return list(found)
@@ -212,11 +224,14 @@ async def heartbeat(call: Call, items: Items[protocol.HeartbeatItem]) -> Results
 async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> dict[int, Any]:
     held: dict[int, list[HeldTask]] = {}
     results: dict[int, Any] = {}
+    tokens = await call.service.engine.claim_key.tokens()
     for number, item in items.items():
         try:
             check_storable(agent_id=item.agent_id)
+            call.principal.check_agent(item.agent_id)
+            # A task with an invalid token is lost, as one that was lost since.
             held[number] = [
-                task.held(claim_of(task.id, task.claim_token), item.agent_id) for task in item.tasks
+                task.held(tokens.find(task.id, task.claim_token), item.agent_id) for task in item.tasks
             ]
         except LineshaftError as error:
             results[number] = error
@@ -255,40 +270,42 @@ async def _heartbeat_result(
 
 
 async def start(call: Call, items: Items[protocol.StartItem], view: View) -> Results:
-    work = call.service.engine.work
-    moved = await _in_order(items, lambda item: claim_of(item.id, item.claim_token), work.start)
+    moved = await _in_order(items, await verifier(call, items), call.service.engine.work.start)
     return await _shown(call.service, moved, view)
 
 
 async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) -> Results:
+    claim_of = await verifier(call, items)
     moved = await _in_order(
         items,
-        lambda item: item.completion(claim_of(item.id, item.claim_token)),
+        lambda item: item.completion(claim_of(item)),
         call.service.engine.work.complete,
     )
     return await _shown(call.service, moved, view)
 
 
 async def fail(call: Call, items: Items[protocol.FailItem], view: View) -> Results:
-    moved = await _in_order(
-        items, lambda item: item.failure(claim_of(item.id, item.claim_token)), call.service.engine.work.fail
-    )
+    claim_of = await verifier(call, items)
+    moved = await _in_order(items, lambda item: item.failure(claim_of(item)), call.service.engine.work.fail)
     return await _shown(call.service, moved, view)
 
 
 async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) -> Results:
+    claim_of = await verifier(call, items)
     moved = await _in_order(
         items,
-        lambda item: item.release(claim_of(item.id, item.claim_token)),
+        lambda item: item.release(claim_of(item)),
         call.service.engine.work.release,
     )
     return await _shown(call.service, moved, view)
 
 
 async def cancel(call: Call, items: Items[protocol.CancelItem], view: View) -> Results:
+    claim_of = await verifier(call, items)
+
     async def send(item: protocol.CancelItem) -> Moved:
         try:
-            return await _cancel(call, item)
+            return await _cancel(call, item, claim_of)
         except UnavailableError:
             raise
         except LineshaftError as error:
@@ -297,10 +314,10 @@ async def cancel(call: Call, items: Items[protocol.CancelItem], view: View) -> R
     return await _shown(call.service, await _one_by_one(items, send), view)
 
 
-async def _cancel(call: Call, item: protocol.CancelItem) -> Moved:
+async def _cancel(call: Call, item: protocol.CancelItem, claim_of: Verify) -> Moved:
     engine = call.service.engine
     if item.claim_token is not None:
-        (moved,) = await engine.work.cancel([item.cancellation(claim_of(item.id, item.claim_token))])
+        (moved,) = await engine.work.cancel([item.cancellation(claim_of(item))])
         return moved
     if not call.principal.may(Scope.OPERATE):
         raise ForbiddenError(
@@ -315,9 +332,10 @@ async def _cancel(call: Call, item: protocol.CancelItem) -> Moved:
 
 
 async def record_steps(call: Call, items: Items[protocol.StepItem]) -> Results:
+    claim_of = await verifier(call, items)
     recorded = await _in_order(
         items,
-        lambda item: item.step(claim_of(item.id, item.claim_token), item.name),
+        lambda item: item.step(claim_of(item), item.name),
         call.service.engine.work.record_steps,
     )
     return [
@@ -329,9 +347,10 @@ async def record_steps(call: Call, items: Items[protocol.StepItem]) -> Results:
 
 
 async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) -> Results:
+    claim_of = await verifier(call, items)
     saved = await _in_order(
         items,
-        lambda item: item.checkpoint(claim_of(item.id, item.claim_token)),
+        lambda item: item.checkpoint(claim_of(item)),
         call.service.engine.work.save_checkpoints,
     )
     return [
@@ -344,13 +363,13 @@ async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) ->
 
 async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     header = call.headers.get("idempotency-key")
+    claim_of = await verifier(call, items)
     # One key serves the whole request, so its tasks are numbered across items.
     numbers = count()
 
     def convert(item: protocol.SpawnItem) -> NewSpawn:
         requests.check_tasks(item.tasks, keys=True)
-        tasks = requests.keyed(item.tasks, header, numbers)
-        return item.spawn(claim_of(item.id, item.claim_token), tasks)
+        return item.spawn(claim_of(item), requests.keyed(item.tasks, header, numbers))
 
     spawned = await _in_order(items, convert, call.service.engine.work.spawn)
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]

@@ -638,10 +638,28 @@ CREATE TABLE lineshaft.token (
     scope text NOT NULL CHECK (scope IN ('read', 'submit', 'agent', 'operate', 'admin')),
     -- sha256 of the token, which is shown once and never stored.
     hash bytea NOT NULL,
+    -- The only agent that it may act as; NULL: any.
+    agent_id text COLLATE "C",
+    -- The agent's budget, in place of what it declares itself.
+    budget_usd numeric(14, 6),
     CONSTRAINT token_pkey PRIMARY KEY (id),
-    CONSTRAINT token_hash UNIQUE (hash)
+    CONSTRAINT token_hash UNIQUE (hash),
+    CONSTRAINT bound_token_is_of_an_agent CHECK (agent_id IS NULL OR scope = 'agent'),
+    CONSTRAINT budget_is_of_a_bound_token CHECK (budget_usd IS NULL OR (agent_id IS NOT NULL AND budget_usd >= 0))
 );
 COMMENT ON TABLE lineshaft.token IS 'Bearer tokens of the HTTP API, hashed.';
+
+-- The key of claim tokens. At most one row, created by the first server that needs it.
+CREATE TABLE lineshaft.claim_key (
+    key bytea NOT NULL CHECK (length(key) = 32),
+    only_row boolean NOT NULL DEFAULT true CHECK (only_row),
+    CONSTRAINT claim_key_pkey PRIMARY KEY (only_row)
+);
+COMMENT ON TABLE lineshaft.claim_key IS 'Secret: the key of claim tokens. Roles that can only read see no row.';
+-- With the key, one can act as the holder of any claim. A role with SELECT on all tables, or in pg_read_all_data, must not see it.
+REVOKE ALL ON lineshaft.claim_key FROM PUBLIC;
+ALTER TABLE lineshaft.claim_key ENABLE ROW LEVEL SECURITY;
+CREATE POLICY claim_key_of_writers ON lineshaft.claim_key USING (has_table_privilege('lineshaft.claim_key', 'INSERT'));
 
 
 -- The audit trail, and the event feed. Sequence numbers commit out of order, so a reader's cursor is a window between two snapshots
