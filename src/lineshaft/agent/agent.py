@@ -51,6 +51,7 @@ class Agent:
         type: str | None = None,  # noqa: A002 - as above
         capabilities: Sequence[str] = (),
         models: Sequence[str] = (),
+        version: str | None = None,
         max_concurrent_tasks: int = 3,
         budget_usd: Decimal | float | None = None,
         poll_interval_sec: Duration = 5.0,
@@ -60,12 +61,13 @@ class Agent:
     ) -> None:
         """`grace_sec`: how long tasks may go on after the agent was asked to stop, before they are released.
 
-        Durations are seconds or a timedelta.
+        `version`, of the program, is recorded with each attempt. Durations are seconds or a timedelta.
         """
         self.id = id
         self._type = type
         self._capabilities = tuple(capabilities)
         self._models = tuple(models)
+        self._version = version
         self._max_concurrent_tasks = max_concurrent_tasks
         self._budget_usd = budget_usd
         self._poll_interval_sec = seconds(poll_interval_sec)
@@ -157,6 +159,7 @@ class Agent:
             capabilities=self._capabilities,
             types=tuple(self._handlers),
             models_available=self._models,
+            version=self._version,
             max_concurrent_tasks=self._max_concurrent_tasks,
             budget_usd=self._budget_usd,
             poll_interval_sec=self._poll_interval_sec,

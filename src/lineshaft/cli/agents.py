@@ -102,5 +102,6 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
             ("Types", "any" if agent.types is None else ", ".join(agent.types)),
             ("Capabilities", ", ".join(agent.capabilities) or "none"),
             ("Models", ", ".join(agent.models_available) or "any"),
+            ("Version", agent.version or "not declared"),
         ]
     )

@@ -122,14 +122,16 @@ def _priority(task: "Task") -> str:
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         task = shaft.get(args.id)
+        attempts = [] if args.json else shaft.attempts(args.id)
     if args.json:
         print_json(task)
     else:
-        print_task(task)
+        print_task(task, version=attempts[-1].version if attempts else None)
     return 0
 
 
-def print_task(task: "Task") -> None:
+def print_task(task: "Task", *, version: str | None = None) -> None:
+    """`version`: of the agent of the current or last attempt."""
     output = task.output.data
     facts = [
         ("Task", task.id),
@@ -143,6 +145,7 @@ def print_task(task: "Task") -> None:
         ("Blocked", task.blocked_reason or ""),
         ("Agent", task.claim.agent_id if task.claim else ""),
         ("Model", task.model or ""),
+        ("Version", version or ""),
         ("Attempts", f"{task.attempts} of {task.max_attempts} used"),
         ("Retry at", moment(task.retry_at)),
         ("Run at", moment(task.run_at)),
@@ -167,11 +170,12 @@ def print_task(task: "Task") -> None:
 
 def print_failures(history: "Sequence[FailedAttempt]") -> None:
     print_table(
-        ("ATTEMPT", "AGENT", "CATEGORY", "SEC", "USD", "ERROR"),
+        ("ATTEMPT", "AGENT", "VERSION", "CATEGORY", "SEC", "USD", "ERROR"),
         [
             (
                 failure.attempt,
                 failure.agent,
+                failure.version,
                 failure.category,
                 failure.duration_sec,
                 usd(failure.cost_usd),
@@ -180,6 +184,7 @@ def print_failures(history: "Sequence[FailedAttempt]") -> None:
             for failure in history
         ],
         empty="No failed attempts.",
+        optional=("VERSION",),
     )
 
 

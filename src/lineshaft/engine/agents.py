@@ -15,7 +15,9 @@ from lineshaft.engine.transition.fail import Fail
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SupersededError
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.model.storable import is_storable
 from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent
+from lineshaft.types.agents import MAX_VERSION
 from lineshaft.types.page import check_limit
 
 _SQL = catalog.load(__name__)
@@ -60,6 +62,7 @@ class Fleet:
             "capabilities": list(dict.fromkeys(agent.capabilities)),
             "types": None if agent.types is None else list(dict.fromkeys(agent.types)),
             "models": list(dict.fromkeys(agent.models_available)),
+            "version": agent.version,
             "max_tasks": agent.max_concurrent_tasks,
             "budget": budget,
             "poll_interval": agent.poll_interval_sec,
@@ -213,6 +216,12 @@ def _check(agent: NewAgent) -> None:
         value = getattr(agent, name)
         if not 0.05 <= value <= 86_400:  # noqa: PLR2004 - as in the settings: a twentieth of a second to a day
             faults.append((name, f"must be from 0.05 to 86400 seconds, got {value!r}"))
+    if agent.version is not None and not (
+        1 <= len(agent.version) <= MAX_VERSION and is_storable(agent.version)
+    ):
+        faults.append(
+            ("version", f"must be a text of 1 to {MAX_VERSION} characters, got {agent.version!r:.100}")
+        )
     _refuse(faults)
 
 

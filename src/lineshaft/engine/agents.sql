@@ -11,18 +11,18 @@ SELECT id FROM lineshaft.agent WHERE registration_key = %(key)s::text
 -- A new incarnation supersedes the previous one. The budget is a total over the id's life, set by the first registration that has one:
 -- registering again doesn't refill it.
 INSERT INTO lineshaft.agent AS known (
-    id, type, capabilities, types, models_available, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
+    id, type, capabilities, types, models_available, version, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
     heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, registration_key
 )
 VALUES (
-    %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(max_tasks)s::integer,
-    %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
+    %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(version)s::text,
+    %(max_tasks)s::integer, %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
     1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active',
     %(key)s::text
 )
 ON CONFLICT (id) DO UPDATE
 SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
-    max_concurrent_tasks = excluded.max_concurrent_tasks, budget_usd = coalesce(known.budget_usd, excluded.budget_usd),
+    version = excluded.version, max_concurrent_tasks = excluded.max_concurrent_tasks, budget_usd = coalesce(known.budget_usd, excluded.budget_usd),
     poll_interval_sec = excluded.poll_interval_sec,
     claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
     incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active',
@@ -38,7 +38,7 @@ SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = 
 
 -- name: read_agents
 -- `seen_within`: without agents that have been offline for so many seconds. NULL: all.
-SELECT id, type, capabilities, types, models_available, max_concurrent_tasks, held AS current_tasks, budget_usd,
+SELECT id, type, capabilities, types, models_available, version, max_concurrent_tasks, held AS current_tasks, budget_usd,
     budget_usd - spent_usd - reserved_usd AS budget_remaining_usd, spent_usd, reserved_usd, status::text AS status,
     last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
 FROM lineshaft.agent

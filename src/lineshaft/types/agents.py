@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 _Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+MAX_VERSION = 200
 _Names = Annotated[tuple[_Name, ...], Meta(max_length=1000)]
 
 
@@ -17,6 +18,8 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: None: every type that matches its capabilities.
     types: _Names | None = None
     models_available: _Names = ()
+    #: Of the program that it runs; recorded with each attempt.
+    version: Annotated[str, Meta(min_length=1, max_length=MAX_VERSION)] | None = None
     max_concurrent_tasks: int = 3
     budget_usd: Decimal | float | None = None
     poll_interval_sec: float = 5.0
@@ -31,6 +34,8 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     #: None: every type that matches its capabilities.
     types: list[str] | None
     models_available: list[str]
+    #: Of the program that it runs; None: not declared.
+    version: str | None = None
     max_concurrent_tasks: int
     current_tasks: int
     #: None: unlimited.

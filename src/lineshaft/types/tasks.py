@@ -41,6 +41,8 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     cost_usd: Decimal
     #: How often the task had been revived by then; attempts count from 1 after each revival.
     revival: int
+    #: The version that its agent declared.
+    version: str | None = None
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -177,6 +179,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     revival: int
     agent_id: str | None
     model: str | None
+    #: The version that its agent declared.
+    version: str | None = None
     #: running, validating, completed, failed, rate_limited, released, waiting or cancelled.
     outcome: str
     category: str | None

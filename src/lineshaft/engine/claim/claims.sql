@@ -21,7 +21,7 @@ WITH clock AS MATERIALIZED (
 -- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
 me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
+        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
         budget_usd IS NOT NULL AS has_budget,
         -- The smaller of what the agent has left and what all agents have left today; NULL: no limit.
@@ -261,6 +261,7 @@ moved AS (
         parked = NULL,
         budget_reported = false,
         model = claimable.chosen_model,
+        version = (SELECT version FROM me),
         reserved_usd = claimable.cost,
         claimed_at = (SELECT now FROM clock),
         heartbeat_at = (SELECT now FROM clock),

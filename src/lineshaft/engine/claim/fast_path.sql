@@ -5,7 +5,7 @@
 -- nothing is claimed and `weigh` is true: claim_tasks must decide.
 WITH me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, claim_ttl_sec, heartbeat_interval_sec,
+        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room
     FROM lineshaft.agent
@@ -79,6 +79,7 @@ moved AS (
         epoch = live.epoch + 1,
         agent_id = %(agent_id)s::text,
         model = locked.chosen_model,
+        version = me.version,
         reserved_usd = locked.cost,
         claimed_at = me.now,
         heartbeat_at = me.now,

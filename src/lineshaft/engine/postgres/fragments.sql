@@ -25,12 +25,12 @@ spend_day = greatest(spend_day, share.today)
 -- fragment: insert_completed
 -- The end rows of tasks that complete; `gone` are their live rows with what the claims report, `clock` has now.
 INSERT INTO lineshaft.task_end (
-    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model,
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, version,
     cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
 )
 SELECT
     gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
-    gone.revivals, gone.agent_id, gone.model, gone.cost_usd + gone.actual,
+    gone.revivals, gone.agent_id, gone.model, gone.version, gone.cost_usd + gone.actual,
     gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock

@@ -210,6 +210,7 @@ def _failed_attempt(row: Row) -> FailedAttempt:
         duration_sec=(row["ended_at"] - began).total_seconds(),
         cost_usd=row["cost_usd"],
         revival=row["revival"],
+        version=row["version"],
     )
 
 

@@ -65,6 +65,7 @@ class LockedTask:
     lock_owner: str | None
     lane_id: int
     model: str | None
+    version: str | None
     is_batch: bool
     blocked: int
     progress: bytes | None
@@ -237,6 +238,7 @@ class Changes:
                 revivals=task.revivals,
                 agent_ids=task.agent_id,
                 models=task.model,
+                versions=task.version,
                 claimed_at=task.claimed_at,
                 started_at=task.started_at,
                 outcomes=outcome,

@@ -16,7 +16,7 @@ SET status = input.status::lineshaft.task_status,
     cost_usd = live.cost_usd + input.cost,
     tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
     last_category = coalesce(input.category, live.last_category),
-    attempt_cost_usd = 0, reserved_usd = 0, agent_id = NULL, model = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
+    attempt_cost_usd = 0, reserved_usd = 0, agent_id = NULL, model = NULL, version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
     claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL
 FROM unnest(
         %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
@@ -41,30 +41,31 @@ gone AS (
         input.reason, input.category, input.output
 )
 INSERT INTO lineshaft.task_end (
-    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, cost_usd,
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, version, cost_usd,
     tokens_input, tokens_output, reason, category, output
 )
 SELECT
     id, end_status::lineshaft.task_status, epoch, coalesce(%(now)s::timestamptz, now()), ready_at, claimed_at, started_at,
-    first_started_at, end_attempts, revivals, agent_id, model, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
+    first_started_at, end_attempts, revivals, agent_id, model, version, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
     reason, category, output
 FROM gone
 
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, ended_at, outcome, category, error, ended_by, cost_usd,
+    task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, ended_at, outcome, category, error, ended_by, cost_usd,
     tokens_input, tokens_output
 )
 SELECT
-    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.model, coalesce(input.claimed_at, clock.now), input.started_at,
+    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.model, input.version,
+    coalesce(input.claimed_at, clock.now), input.started_at,
     clock.now, input.outcome, input.category, input.error, input.ended_by, input.cost, input.tokens_in, input.tokens_out
 FROM unnest(
         %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
-        %(models)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
+        %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
         %(errors)s::text[], %(ended_by)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
     ) AS input (
-        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, category, error, ended_by, cost, tokens_in,
+        task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, outcome, category, error, ended_by, cost, tokens_in,
         tokens_out
     ),
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock

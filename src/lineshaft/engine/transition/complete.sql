@@ -27,7 +27,7 @@ gone AS (
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
-        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
         live.reserved_usd, input.output, input.artifacts, input.report, input.output_type,
         coalesce(input.cost, live.attempt_cost_usd) AS actual, input.tokens_in, input.tokens_out
 ),
@@ -102,10 +102,11 @@ FROM gone
 -- RUNNING → VALIDATING: the output is stored with the attempt. The agent holds the task until a gate runs elsewhere (gates.sql).
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
-        task_id, epoch, number, revival, agent_id, model, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output, output
+        task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output,
+        output
     )
-    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.model, live.claimed_at, live.started_at, 'validating',
-        input.cost, input.tokens_in, input.tokens_out, input.output
+    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.model, live.version, live.claimed_at,
+        live.started_at, 'validating', input.cost, input.tokens_in, input.tokens_out, input.output
     FROM lineshaft.task_live AS live
     JOIN unnest(
         %(ids)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[], %(outputs)s::jsonb[]
@@ -137,7 +138,7 @@ gone AS (
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
-        live.revivals, live.agent_id, live.model, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
+        live.revivals, live.agent_id, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
         input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
         input.tokens_in, input.tokens_out
 ),

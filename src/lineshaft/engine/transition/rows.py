@@ -44,6 +44,7 @@ class AttemptRow(NamedTuple):
     revivals: int
     agent_ids: str | None
     models: str | None
+    versions: str | None
     claimed_at: datetime | None
     started_at: datetime | None
     outcomes: str

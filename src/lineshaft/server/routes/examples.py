@@ -27,6 +27,7 @@ AGENT: dict[str, Any] = {
     "type": "coder",
     "capabilities": ["python", "web-search"],
     "models_available": ["large", "small"],
+    "version": "2.1",
     "max_concurrent_tasks": 2,
     "budget_usd": 45,
 }

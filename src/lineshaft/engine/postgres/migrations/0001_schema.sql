@@ -211,6 +211,8 @@ CREATE TABLE lineshaft.task_live (
     dag_id text COLLATE "C",
     agent_id text COLLATE "C",
     model text,
+    -- Of the program that its agent runs.
+    version text,
     -- Set: READY, but hidden from claims until the lock or the money is available.
     parked text,
     lock_key text COLLATE "C",
@@ -276,6 +278,8 @@ CREATE TABLE lineshaft.task_end (
     id text COLLATE "C" NOT NULL,
     agent_id text COLLATE "C",
     model text,
+    -- Of the program that its agent runs.
+    version text,
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0,
     -- Why it failed permanently, or was cancelled.
     reason text,
@@ -385,6 +389,8 @@ CREATE TABLE lineshaft.attempt (
     task_id text COLLATE "C" NOT NULL,
     agent_id text COLLATE "C",
     model text,
+    -- Of the program that its agent runs.
+    version text,
     outcome text NOT NULL CHECK (
         outcome IN ('validating', 'completed', 'failed', 'rate_limited', 'released', 'waiting', 'cancelled')
     ),
@@ -456,6 +462,8 @@ CREATE TABLE lineshaft.agent (
     -- NULL: any type that it is capable of.
     types text[],
     models_available text[] NOT NULL DEFAULT '{}',
+    -- Of the program that it runs, as it declares it; recorded with each attempt.
+    version text,
     -- NULL: unlimited.
     budget_usd numeric(14, 6),
     spent_usd numeric(14, 6) NOT NULL DEFAULT 0,
