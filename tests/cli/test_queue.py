@@ -28,7 +28,7 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None) -> 
 
     async def once() -> str:
         async with Engine(dsn, max_connections=2) as engine:
-            agent = await engine.fleet.register(NewAgent(id="worker", capabilities=("human",)))
+            agent = await engine.fleet.register(NewAgent(id="worker", capabilities=("human",), version="2.1"))
             (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
             claim = ClaimRef(task.id, task.epoch)
             if error is None:
@@ -51,6 +51,7 @@ def test_a_task_from_submission_to_its_output(cli: Cli, dsn: str) -> None:
     assert "no_capable_agent" in cli("why", made["id"]).out
     work(dsn)
     shown = cli("task", "show", made["id"])
+    assert "2.1" in shown.out
     assert "COMPLETED" in shown.out
     assert '"answer": 42' in shown.out
     assert cli("task", "show", made["id"], "--json").json["output"]["data"] == {"answer": 42}
@@ -155,7 +156,9 @@ def test_dead_letters_are_shown_and_resolved(cli: Cli, dsn: str) -> None:
     cli("submit", "x")
     task = work(dsn, error="no access", category="auth_failure")
     assert "no access" in cli("dlq", "list").out
-    assert "worker" in cli("dlq", "show", task).out
+    shown = cli("dlq", "show", task).out
+    assert "worker" in shown
+    assert "2.1" in shown
     resolved = cli(
         "dlq", "resolve", task, "--resolution", "retry", "--reviewer", "ada", "--note", "key renewed"
     )

@@ -40,6 +40,8 @@ class Notes:
 async def research(ctx: TaskContext, prompt: str, depth: int = 1) -> Notes:
     assert_type(await ctx.step("search", search, prompt, depth=depth), list[str])
     assert_type(await ctx.step("length", len, prompt), int)
+    assert_type(await ctx.step("again", search, prompt, depth=depth, on_change="rerun"), list[str])
+    assert_type(await ctx.step("keyed", len, prompt, key=["v1", depth]), int)
     assert_type(await ctx.spawn("more", [count.new(numbers=[1])], wait=True), list[Child])
     return Notes(prompt)
 
@@ -51,6 +53,7 @@ async def search(prompt: str, *, depth: int) -> list[str]:
 @agent.task("count", concurrency=2, time_limit_sec=timedelta(minutes=1))
 def count(ctx: SyncTaskContext, numbers: list[int]) -> int:
     assert_type(ctx.step("sum", sum, numbers), int)
+    assert_type(ctx.step("sum again", sum, numbers, key=1, on_change="reuse"), int)
     return len(numbers)
 
 

@@ -59,4 +59,5 @@ async def calls(shaft: Lineshaft, ctx: TaskContext) -> None:
     await shaft.list(state="READY")  # expect-error
     await research(ctx, 1)  # expect-error
     await ctx.step("length", len, 1)  # expect-error
+    await ctx.step("length", len, "", on_change="again")  # expect-error
     ctx.unsaved_state()  # expect-error
