@@ -198,7 +198,7 @@ async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
 async def test_an_agent_that_was_marked_offline_claims_again(
     shaft: Lineshaft, connection: psycopg.Connection
 ) -> None:
-    """It could not claim in the meantime; its next heartbeat makes it active again."""
+    """R-080: the report of its silence keeps it from nothing, and its next sign of life makes it active."""
     agent = Agent("a", heartbeat_interval_sec=0.2)
 
     @agent.task("x")
@@ -208,7 +208,9 @@ async def test_an_agent_that_was_marked_offline_claims_again(
     warm_up = await shaft.submit(NewTask("x"))
     async with at_work(agent, shaft=shaft):
         await shaft.wait(warm_up, PATIENCE)
-        connection.execute("UPDATE lineshaft.agent SET status = 'offline'")
+        connection.execute(
+            "UPDATE lineshaft.agent SET silence_reported = true, last_heartbeat = now() - interval '1 hour'"
+        )
         task = await shaft.submit(NewTask("x"))
         await shaft.wait(task, POLL_SUBSCRIBED / 2)
 

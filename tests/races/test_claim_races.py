@@ -10,7 +10,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Claim, Completion
-from tests.races.helpers import DONE, held, running, waiting
+from tests.races.helpers import DONE, held, race, running, waiting
 from tests.world import World, ref, spawn_children
 
 Engines = tuple[Engine, Engine]
@@ -125,3 +125,20 @@ async def test_an_agent_s_money_is_used_as_far_as_it_goes(world: World) -> None:
     )
     claim = await world.engine.claims.claim("ann", 1, limit=3, start=True)
     assert [task.id for task in claim.tasks] == [made[0].id, made[2].id]
+
+
+async def test_an_agent_is_set_offline_while_it_claims(engines: tuple[Engine, Engine], dsn: str) -> None:
+    """R-058: the claim that waits for the agent's row finds the new status."""
+    one, two = engines
+    await one.submission.submit([NewTask("code")])
+    with (
+        held(dsn, AGENT) as holder,
+        psycopg.connect(dsn, autocommit=True) as look,
+    ):
+        patching = asyncio.ensure_future(one.fleet.patch("a1", status="offline"))
+        await waiting(look, 1)
+        (claim,) = await race(look, holder, two.claims.claim("a1", 1), already=1)
+
+    assert (await patching).status == "offline"
+    assert claim.tasks == []
+    assert (await two.fleet.read("a1")).status == "offline"

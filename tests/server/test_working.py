@@ -139,16 +139,19 @@ async def test_heartbeats_tell_what_became_of_each_task(client: Client) -> None:
     assert task["cost_usd"] == 0.5
 
 
-async def test_a_draining_agent_is_told_and_gets_no_work(client: Client) -> None:
+@pytest.mark.parametrize("status", ["draining", "offline"])
+async def test_an_agent_with_a_status_set_by_hand_gets_no_work(client: Client, status: str) -> None:
+    """R-058."""
     await client.submit()
     agent = await client.register()
 
-    patched = await client.patch("/v1/agents/a1", {"status": "draining"})
+    patched = await client.patch("/v1/agents/a1", {"status": status})
     beat = await client.post("/v1/agents/a1/heartbeat", {"incarnation": agent["incarnation"]})
 
-    assert patched.json["status"] == "draining"
-    assert beat.json["status"] == "draining"
+    assert patched.json["status"] == status
+    assert beat.json["status"] == status
     assert await client.claim(agent) == []
+    assert (await client.get("/v1/agents/a1")).json["status"] == status
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", "7.task_other", "1.", "999999999999999.x"])

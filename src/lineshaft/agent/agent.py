@@ -205,6 +205,12 @@ class _Run:
             view = await self._backend.register(self._registration)
             for warning in view.warnings:
                 _log.warning("%s", warning, extra={"agent_id": view.id})
+            if view.status != "active":
+                _log.warning(
+                    "Agent %s was set %s by hand and claims nothing; "
+                    "'lineshaft agents change %s --status active' lets it work",
+                    *(view.id, view.status, view.id),
+                )
             worker = Worker(
                 self._backend, view, self._handlers, process, drain_retries_within_sec=self._drain
             )

@@ -491,9 +491,6 @@ class Worker:
                 f"{self.presence.incarnation} must stop."
             )
             self._soon(self._supersede, error)
-        elif status == "offline":
-            # It was offline until this heartbeat, so its claims found nothing.
-            self._soon(self.nudge)
 
     def on_slots(self, slots: int) -> None:
         if slots != self._slots:

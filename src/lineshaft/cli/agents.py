@@ -25,7 +25,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="change status, slots or budget",
         description="Change the status, slots or budget of an agent.",
     )
-    change.add_argument("--status", choices=("active", "draining"), help="draining: claim nothing new")
+    change.add_argument(
+        "--status",
+        choices=("active", "draining", "offline"),
+        help="draining, offline: claim nothing new until it is set to active",
+    )
     change.add_argument(
         "--slots", type=positive, dest="max_concurrent_tasks", metavar="N", help="tasks at the same time"
     )

@@ -195,7 +195,7 @@ def _add(
     if result.problem is not None:
         # An agent without an answer was superseded.
         return
-    answers.agents[agent_id] = "offline" if result.was_offline else result.status or "active"
+    answers.agents[agent_id] = result.status or "active"
     if result.max_concurrent_tasks is not UNSET:
         answers.slots[agent_id] = result.max_concurrent_tasks
     if result.slowdown_until is not UNSET:

@@ -1,4 +1,4 @@
-"""Marks agents offline that stopped sending heartbeats. The reaper takes back their tasks."""
+"""Reports agents that stopped sending heartbeats. The reaper takes back their tasks."""
 
 from dataclasses import dataclass
 

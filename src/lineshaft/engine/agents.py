@@ -27,10 +27,8 @@ MAX_SLOTS = 10_000
 @dataclass(frozen=True, slots=True)
 class Present:
     incarnation: int
-    #: active or draining.
+    #: active, draining or offline: set by hand, or as its process reported.
     status: str
-    #: It was offline until now.
-    is_back: bool
     capabilities: list[str]
     types: list[str] | None
     models_available: list[str]
@@ -132,6 +130,7 @@ class Fleet:
         status: str | None = None,
         max_concurrent_tasks: int | None = None,
     ) -> AgentInfo:
+        """`status`: draining and offline stay, whatever the process reports, until it is set to active."""
         if status not in {None, "active", "draining", "offline"}:
             raise InvalidInputError(
                 errors=[("status", f"must be active, draining or offline, got {status!r}")]
@@ -149,7 +148,7 @@ class Fleet:
         return await self.read(agent_id)
 
     async def mark_offline(self) -> list[str]:
-        """Agents without a heartbeat for three intervals, and at least 90 s."""
+        """Report agents without a heartbeat for three intervals, and at least 90 s; each silence once."""
         async with self._database.connection() as connection:
             return await fetch_column(connection, _SQL["mark_offline"], self._database.now)
 
@@ -167,7 +166,7 @@ class Fleet:
         await self._execute("drain", agent_id, incarnation)
 
     async def leave(self, agent_id: str, incarnation: int) -> None:
-        """An agent that has stopped: it is offline at once."""
+        """An agent that has stopped: it is offline at once, until it registers again."""
         await self._execute("leave", agent_id, incarnation)
 
     async def _execute(self, statement: str, agent_id: str, incarnation: int) -> None:

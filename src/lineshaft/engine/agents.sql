@@ -9,16 +9,16 @@ SELECT id FROM lineshaft.agent WHERE registration_key = %(key)s::text
 
 -- name: register_agent
 -- A new incarnation supersedes the previous one. The budget is a total over the id's life, set by the first registration that has one:
--- registering again doesn't refill it.
+-- registering again doesn't refill it. A status that was set by hand stays.
 INSERT INTO lineshaft.agent AS known (
     id, type, capabilities, types, models_available, version, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
-    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, registration_key
+    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, silence_reported, registration_key
 )
 VALUES (
     %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(version)s::text,
     %(max_tasks)s::integer, %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
     1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active',
-    %(key)s::text
+    false, %(key)s::text
 )
 ON CONFLICT (id) DO UPDATE
 SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
@@ -26,7 +26,7 @@ SET type = excluded.type, capabilities = excluded.capabilities, types = excluded
     poll_interval_sec = excluded.poll_interval_sec,
     claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
     incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active',
-    registration_key = excluded.registration_key
+    silence_reported = false, registration_key = excluded.registration_key
 RETURNING incarnation
 
 -- name: incarnation
@@ -39,22 +39,31 @@ SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = 
 -- name: read_agents
 -- `seen_within`: without agents that have been offline for so many seconds. NULL: all.
 SELECT id, type, capabilities, types, models_available, version, max_concurrent_tasks, held AS current_tasks, budget_usd,
-    budget_usd - spent_usd - reserved_usd AS budget_remaining_usd, spent_usd, reserved_usd, status::text AS status,
+    budget_usd - spent_usd - reserved_usd AS budget_remaining_usd, spent_usd, reserved_usd, found.status,
     last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
 FROM lineshaft.agent
+CROSS JOIN LATERAL (
+    SELECT
+    -- include: agent_status
+    AS status
+) AS found
 WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
   AND (
-    %(seen_within)s::double precision IS NULL OR status <> 'offline'
+    %(seen_within)s::double precision IS NULL OR found.status <> 'offline'
     OR last_heartbeat > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(seen_within)s::double precision)
   )
 ORDER BY id
 
 -- name: patch_agent
--- Waiting agents look again: there may be more money, or more slots.
+-- Waiting agents look again: there may be more money or more slots, or they may claim again. A process that has left stays offline.
 WITH patched AS (
     UPDATE lineshaft.agent
     SET budget_usd = budget_usd + coalesce(%(add_budget)s::numeric, 0),
-        status = coalesce(%(status)s::text, status::text)::lineshaft.agent_status,
+        set_status = CASE
+            WHEN %(status)s::text IS NULL THEN set_status
+            ELSE nullif(%(status)s::text, 'active')::lineshaft.agent_status
+        END,
+        status = CASE WHEN %(status)s::text = 'active' AND status = 'draining' THEN 'active' ELSE status END::lineshaft.agent_status,
         max_concurrent_tasks = coalesce(%(max_tasks)s::integer, max_concurrent_tasks)
     WHERE id = %(id)s::text
     RETURNING id
@@ -66,11 +75,11 @@ INSERT INTO lineshaft.event (at, kinds, agent_id, data)
 VALUES (coalesce(%(now)s::timestamptz, now()), ARRAY[%(kind)s::text], %(agent_id)s::text, %(data)s::jsonb)
 
 -- name: mark_offline
--- Agents without a heartbeat for three intervals, and at least 90 s.
+-- Agents without a heartbeat for three intervals, and at least 90 s: each silence is reported once.
 WITH silent AS (
     UPDATE lineshaft.agent
-    SET status = 'offline'
-    WHERE status <> 'offline'
+    SET silence_reported = true
+    WHERE NOT silence_reported AND coalesce(set_status, status) <> 'offline'
       AND last_heartbeat < coalesce(%(now)s::timestamptz, now())
           - make_interval(secs => greatest(90, 3 * heartbeat_interval_sec))
     RETURNING id, last_heartbeat
@@ -83,7 +92,7 @@ logged AS (
 SELECT id FROM silent
 
 -- name: leave
--- An agent that stops is offline at once, unless it was superseded.
+-- An agent that stops is offline at once, and until it registers again; unless it was superseded.
 WITH gone AS (
     UPDATE lineshaft.agent SET status = 'offline'
     WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status <> 'offline'
@@ -102,17 +111,14 @@ WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND stat
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 touched AS (
     UPDATE lineshaft.agent
-    SET last_heartbeat = clock.now,
-        status = CASE WHEN agent.status = 'offline' THEN 'active' ELSE agent.status END::lineshaft.agent_status
+    SET last_heartbeat = clock.now, silence_reported = false
     FROM clock
     WHERE agent.id = %(agent_id)s::text AND agent.incarnation = %(incarnation)s::bigint
-      AND (agent.status = 'offline' OR agent.last_heartbeat < clock.now - interval '10 seconds')
-    RETURNING agent.id
+      AND agent.last_heartbeat < clock.now - interval '10 seconds'
 )
 SELECT
     agent.incarnation,
-    CASE WHEN agent.status = 'offline' AND EXISTS (SELECT FROM touched) THEN 'active' ELSE agent.status::text END AS status,
-    agent.status = 'offline' AND EXISTS (SELECT FROM touched) AS is_back,
+    coalesce(agent.set_status, agent.status)::text AS status,
     agent.capabilities,
     agent.types,
     agent.models_available,

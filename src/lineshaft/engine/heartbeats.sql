@@ -55,8 +55,7 @@ present AS MATERIALIZED (
 ),
 touched AS (
     UPDATE lineshaft.agent
-    SET last_heartbeat = clock.now,
-        status = CASE WHEN agent.status = 'offline' THEN 'active' ELSE agent.status END::lineshaft.agent_status
+    SET last_heartbeat = clock.now, silence_reported = false
     FROM present, clock
     WHERE agent.id = present.id
 )
@@ -74,8 +73,8 @@ FROM input
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
--- An agent without an answer was superseded, or is unknown. One that was offline until now is answered so.
-SELECT NULL, NULL, agent.id, agent.status::text, agent.max_concurrent_tasks,
+-- An agent without an answer was superseded, or is unknown.
+SELECT NULL, NULL, agent.id, coalesce(agent.set_status, agent.status)::text, agent.max_concurrent_tasks,
     -- include: slowdown_until
 FROM lineshaft.agent
 JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)

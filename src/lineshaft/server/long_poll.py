@@ -157,9 +157,6 @@ class ItemClaim:
         async with self._polls.turns:
             present = await self._polls.engine.fleet.present(self._item.agent_id, self._item.incarnation)
         self.slowdown_until = present.slowdown_until
-        if present.is_back:
-            # An agent that was considered offline got no work; now it may.
-            await self.claim_now()
         self._present = present
 
     async def wait(self, until: float) -> None:

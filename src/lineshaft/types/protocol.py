@@ -179,12 +179,10 @@ class HeartbeatItem(Heartbeat, frozen=True, kw_only=True):
 class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: By task: continue, cancel or lost.
     tasks: dict[str, str] | UnsetType = UNSET
-    #: active or draining.
+    #: active, draining or offline.
     status: str | UnsetType = UNSET
     #: How many tasks the agent may hold, which an operator may change.
     max_concurrent_tasks: int | UnsetType = UNSET
-    #: The agent was considered offline until this heartbeat, so it got no work.
-    was_offline: bool = False
     #: Some of the agent's models are slowed down until then.
     slowdown_until: datetime | UnsetType = UNSET
     problem: Problem | None = None

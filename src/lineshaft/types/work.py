@@ -454,8 +454,8 @@ class EndedClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswers:
-    #: By agent: active, draining, or offline: it was until now, and is active again. One that is missing was
-    #: registered again elsewhere, or is unknown.
+    #: By agent: active, draining or offline. One that is missing was registered again elsewhere, or is
+    #: unknown.
     agents: dict[str, str]
     #: Claims that are over.
     over: list[EndedClaim] = field(default_factory=list)

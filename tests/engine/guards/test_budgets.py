@@ -345,6 +345,7 @@ async def test_the_end_of_the_daily_budget_is_reported_once(
         with pytest.raises(BudgetExceededError, match="5 USD of the daily budget is neither"):
             await world.engine.claims.claim_task(agent.id, agent.incarnation, second)
         clock.advance(86_400)
+        await world.heartbeat(agent.id, agent.incarnation)
         assert (await world.engine.read.why(second)).runnable
         assert await world.engine.budgets.watch() == 0
         assert world.status(first) == "COMPLETED"

@@ -16,7 +16,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, ReasonCode
-from lineshaft.types.work import ClaimRef, Completion
+from lineshaft.types.work import ClaimRef, Completion, Presence
 from tests.factory import Factory
 from tests.world import Actions, World
 
@@ -228,6 +228,7 @@ async def test_a_lock_names_its_holder(world: World, clock: MovableClock) -> Non
         "parked by the claim, the reason stays"
     )
     clock.advance(601)
+    await world.heartbeat(ann.id, ann.incarnation)
     assert "is free now: the promoter" in (await reasons(world.engine, task_id))["lock_held"]
     await world.engine.maintenance.expire_locks()
     assert await reasons(world.engine, task_id) == {}
@@ -342,6 +343,9 @@ class Chaos:
         if self.maybe(0.3):
             # Locks run out, except those of batches.
             self.clock.advance(700)
+            # The agents are alive.
+            present = [Presence(agent.id, agent.incarnation) for agent in self.agents]
+            await self.engine.work.heartbeat(present, [])
 
 
 MODELS = ["opus", "haiku", "gpt"]

@@ -119,7 +119,7 @@ async def test_a_superseded_agent_can_not_heartbeat(world: World) -> None:
     assert answers.agents == {}
     world.age(minutes=5)
     assert await world.engine.fleet.mark_offline() == ["a"]
-    assert world.agent_row(new)["status"] == "offline"
+    assert (await world.engine.fleet.read("a")).status == "offline"
 
     assert await world.heartbeat(new.id, new.incarnation) == {}
 

@@ -34,7 +34,7 @@ me AS MATERIALIZED (
             WHERE each.spend_day > clock.today - 31
         ) END) AS money
     FROM lineshaft.agent
-    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
+    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND set_status IS NULL
     FOR NO KEY UPDATE
 ),
 -- Models and types that can't be used now: slowed down after a rate limit, or with a breaker that isn't closed.
@@ -304,7 +304,7 @@ rivals AS MATERIALIZED (
 rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id),
 counted AS (
     UPDATE lineshaft.agent
-    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now,
+    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now, silence_reported = false,
         spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
     FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
         (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock

@@ -9,7 +9,8 @@ WITH me AS MATERIALIZED (
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room
     FROM lineshaft.agent
-    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND budget_usd IS NULL
+    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND set_status IS NULL
+      AND budget_usd IS NULL
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
@@ -103,7 +104,7 @@ moved AS (
 ),
 counted AS (
     UPDATE lineshaft.agent
-    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now,
+    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now, silence_reported = false,
         spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
     FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
         (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM me) AS clock

@@ -44,7 +44,9 @@ unaffordable AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT bool_or(agent.budget_usd IS NULL OR agent.budget_usd - agent.spent_usd >= lane.max_cost_usd) AS affordable
         FROM lineshaft.agent
-        WHERE agent.status = 'active'
+        WHERE
+            -- include: agent_status
+            = 'active'
           AND (agent.types IS NULL OR lane.type = ANY (agent.types))
           AND lane.required_capabilities <@ agent.capabilities
           AND (lane.models = '{}' OR agent.models_available = '{}' OR lane.models && agent.models_available)

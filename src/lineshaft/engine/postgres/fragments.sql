@@ -10,6 +10,15 @@ held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent
 spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
 spend_day = greatest(spend_day, share.today)
 
+-- fragment: agent_status
+-- The status of an agent: set by hand, otherwise by the age of its heartbeat, otherwise as its process reported.
+CASE
+    WHEN agent.set_status IS NOT NULL THEN agent.set_status::text
+    WHEN agent.last_heartbeat < coalesce(%(now)s::timestamptz, now())
+        - make_interval(secs => greatest(90, 3 * agent.heartbeat_interval_sec)) THEN 'offline'
+    ELSE agent.status::text
+END
+
 -- fragment: slowdown_until
 -- The end of the longest slowdown of the models in the column `models_available`; `clock` has now.
 (

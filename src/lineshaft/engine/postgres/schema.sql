@@ -20,6 +20,8 @@ CREATE TABLE lineshaft.agent (
     max_concurrent_tasks integer NOT NULL,
     held integer NOT NULL DEFAULT 0,
     status lineshaft.agent_status NOT NULL DEFAULT 'active'::lineshaft.agent_status,
+    set_status lineshaft.agent_status,
+    silence_reported boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     type text,
     capabilities text[] NOT NULL DEFAULT '{}'::text[],

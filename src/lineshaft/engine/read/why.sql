@@ -47,7 +47,11 @@ SELECT key, NULL FROM lineshaft.breaker
 WHERE state <> 'closed' AND (forced OR probe_task_id IS NOT NULL OR coalesce(probe_at >= coalesce(%(now)s::timestamptz, now()), true))
 
 -- name: why_agents
-SELECT id, status::text AS status, types, capabilities, models_available, held, max_concurrent_tasks,
+-- An agent that asks for itself is alive, however old its last heartbeat is.
+SELECT id,
+    CASE WHEN %(agent_id)s::text IS NULL THEN
+    -- include: agent_status
+    ELSE coalesce(set_status, status)::text END AS status, types, capabilities, models_available, held, max_concurrent_tasks,
     budget_usd - spent_usd - reserved_usd AS money
 FROM lineshaft.agent
 WHERE %(agent_id)s::text IS NULL OR id = %(agent_id)s::text

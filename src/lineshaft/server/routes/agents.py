@@ -85,7 +85,7 @@ async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     example={"incarnation": 1},
 )
 async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
-    """Go offline. Waiting claims of the agent end at once."""
+    """Go offline until it registers again. Waiting claims of the agent end at once."""
     agent_id = call.path["id"]
     call.principal.check_agent(agent_id)
     await call.service.engine.fleet.leave(agent_id, body.incarnation)
@@ -139,7 +139,10 @@ async def get_agent(call: Call) -> Answer:
     example={"add_budget_usd": 10},
 )
 async def change_agent(call: Call, body: requests.ChangeAgent) -> Answer:
-    """Add to an agent's budget, or change its status (`draining` takes no more work) or its slots."""
+    """Add to an agent's budget, or change its status or its slots.
+
+    `draining` and `offline` take no more work until the status is changed to `active`.
+    """
     agent = await call.service.engine.fleet.patch(
         call.path["id"],
         add_budget_usd=body.add_budget_usd,

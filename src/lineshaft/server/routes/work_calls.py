@@ -259,9 +259,8 @@ async def _heartbeat_result(
     ended = {(over.id, over.epoch): over.answer for over in answers.over}
     return protocol.HeartbeatResult(
         tasks={task.id: ended.get((task.id, task.epoch), "continue") for task in held},
-        status="active" if status == "offline" else status,
+        status=status,
         max_concurrent_tasks=answers.slots.get(agent_id, msgspec.UNSET),
-        was_offline=status == "offline",
         slowdown_until=answers.slowdowns.get(agent_id, msgspec.UNSET),
     )
 

@@ -455,7 +455,12 @@ CREATE TABLE lineshaft.agent (
     max_concurrent_tasks integer NOT NULL,
     -- The number of held tasks, updated in the same transaction. Counting rows would read every dead index entry of past claims.
     held integer NOT NULL DEFAULT 0,
+    -- What its process reports: offline once it has left. A process that is just gone is recognised by the age of last_heartbeat.
     status lineshaft.agent_status NOT NULL DEFAULT 'active',
+    -- Set by hand, draining or offline; it wins until it is cleared by hand. NULL: not set.
+    set_status lineshaft.agent_status,
+    -- The offline detector has reported that it is silent: once, until its next heartbeat.
+    silence_reported boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     type text,
     capabilities text[] NOT NULL DEFAULT '{}',
