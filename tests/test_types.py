@@ -19,11 +19,11 @@ MOST_IN_COMMON = 0.6
 ALLOWED = {
     ("model.tasks.NewTask", "model.tasks.TaskRow"): "what a caller asks for, and what it comes to",
     ("model.retry.RetryPolicy", "model.tasks.RetrySpec"): "a whole policy, and a caller's part of one",
-    ("types.tasks.Attempt", "types.work.PastAttempt"): "a handler gets a part of what callers read",
     ("engine.review.reviews.NewReview", "types.review.Review"): "before and after it is recorded",
     ("engine.guards.breakers._Row", "model.breaker.Breaker"): "a row, and the state that decisions need",
     ("engine.guards.breakers._Row", "types.guards.Breaker"): "a row, and what callers read",
     ("model.breaker.Breaker", "types.guards.Breaker"): "decisions need no key; callers do",
+    ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
     ("model.notices.Notice", "types.events.Event"): "a text for people, and a record with a cursor",
     (
         "integrations.officeplane.tasks.InQuery",
