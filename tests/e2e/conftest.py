@@ -26,6 +26,8 @@ overrides:
 @dataclass
 class Site:
     urls: list[str]
+    #: The database of both servers.
+    dsn: str
     fleet: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
 
     @property
@@ -101,7 +103,7 @@ def running_site(dsn: str, folder: Path) -> Iterator[Site]:
     }
     with ExitStack() as running:
         servers = [running.enter_context(started(*up, cwd=folder, **settings)) for _ in range(2)]
-        here = Site([address(server) for server in servers])
+        here = Site([address(server) for server in servers], dsn)
         for number, (name, agents) in enumerate(fleet.items()):
             url = here.urls[number % 2]
             here.fleet[name] = running.enter_context(started("tests.e2e.fleet", url, *agents, cwd=folder))

@@ -2,10 +2,13 @@
 
 import asyncio
 import signal
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
+from lineshaft.engine.claim.claim_tokens import ClaimTokens
 from tests.e2e.conftest import Site
 from tests.server.client import Client
 
@@ -117,13 +120,24 @@ async def test_a_crash(site: Site) -> None:
     assert (failure["agent"], failure["error"]) == ("crasher", "heartbeat_timeout")
 
 
+def token_of(site: Site, task_id: str, epoch: int) -> str:
+    """The claim token that the agent of a running task has."""
+    with psycopg.connect(site.dsn) as own:
+        row = own.execute(
+            "SELECT key, claimed_at FROM lineshaft.claim_key, lineshaft.task_live WHERE id = %s", [task_id]
+        ).fetchone()
+    assert row is not None
+    claimed: Any = SimpleNamespace(id=task_id, epoch=epoch, claimed_at=row[1])
+    return ClaimTokens(bytes(row[0])).issue(claimed)
+
+
 async def test_a_zombie(site: Site) -> None:
     """R-100, F-30: an agent that was frozen wakes up, finds its claim gone, and spoils nothing."""
     client = site.client
     task = await client.submit("frozen", retry=AT_ONCE)
     site.hear("sleeper", "half done")
     (held,) = (await client.get("/v1/tasks", agent_id="sleeper", status="RUNNING")).json["items"]
-    stale = f"{held['claim']['epoch']}.{task['id']}"
+    stale = token_of(site, task["id"], held["claim"]["epoch"])
 
     site.send("sleeper", signal.SIGSTOP)
     rescuer = await client.register("rescuer 2")
