@@ -23,6 +23,14 @@ class AgentProcess:
             while (line := (await self._process.stdout.readline()).decode().strip()) != point:
                 assert line, f"It ended before {point!r}, with code {await self._process.wait()}"
 
+    prints = reaches
+
+    async def write(self, line: str) -> None:
+        """To its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        await self._process.stdin.drain()
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
@@ -37,10 +45,24 @@ class AgentProcess:
 
 @asynccontextmanager
 async def agent_process(where: str, log: Path, *options: str) -> AsyncIterator[AgentProcess]:
+    async with _started("-m", "tests.agent.agent_program", where, str(log), *options) as process:
+        yield process
+
+
+@asynccontextmanager
+async def program(text: str, *arguments: str) -> AsyncIterator[AgentProcess]:
+    """Run the text of a Python program."""
+    async with _started("-c", text, *arguments) as process:
+        yield process
+
+
+@asynccontextmanager
+async def _started(*arguments: str) -> AsyncIterator[AgentProcess]:
     started = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.agent.agent_program", where, str(log), *options),
+        *arguments,
         cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     process = AgentProcess(started)

@@ -6,11 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.model.states import Status
-from tests.agent.agent_process import agent_process
+from tests.agent.agent_process import agent_process, program
 from tests.agent.helpers import PATIENCE, attempts, engine_of, kinds, soon, until
 
 
@@ -62,8 +63,62 @@ async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, where: str, t
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
-async def _has_status(shaft: Lineshaft, status: str) -> bool:
-    return (await engine_of(shaft).fleet.read("first")).status == status
+async def _has_status(shaft: Lineshaft, status: str, agent_id: str = "first") -> bool:
+    return (await engine_of(shaft).fleet.read(agent_id)).status == status
+
+
+PROGRAM = """
+import asyncio, ctypes, logging, os, sys
+from lineshaft import Agent, AttemptCancelled, Lineshaft
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+agent = Agent("a", grace_sec=float(sys.argv[2]), heartbeat_interval_sec=60)
+
+@agent.task("t")
+{handler}
+
+async def main():
+    async with Lineshaft(sys.argv[1], max_connections=3) as shaft:
+        await agent.run(shaft)
+
+asyncio.run(main())
+"""
+
+PLAIN = PROGRAM.format(
+    handler="""
+def handler():
+    print("started", flush=True)
+    return sys.stdin.readline().strip()
+"""
+)
+
+LOOPING = PROGRAM.format(
+    handler="""
+def handler(ctx):
+    print("started", flush=True)
+    while not ctx.cancelled:
+        pass
+    ctx.spend(1)
+    ctx.check_cancelled()
+"""
+)
+
+#: A call of C that a signal doesn't interrupt: no Python code runs in the main thread.
+BLOCKED = PROGRAM.format(
+    handler="""
+async def handler(ctx):
+    ctx.spend(1)
+    ctx.state["page"] = 7
+    print("blocked", flush=True)
+    ctypes.CDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+    try:
+        ctx.check_cancelled()
+    except AttemptCancelled:
+        print("went on until AttemptCancelled", flush=True)
+        raise
+    return "done"
+"""
+)
 
 
 async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft) -> None:
@@ -92,6 +147,84 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
 
     assert [past.outcome for past in await attempts(shaft, submitted.id)] == ["released"]
     assert "task.late_result" not in await kinds(shaft, submitted.id)
+
+
+async def test_a_handler_in_a_thread_ends_within_the_grace(shaft: Lineshaft, where: str) -> None:
+    """Its task isn't released while its thread goes on."""
+    handle = await shaft.submit(NewTask("t"))
+    async with program(PLAIN, where, "1000") as process:
+        await process.prints("started")
+        process.send(signal.SIGTERM)
+        await until(lambda: _has_status(shaft, "draining", "a"))
+        await process.write("go")
+        assert await process.ends() == 0
+
+    task = await shaft.get(handle)
+    assert (task.status, task.result) == (Status.COMPLETED, "go")
+
+
+async def test_a_handler_in_a_thread_has_time_to_stop(shaft: Lineshaft, where: str) -> None:
+    """After the grace its context is cancelled; the task is released when the thread has ended."""
+    handle = await shaft.submit(NewTask("t"))
+    async with program(LOOPING, where, "0.1") as process:
+        await process.prints("started")
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0
+
+    task = await shaft.get(handle)
+    assert (task.status, task.attempts, float(task.cost_usd)) == (Status.READY, 0, 1.0)
+
+
+async def test_a_handler_that_hangs_in_a_thread_does_not_keep_the_process(
+    shaft: Lineshaft, where: str
+) -> None:
+    handle = await shaft.submit(NewTask("t"))
+    async with program(PLAIN, where, "0.1") as process:
+        await process.prints("started")
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0
+
+    task = await shaft.get(handle)
+    assert (task.status, task.attempts) == (Status.READY, 0)
+
+
+@pytest.mark.parametrize(
+    ("grace", "sent"), [("0.1", [signal.SIGTERM]), ("1000", [signal.SIGTERM, signal.SIGINT])]
+)
+async def test_a_blocked_event_loop_does_not_keep_the_tasks(
+    shaft: Lineshaft, where: str, connection: psycopg.Connection, grace: str, sent: list[signal.Signals]
+) -> None:
+    """The heartbeat thread releases them, after the grace or at the second signal."""
+    handle = await shaft.submit(NewTask("t"))
+    async with program(BLOCKED, where, grace) as process:
+        await process.prints("blocked")
+        for number in sent:
+            process.send(number)
+
+        await process.prints(
+            f"Agent a has to stop, but a handler blocks its event loop. Released {handle.id}"
+        )
+        assert (await shaft.get(handle)).status is Status.READY
+        await process.write("go")
+        await process.prints("went on until AttemptCancelled")
+        assert await process.ends() == 0
+
+    task = await shaft.get(handle)
+    assert (task.status, task.attempts, float(task.cost_usd)) == (Status.READY, 0, 1.0)
+    assert connection.execute("SELECT data FROM lineshaft.checkpoint").fetchall() == [({"page": 7},)]
+    assert [past.outcome for past in await attempts(shaft, task.id)] == ["released"]
+    assert "task.late_result" not in await kinds(shaft, task.id)
+
+
+async def test_a_handler_that_blocks_within_the_grace_completes(shaft: Lineshaft, where: str) -> None:
+    handle = await shaft.submit(NewTask("t"))
+    async with program(BLOCKED, where, "1000") as process:
+        await process.prints("blocked")
+        process.send(signal.SIGTERM)
+        await process.write("go")
+        assert await process.ends() == 0
+
+    assert (await shaft.get(handle)).result == "done"
 
 
 async def test_a_step_in_a_thread_is_waited_for(shaft: Lineshaft) -> None:

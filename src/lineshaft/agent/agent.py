@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, Unpack
 
 from lineshaft.agent.handlers import Function, Handler, make_handler
@@ -57,11 +60,12 @@ class Agent:
         poll_interval_sec: Duration = 5.0,
         claim_ttl_sec: Duration = 60.0,
         heartbeat_interval_sec: Duration = 30.0,
-        grace_sec: Duration = 30.0,
+        grace_sec: Duration = 20.0,
     ) -> None:
         """`grace_sec`: how long tasks may go on after the agent was asked to stop, before they are released.
 
-        `version`, of the program, is recorded with each attempt. Durations are seconds or a timedelta.
+        Its default leaves time to release them within the 30 s that Kubernetes gives a process. `version`, of
+        the program, is recorded with each attempt. Durations are seconds or a timedelta.
         """
         self.id = id
         self._type = type
@@ -142,7 +146,7 @@ class Agent:
         try:
             if optimize:
                 _freeze()
-            with signals(run.stop) if handle_signals else contextlib.nullcontext():
+            with signals(run) if handle_signals else contextlib.nullcontext():
                 await run.work()
         finally:
             self._run = None
@@ -150,7 +154,7 @@ class Agent:
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing new and finish; with `now`, release running tasks. May be called from any thread."""
         if self._run is not None:
-            self._run.stop_from_anywhere(now)
+            self._run.stop_from_anywhere(now=now)
 
     def _registration(self) -> NewAgent:
         return NewAgent(
@@ -188,14 +192,24 @@ class _Run:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._worker: Worker | None = None
+        #: When running tasks are released at the latest, in monotonic time.
+        self._release_by = math.inf
 
-    def stop(self, now: bool) -> None:  # noqa: FBT001 - how signals call it
+    def stop(self, *, now: bool) -> None:
         self._stop.set()
         if now:
             self._stop_now.set()
 
-    def stop_from_anywhere(self, now: bool) -> None:  # noqa: FBT001 - as stop
-        self._loop.call_soon_threadsafe(self.stop, now)
+    def expect_stop(self, *, now: bool) -> None:
+        when = time.monotonic() + (0.0 if now else self._grace_sec)
+        self._release_by = min(self._release_by, when)
+        if self._worker is not None:
+            self._worker.expect_stop(self._release_by)
+
+    def stop_from_anywhere(self, *, now: bool) -> None:
+        self.expect_stop(now=now)
+        self._loop.call_soon_threadsafe(partial(self.stop, now=now))
 
     async def work(self) -> None:
         interval = self._registration.heartbeat_interval_sec
@@ -216,9 +230,11 @@ class _Run:
             )
             if self._drain is not None:
                 process.enter_drain(worker)
+            self._worker = worker
+            if self._release_by < math.inf:
+                worker.expect_stop(self._release_by)
             working = asyncio.create_task(worker.work(), name=f"lineshaft agent {view.id}")
             stopping = asyncio.create_task(self._stop.wait())
-            superseded = False
             try:
                 await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if self._stop.is_set():
@@ -230,15 +246,17 @@ class _Run:
                 stopping.cancel()
                 worker.stop_claiming()
                 await asyncio.wait({working})
-                superseded = working.exception() is not None
                 worker.hand_back()
                 patience = max(handler.patience_sec for handler in self._handlers.values())
                 last = self._loop.time() + patience + _LAST_WRITES_SEC
                 await worker.close(patience + _LAST_WRITES_SEC)
                 process.leave_drain(worker)
-                if not superseded:
+                if worker.error is None and working.exception() is None:
                     await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)
             working.result()
+            if worker.error is not None:
+                # It was superseded or refused while it was stopping.
+                raise worker.error
 
     async def _finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
         """Let running tasks end within the grace, or until a second signal."""

@@ -3,6 +3,8 @@
 One heartbeat serves all agents and tasks that are due about the same time. The thread has its own event loop
 and connection, so that neither a blocking handler nor a busy pool delays it. A connection that doesn't answer
 within half an interval is replaced, while there is still time.
+
+It also releases the tasks of an agent that was asked to stop but whose event loop is blocked.
 """
 
 import asyncio
@@ -16,8 +18,8 @@ from decimal import Decimal
 from typing import Protocol
 
 from lineshaft.client.backend import HeartbeatTransport
-from lineshaft.errors import UnavailableError
-from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, Presence
+from lineshaft.errors import LineshaftError, StaleClaimError, UnavailableError
+from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, Presence, Release, Spent
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -31,6 +33,12 @@ _QUICKEST_ANSWER_SEC = 0.25
 _LAST_HEARTBEAT_SEC = 2.0
 #: How soon, and how often at most, progress is sent.
 _HURRY_SEC = 0.2
+#: An event loop that runs nothing for this long is blocked.
+_BLOCKED_SEC = 2.0
+#: How long a release of tasks may take, and the pause before the next look.
+_RELEASE_SEC, _LOOK_AGAIN_SEC = 5.0, 1.0
+#: The server refuses these callers whatever they send.
+REFUSED = frozenset({"unauthorized", "forbidden"})
 
 
 class Held(Protocol):
@@ -41,6 +49,11 @@ class Held(Protocol):
 
     @property
     def cost_usd(self) -> Decimal: ...
+
+    @property
+    def spent(self) -> Spent: ...
+
+    def unsaved_state(self) -> bytes | None: ...
 
     def take_progress(self) -> bytes | None: ...
 
@@ -58,14 +71,27 @@ class Member(Protocol):
     @property
     def interval_sec(self) -> float: ...
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where its handlers run."""
+        ...
+
     def held(self) -> Collection[Held]: ...
 
     def on_claim_over(self, task_id: str, epoch: int, answer: str) -> None:
         """The claim is over: `cancel` or `lost`."""
         ...
 
+    def on_released(self, task_id: str, epoch: int) -> None:
+        """The task was released, because the agent has to stop and its event loop is blocked."""
+        ...
+
     def on_status(self, status: str | None) -> None:
         """None: superseded."""
+        ...
+
+    def on_refused(self, error: LineshaftError) -> None:
+        """The server accepts no calls from this process."""
         ...
 
     def on_slots(self, slots: int) -> None:
@@ -83,6 +109,9 @@ class LeaseKeeper:
         self._due: dict[Member, float] = {}
         self._lock = threading.Lock()
         self._closed = False
+        #: Agents that have to stop: when their tasks are released. Used in the thread only.
+        self._stop_by: dict[Member, float] = {}
+        self._stop_watches: set[asyncio.Task[None]] = set()
         #: No heartbeat is pending.
         self._quiet = threading.Event()
         self._quiet.set()
@@ -96,12 +125,12 @@ class LeaseKeeper:
             self._due[member] = time.monotonic() + member.interval_sec
         self._wake()
 
-    async def leave(self, member: Member) -> None:
-        """When this returns, no pending heartbeat can report this agent as alive."""
+    async def leave(self, member: Member, *, at_once: bool = False) -> None:
+        """When this returns, no pending heartbeat can report this agent as alive, unless `at_once`."""
         with self._lock:
             self._due.pop(member, None)
             quiet = self._quiet.is_set()
-        if not quiet:
+        if not quiet and not at_once:
             await asyncio.to_thread(self._quiet.wait, _LAST_HEARTBEAT_SEC)
 
     def hurry(self, member: Member, within_sec: float = _HURRY_SEC) -> None:
@@ -112,6 +141,14 @@ class LeaseKeeper:
                 return
             self._due[member] = soon
         self._wake()
+
+    def release_by(self, member: Member, when: float) -> None:
+        """Release what this agent holds then (monotonic time) if its event loop is blocked.
+
+        From any thread. While the event loop runs, the agent does it itself.
+        """
+        with contextlib.suppress(RuntimeError):  # it has just been closed
+            self._loop.call_soon_threadsafe(self._expect_stop, member, when)
 
     def close(self) -> None:
         self._closed = True
@@ -142,8 +179,12 @@ class LeaseKeeper:
                         lost += 1
                         pause = min(min(member.interval_sec for member in members) / 4, 1.0)
                         self._postpone(members, pause)
-                    except Exception:  # noqa: BLE001 - logged; heartbeats must go on
-                        _log.exception("A heartbeat failed; the next one is sent as usual")
+                    except Exception as error:  # noqa: BLE001 - logged; heartbeats must go on
+                        if isinstance(error, LineshaftError) and error.code in REFUSED:
+                            for member in members:
+                                member.on_refused(error)
+                        else:
+                            _log.exception("A heartbeat failed; the next one is sent as usual")
                     else:
                         lost = 0
                     finally:
@@ -153,6 +194,10 @@ class LeaseKeeper:
                     async with asyncio.timeout(pause):
                         await self._changed.wait()
         finally:
+            for watch in self._stop_watches:
+                watch.cancel()
+            if self._stop_watches:
+                await asyncio.wait(self._stop_watches)
             await self._transport.close()
 
     def _collect(self) -> tuple[list[Member], float | None]:
@@ -215,3 +260,64 @@ class LeaseKeeper:
             if (slots := answers.slots.get(member.presence.agent_id)) is not None:
                 member.on_slots(slots)
             member.on_slowdown(answers.slowdowns.get(member.presence.agent_id))
+
+    # Agents that have to stop.
+
+    def _expect_stop(self, member: Member, when: float) -> None:
+        known = self._stop_by.get(member)
+        self._stop_by[member] = when if known is None else min(known, when)
+        if known is None or when < known:
+            watch = self._loop.create_task(self._watch_stop(member, when))
+            self._stop_watches.add(watch)
+            watch.add_done_callback(self._stop_watches.discard)
+
+    async def _watch_stop(self, member: Member, when: float) -> None:
+        await asyncio.sleep(when - time.monotonic())
+        # A second signal has its own watch, with an earlier time.
+        while self._stop_by[member] == when and member in self._due:
+            if member.held() and not await _responds(member.loop):
+                try:
+                    await self._release(member)
+                except Exception as error:  # noqa: BLE001 - tried again, until the process ends
+                    _log.warning("Releasing the tasks of a blocked agent failed, retrying: %s", error)
+            await asyncio.sleep(_LOOK_AGAIN_SEC)
+
+    async def _release(self, member: Member) -> None:
+        held = list(member.held())
+        moved = await self._transport.release(
+            [(Release(one.claim, spent=one.spent), one.unsaved_state()) for one in held],
+            answer_within_sec=_RELEASE_SEC,
+        )
+        released: list[str] = []
+        for one, answer in zip(held, moved, strict=True):
+            if answer.error is None:
+                released.append(one.claim.id)
+            if answer.error is None or isinstance(answer.error, StaleClaimError):
+                member.on_released(one.claim.id, one.claim.epoch)
+            else:
+                _log.warning("Releasing %s failed, retrying: %s", one.claim.id, answer.error)
+        if released:
+            _log.warning(
+                "Agent %s has to stop, but a handler blocks its event loop. Released %s",
+                member.presence.agent_id,
+                ", ".join(released),
+            )
+
+
+async def _responds(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether another thread's event loop runs something soon."""
+    here, responded = asyncio.get_running_loop(), asyncio.Event()
+
+    def respond() -> None:
+        with contextlib.suppress(RuntimeError):  # too late
+            here.call_soon_threadsafe(responded.set)
+
+    try:
+        loop.call_soon_threadsafe(respond)
+        async with asyncio.timeout(_BLOCKED_SEC):
+            await responded.wait()
+    except TimeoutError:
+        return False
+    except RuntimeError:  # it is closed
+        return True
+    return True

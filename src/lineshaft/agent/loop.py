@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lineshaft.agent.handlers import Handler
+from lineshaft.agent.lease_keeper import REFUSED
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
 from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
@@ -28,6 +29,8 @@ from lineshaft.types.work import ClaimedTask, Moved, Presence
 
 T = TypeVar("T")
 
+_AGENT_STOPS = "the agent stops"
+_REFUSED_TO_WORK = "the agent was superseded or refused"
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -38,6 +41,8 @@ _MOST_AT_ONCE = 500
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
 #: How long a cancelled handler may take to end, unless it asks for longer.
 _PATIENCE_SEC = 2.0
+#: When the agent may no longer work: handlers are cancelled again after this time, and then abandoned.
+_HURRIED_PATIENCE_SEC = 0.3
 #: An agent relies on another's fruitless claim within this share of its poll interval.
 _RECENT_SHARE = 0.8
 #: After these, maintenance has something to do soon: a task becomes due, or a gate has to run.
@@ -82,8 +87,6 @@ class Worker:
         self._writer = Writer(backend, self._written)
         self._threads = Threads(f"lineshaft {view.id}")
         self._freed = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
         #: Set by a nudge: look for work again, without waiting.
         self._nudged = asyncio.Event()
         #: Set while it waits.
@@ -91,7 +94,8 @@ class Worker:
         #: How long the last claim took.
         self._round_trip_sec = 0.0
         self._stopping = False
-        self._error: Exception | None = None
+        #: Why it can't go on: it was superseded, or the server refuses it.
+        self.error: LineshaftError | None = None
         self._claims: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
 
@@ -108,8 +112,8 @@ class Worker:
             await asyncio.wait({self._claims})
         if not self._claims.cancelled():
             self._claims.result()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def stop_claiming(self) -> None:
         self._stopping = True
@@ -135,27 +139,39 @@ class Worker:
         """Let running tasks finish, but no longer than this; then release them."""
         try:
             async with asyncio.timeout(within_sec):
-                await self._empty.wait()
+                await self._all_written()
         except TimeoutError:
             self.hand_back()
 
+    async def _all_written(self) -> None:
+        """Not until all handlers have ended: a thread whose task was released may go on."""
+        while self.held():
+            self._freed.clear()
+            await self._freed.wait()
+
+    def expect_stop(self, release_by: float) -> None:
+        """Have the heartbeat thread release all tasks then, if the event loop is blocked. From any thread."""
+        # An event loop that runs again must not claim what was just released.
+        self._stopping = True
+        self._process.lease_keeper.release_by(self, release_by)
+
     def hand_back(self) -> None:
         for run in list(self._running.values()):
-            self._stop_run(run, RELEASED, "the agent stops")
+            self._stop_run(run, RELEASED, _AGENT_STOPS)
 
     async def close(self, within_sec: float) -> None:
         """Write the remaining outcomes; give up after this time."""
         try:
             async with asyncio.timeout(within_sec):
-                await self._empty.wait()
+                await self._all_written()
                 await self._writer.flush()
         except TimeoutError:
             _log.warning(
                 "Agent %s ends while it holds %d tasks; their leases will expire",
                 self.agent_id,
-                len(self._running),
+                len(self.held()),
             )
-        await self._process.lease_keeper.leave(self)
+        await self._process.lease_keeper.leave(self, at_once=self.error is not None)
         if self._watchdog is not None:
             self._watchdog.cancel()
         await self._writer.close()
@@ -174,12 +190,10 @@ class Worker:
                 if await self._claim_and_wait(waiter):
                     return
                 pauses = 0
-            except SupersededError as error:
-                self._supersede(error)
-                return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - logged, or the end of the agent
                 if isinstance(error, LineshaftError) and not (error.retryable or _is_server_fault(error)):
-                    raise
+                    self._end_with(error)
+                    return
                 _log.warning("Agent %s can't claim: %s", self.agent_id, error)
                 pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
                 pauses = min(pauses + 1, 10)
@@ -333,7 +347,6 @@ class Worker:
             self._stop_run(lost, NOTHING, "the claim was lost")
         run = Run(assignment, handler, self, deadline)
         self._running[task.id] = run
-        self._empty.clear()
         if handler.concurrency is not None:
             self._running_of[task.type] += 1
         if run.interval_sec < self.interval_sec:
@@ -422,10 +435,8 @@ class Worker:
         elif self._view.budget_usd is not None:
             # Its reservation may pay for another task.
             self.nudge()
-        if not self._running:
-            self._empty.set()
-            if self._drain_within is not None:
-                self.nudge()
+        if not self._running and self._drain_within is not None:
+            self.nudge()
 
     # Stopping single tasks.
 
@@ -434,15 +445,16 @@ class Worker:
         if run.reported or (run.verdict is not None and verdict is not NOTHING):
             return
         run.stop(verdict, why)
-        if run.thread is not None:
+        if run.thread is not None and verdict is not RELEASED:
             # A thread can't be stopped. Its context raises on the next call; the outcome doesn't wait for it.
             self._report(run, verdict)
         else:
+            # A thread whose task would go on elsewhere has the same time to end as a coroutine.
             patience = max(_PATIENCE_SEC, run.handler.patience_sec)
             self.loop.call_later(patience, self._give_up, run, verdict)
 
     def _give_up(self, run: Run, verdict: Outcome) -> None:
-        if not run.reported and run.task is not None:
+        if not run.reported:
             _log.warning("The handler of %s ignores its cancellation and is abandoned", run.id)
             self._report(run, verdict)
 
@@ -484,13 +496,27 @@ class Worker:
         run.execution.end(why, gone=True)
         self._soon(self._stop_run, run, NOTHING, why)
 
+    def on_released(self, task_id: str, epoch: int) -> None:
+        run = self._running.get(task_id)
+        if run is not None and run.epoch == epoch:
+            run.claim_ended(_AGENT_STOPS)
+            run.written = True
+            self._soon(self._stop_run, run, NOTHING, _AGENT_STOPS)
+
+    def on_refused(self, error: LineshaftError) -> None:
+        # At once: the event loop may be blocked by a handler.
+        for run in self.held():
+            run.execution.end(_REFUSED_TO_WORK, gone=True)
+        self._soon(self._end_with, error)
+
     def on_status(self, status: str | None) -> None:
         if status is None:
-            error = SupersededError(
-                f"Agent {self.agent_id!r} was registered again elsewhere: incarnation "
-                f"{self.presence.incarnation} must stop."
+            self.on_refused(
+                SupersededError(
+                    f"Agent {self.agent_id!r} was registered again elsewhere: incarnation "
+                    f"{self.presence.incarnation} must stop."
+                )
             )
-            self._soon(self._supersede, error)
 
     def on_slots(self, slots: int) -> None:
         if slots != self._slots:
@@ -505,12 +531,32 @@ class Worker:
         except RuntimeError:
             _log.debug("Agent %s has ended already", self.agent_id)
 
-    def _supersede(self, error: SupersededError) -> None:
-        if self._error is None:
-            self._error = error
-        for run in list(self._running.values()):
-            self._stop_run(run, NOTHING, "the agent was superseded")
+    def _end_with(self, error: LineshaftError) -> None:
+        """End the agent; at once if it was superseded or is refused, as it can't write outcomes then."""
+        if self.error is not None:
+            return
+        self.error = error
         self.stop_claiming()
+        if not (isinstance(error, SupersededError) or error.code in REFUSED):
+            return
+        for run in list(self._running.values()):
+            self._stop_run(run, NOTHING, _REFUSED_TO_WORK)
+        self.loop.call_later(_HURRIED_PATIENCE_SEC, self._cancel_again)
+        if self._waiter is not None and self._claims is not None:
+            # A server that refuses this agent would not end its long poll when asked.
+            self._claims.cancel()
+
+    def _cancel_again(self) -> None:
+        """Handlers may have time to stop, such as that between SIGTERM and SIGKILL; this ends it."""
+        for run in list(self._running.values()):
+            if run.task is not None:
+                run.task.cancel()
+        self.loop.call_later(_HURRIED_PATIENCE_SEC, self._abandon_all)
+
+    def _abandon_all(self) -> None:
+        for run in list(self._running.values()):
+            if not run.reported:
+                self._report(run, NOTHING)
 
     # For executions.
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from lineshaft.agent.lease_keeper import LeaseKeeper
+from lineshaft.agent.lease_keeper import REFUSED, LeaseKeeper
 from lineshaft.client.backend import Backend
-from lineshaft.errors import UnavailableError
+from lineshaft.errors import LineshaftError, UnavailableError
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -88,8 +88,12 @@ class AgentProcess:
                 coming = await self._backend.maintain()
             except UnavailableError as error:
                 _log.debug("Maintenance has to wait: %s", error)
-            except Exception:  # noqa: BLE001 - logged; without it no retry would become due
-                _log.exception("Maintenance failed; it is tried again in %s s", pause)
+            except Exception as error:  # noqa: BLE001 - logged; without it no retry would become due
+                if isinstance(error, LineshaftError) and error.code in REFUSED:
+                    # The agents end with this error.
+                    _log.debug("Maintenance was refused: %s", error)
+                else:
+                    _log.exception("Maintenance failed; it is tried again in %s s", pause)
             else:
                 pause = pause if coming is None else min(pause, coming)
             with contextlib.suppress(TimeoutError):

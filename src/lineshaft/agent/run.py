@@ -82,6 +82,11 @@ class Run:
         if self.task is not None:
             self.task.cancel()
 
+    def claim_ended(self, why: str) -> None:
+        """There is no outcome to write. From any thread; the event loop stops the handler later."""
+        self._verdict = NOTHING
+        self.execution.end(why, gone=True)
+
     @property
     def verdict(self) -> Outcome | None:
         """The outcome that was decided from outside."""

@@ -123,9 +123,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     how.add_argument(
         "--grace",
         type=_seconds,
-        default=30.0,
+        default=20.0,
         metavar="SEC",
-        help="time for running tasks to finish when the agent stops (default: 30)",
+        help="time for running tasks to finish when the agent stops (default: 20)",
     )
     how.add_argument("--quiet", action="store_true", help="don't show the standard error of commands")
     command.set_defaults(run=run)

@@ -97,6 +97,12 @@ class HeartbeatTransport(Protocol):
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
     ) -> HeartbeatAnswers: ...
 
+    async def release(
+        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+    ) -> list[Moved]:
+        """Release tasks, each with a checkpoint to save before, if any."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -22,7 +22,7 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database
-from lineshaft.errors import DatabaseError
+from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
@@ -391,7 +391,9 @@ class DatabaseBackend:
     # Running agents.
 
     def heartbeats(self) -> HeartbeatTransport:
-        return Heartbeats(self.engine.database.dsn, clock=self._clock, prepare=self._settings.sessions)
+        return DatabaseHeartbeats(
+            self.engine.database.dsn, clock=self._clock, prepare=self._settings.sessions
+        )
 
     @asynccontextmanager
     async def waiter(self, agent: AgentInfo) -> AsyncIterator["DatabaseWaiter"]:
@@ -434,6 +436,28 @@ class DatabaseBackend:
 
     async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
         return await self.engine.schedule.retry_within(types, within_sec)
+
+
+class DatabaseHeartbeats(Heartbeats):
+    """Heartbeats, and the release of tasks whose event loop is blocked."""
+
+    async def release(
+        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+    ) -> list[Moved]:
+        # Rare, so it opens connections of its own; the pool belongs to the blocked event loop.
+        states = [NewCheckpoint(release.claim, state) for release, state in items if state is not None]
+        try:
+            async with (
+                asyncio.timeout(answer_within_sec),
+                Engine(self.dsn, clock=self.clock, max_connections=2, prepare=self.prepare) as engine,
+            ):
+                if states:
+                    await engine.work.save_checkpoints(states)
+                return await engine.work.release([release for release, _ in items])
+        except TimeoutError:
+            raise UnavailableError(
+                f"The database didn't answer a release within {answer_within_sec:g} s."
+            ) from None
 
 
 class DatabaseWaiter:

@@ -22,7 +22,9 @@ from lineshaft.types.work import (
     HeartbeatAnswers,
     HeldTask,
     Moved,
+    NewCheckpoint,
     Presence,
+    Release,
     RemainingBudgets,
     Spawned,
 )
@@ -77,6 +79,9 @@ class Outcomes(msgspec.Struct, frozen=True):
             )
             for task_id, item in zip(ids, self.items, strict=True)
         ]
+
+
+_OUTCOMES = msgspec.json.Decoder(Outcomes)
 
 
 class StepResults(msgspec.Struct, frozen=True):
@@ -182,6 +187,34 @@ class HttpHeartbeats:
             raise
         self._is_silent = False
         return found
+
+    async def release(
+        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+    ) -> list[Moved]:
+        """On another connection: a heartbeat may be pending."""
+        connection = self._pool.connection()
+        moved: list[Moved] = []
+        try:
+            for start in range(0, len(items), MAX_ITEMS):
+                part = items[start : start + MAX_ITEMS]
+                states = [NewCheckpoint(release.claim, state) for release, state in part if state is not None]
+                if states:
+                    saves = protocol.Batch(items=[protocol.CheckpointItem.of(state) for state in states])
+                    await self._post_on(connection, "/v1/work/checkpoint", saves, answer_within_sec)
+                releases = protocol.ViewedBatch(
+                    items=[protocol.ReleaseItem.of(release) for release, _ in part], view=View.WORK
+                )
+                response = await self._post_on(connection, "/v1/work/release", releases, answer_within_sec)
+                outcomes = decoded(response, self._pool, _OUTCOMES)
+                moved += outcomes.moved([release.claim.id for release, _ in part])
+        finally:
+            connection.abort()
+        return moved
+
+    async def _post_on(
+        self, connection: Connection, target: str, body: Any, answer_within_sec: float
+    ) -> Response:
+        return await self._pool.request_on(connection, target, encode(body), within_sec=answer_within_sec)
 
     async def close(self) -> None:
         self._connection.abort()

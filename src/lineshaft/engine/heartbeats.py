@@ -27,9 +27,9 @@ _SQL = catalog.load(__name__)
 
 class Heartbeats:
     def __init__(self, dsn: str, *, clock: Clock | None = None, prepare: bool = True) -> None:
-        self._dsn = dsn
-        self._clock = clock or DatabaseClock()
-        self._prepare = prepare
+        self.dsn = dsn
+        self.clock = clock or DatabaseClock()
+        self.prepare = prepare
         self._connection: AsyncConnection[Any] | None = None
 
     async def beat(
@@ -51,12 +51,12 @@ class Heartbeats:
     async def _beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> HeartbeatAnswers:
         if self._connection is None:
             opened = await AsyncConnection.connect(
-                self._dsn, autocommit=True, application_name="lineshaft heartbeats"
+                self.dsn, autocommit=True, application_name="lineshaft heartbeats"
             )
             self._connection = opened
-            configure(opened, prepare=self._prepare)
+            configure(opened, prepare=self.prepare)
             await opened.execute(PLAN_BY_INDEX)
-        return await send_heartbeat(self._connection, {"now": self._clock.now()}, agents, tasks)
+        return await send_heartbeat(self._connection, {"now": self.clock.now()}, agents, tasks)
 
     async def _give_up(self, call: "asyncio.Future[HeartbeatAnswers]") -> None:
         """The next heartbeat gets a new connection."""
