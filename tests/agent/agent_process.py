@@ -1,6 +1,7 @@
 """Agents in processes of their own, started and watched by tests."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -73,3 +74,53 @@ async def _started(*arguments: str) -> AsyncIterator[AgentProcess]:
         # The pipe is read to its end, or it would be closed by the garbage collector, who complains.
         assert started.stdout is not None
         await started.stdout.read()
+
+
+class CommandAgent:
+    """A running `lineshaft agent`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def logs(self, text: str) -> str:
+        """Wait for a line that contains the text."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while text not in (line := (await self._process.stderr.readline()).decode()):
+                assert line, f"It ended before it logged {text!r}"
+        return line
+
+    async def ends(self) -> tuple[int, list[str]]:
+        """Its exit code, and the lines that were not read before."""
+        _, errors = await asyncio.wait_for(self._process.communicate(), PATIENCE)
+        assert self._process.returncode is not None
+        return self._process.returncode, errors.decode().splitlines()
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
+
+
+@asynccontextmanager
+async def command_agent(
+    where: str, directory: Path, script: str, *options: str, token: str = ""
+) -> AsyncIterator[CommandAgent]:
+    """The agent `a`, which runs a shell script for tasks of type `t`."""
+    path = directory / "script"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    name = "LINESHAFT_URL" if where.startswith("http") else "LINESHAFT_DATABASE_URL"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lineshaft.cli.main", "agent", "--id", "a", "--type", "t"),
+        *("--exec", str(path), *options),
+        env=os.environ | {name: where} | ({"LINESHAFT_TOKEN": token} if token else {}),
+        cwd=directory,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    agent = CommandAgent(process)
+    try:
+        yield agent
+    finally:
+        await agent.kill()

@@ -34,7 +34,7 @@ async def at_work(*agents: Agent, shaft: Lineshaft) -> AsyncIterator[None]:
 
 async def drain(shaft: Lineshaft, *agents: Agent) -> None:
     """Run agents until none of them finds a task."""
-    runs = (agent.run(shaft, until_idle=True, handle_signals=False) for agent in agents)
+    runs = (agent.run(shaft, until_idle=True, retries_within_sec=5, handle_signals=False) for agent in agents)
     await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
 
 

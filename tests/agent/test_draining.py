@@ -1,19 +1,26 @@
 """`until_idle`: when there is nothing left to do, and not before."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, TaskContext
+from lineshaft.agent.idle import left_text
 from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.model.states import Status
 from lineshaft.settings import Settings
-from tests.agent.helpers import AT_ONCE, drain
+from lineshaft.types.work import DueRetries, LeftBehind
+from tests.agent.agent_process import command_agent
+from tests.agent.helpers import AT_ONCE, drain, ended
 
 
 class Overtaken(DatabaseBackend):
     """Another process makes due tasks READY, just before an agent asks whether any will be."""
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
         await self.maintain()
         return await super().retry_within(types, within_sec)
 
@@ -58,3 +65,80 @@ async def test_a_handler_with_a_limit_gets_its_share(shaft: Lineshaft) -> None:
     await drain(shaft, agent)
 
     assert order == ["rare", *["common"] * 5]
+
+
+async def test_it_waits_for_a_retry_within_a_minute_and_for_other_work(
+    shaft: Lineshaft, where: str, tmp_path: Path
+) -> None:
+    handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
+    async with command_agent(where, tmp_path, "test -e fixed", "--until-idle") as agent:
+        await agent.logs("Agent a waits: 1 task retries in ")
+        (tmp_path / "fixed").touch()
+        # A wake-up, while it waits.
+        other = await shaft.submit(NewTask("t"))
+        await ended(shaft, other.id)
+        await shaft.retry(handle)
+        code, lines = await agent.ends()
+
+    assert (code, [line for line in lines if "Left behind" in line]) == (0, [])
+    assert (await shaft.get(handle)).status is Status.COMPLETED
+
+
+async def test_after_a_kill_another_agent_waits_for_the_retry(
+    shaft: Lineshaft, where: str, tmp_path: Path
+) -> None:
+    """As the quick start shows it."""
+    handle = await shaft.submit(NewTask("t", retry=in_seconds(6)))
+    async with command_agent(where, tmp_path, "echo started >&2; sleep 1000") as agent:
+        await agent.logs("started")
+        await agent.kill()
+    async with command_agent(where, tmp_path, "echo done", "--until-idle") as agent:
+        code, _ = await agent.ends()
+
+    assert code == 0
+    assert (await shaft.get(handle)).result == "done"
+
+
+async def test_it_reports_what_it_leaves_behind(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
+    await shaft.submit(NewTask("t", retry=in_seconds(500)))
+    await shaft.submit(NewTask("t"), delay=timedelta(hours=1))
+    async with command_agent(where, tmp_path, "exit 1", "--until-idle", "--quiet") as agent:
+        line = await agent.logs("Left behind")
+        code, _ = await agent.ends()
+
+    assert code == 0
+    assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", line), line
+
+
+async def test_without_waiting_for_retries(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
+    handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
+    async with command_agent(where, tmp_path, "exit 1", "--until-idle", "--retries-within", "0") as agent:
+        await agent.logs("Left behind: 1 task retries in ")
+        assert (await agent.ends())[0] == 0
+
+    assert (await shaft.get(handle)).status is Status.RETRYING
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        (LeftBehind(0, None, 0, None, 0, None), ""),
+        (LeftBehind(1, 7.2, 0, None, 0, None), "1 task retries in 8 s"),
+        (LeftBehind(2, -1.0, 0, None, 0, None), "2 tasks retry, the first one soon"),
+        (LeftBehind(0, None, 1, 60.0, 0, None), "1 task is scheduled in 60 s"),
+        (
+            LeftBehind(1, 9.0, 0, None, 1, 80.5),
+            "1 task retries in 9 s; 1 task is held by other agents (its lease expires in 81 s)",
+        ),
+        (
+            LeftBehind(0, None, 3, 60.0, 0, None),
+            "3 tasks are scheduled, the first one in 60 s",
+        ),
+    ],
+)
+def test_what_is_left_in_words(left: LeftBehind, text: str) -> None:
+    assert left_text(left) == text
+
+
+def in_seconds(delay: float) -> RetrySpec:
+    return RetrySpec(strategy="fixed", initial_delay_sec=delay, jitter=False)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,73 +11,29 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask
 from lineshaft.errors import SupersededError
 from lineshaft.types import NewAgent
+from tests.agent.agent_process import CommandAgent, command_agent
 from tests.agent.helpers import PATIENCE, engine_of, soon
 from tests.server.conftest import Served, serving
 
 #: It would go on for a long time, and ignores SIGTERM. The line on its standard error is in the agent's log.
-STUBBORN = """#!/bin/sh
+STUBBORN = """
 trap '' TERM
 echo "running as $$" >&2
 while :; do sleep 0.1; done
 """
 
 
-class Commands:
-    """A running `lineshaft agent`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def command_pid(self) -> int:
-        """Wait until its command runs."""
-        assert self._process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
-            while b"running as " not in (line := await self._process.stderr.readline()):
-                assert line, "it has ended"
-        return int(line.split()[-1])
-
-    async def ends(self) -> tuple[int, list[str]]:
-        """Its exit code, and the lines it wrote since the command runs."""
-        _, errors = await asyncio.wait_for(self._process.communicate(), PATIENCE)
-        assert self._process.returncode is not None
-        return self._process.returncode, errors.decode().splitlines()
-
-    async def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.communicate()
-
-
 @asynccontextmanager
-async def commands(where: str, directory: Path, token: str = "") -> AsyncIterator[Commands]:
-    script = directory / "stubborn"
-    script.write_text(STUBBORN)
-    script.chmod(0o700)
-    name = "LINESHAFT_URL" if where.startswith("http") else "LINESHAFT_DATABASE_URL"
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "lineshaft.cli.main",
-            "agent",
-            "--id",
-            "a",
-            "--type",
-            "t",
-            "--exec",
-            str(script),
-        ),
-        # Neither is waited for.
-        *("--kill-after", "1000", "--grace", "1000", "--heartbeat", "0.3"),
-        env=os.environ | {name: where} | ({"LINESHAFT_TOKEN": token} if token else {}),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    started = Commands(process)
-    try:
-        yield started
-    finally:
-        await started.kill()
+async def stubborn_command(where: str, directory: Path, token: str = "") -> AsyncIterator[CommandAgent]:
+    # Neither time is waited for.
+    options = ("--kill-after", "1000", "--grace", "1000", "--heartbeat", "0.3")
+    async with command_agent(where, directory, STUBBORN, *options, token=token) as agent:
+        yield agent
+
+
+async def command_pid(agent: CommandAgent) -> int:
+    """Wait until its command runs."""
+    return int((await agent.logs("running as ")).split()[-1])
 
 
 def url_of(served: Served) -> str:
@@ -97,8 +52,8 @@ async def test_a_superseded_agent_of_commands_ends_with_one_line(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
     await shaft.submit(NewTask("t"))
-    async with commands(where, tmp_path) as agent:
-        pid = await agent.command_pid()
+    async with stubborn_command(where, tmp_path) as agent:
+        pid = await command_pid(agent)
         await engine_of(shaft).fleet.register(NewAgent(id="a"))
         code, lines = await agent.ends()
 
@@ -112,8 +67,8 @@ async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_
     async with Lineshaft(dsn) as shaft, serving(dsn, auth=True) as served:
         made = await shaft.create_token("agents", "agent")
         await shaft.submit(NewTask("t"))
-        async with commands(url_of(served), tmp_path, made.token) as agent:
-            pid = await agent.command_pid()
+        async with stubborn_command(url_of(served), tmp_path, made.token) as agent:
+            pid = await command_pid(agent)
             await shaft.revoke_token(made.id)
             code, lines = await agent.ends()
 
@@ -127,7 +82,7 @@ async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_
 async def test_an_agent_whose_registration_is_refused_ends_with_one_line(dsn: str, tmp_path: Path) -> None:
     async with Lineshaft(dsn) as shaft, serving(dsn, auth=True) as served:
         made = await shaft.create_token("reader", "read")
-        async with commands(url_of(served), tmp_path, made.token) as agent:
+        async with stubborn_command(url_of(served), tmp_path, made.token) as agent:
             code, lines = await agent.ends()
 
     assert code == 1

@@ -73,6 +73,7 @@ SCOPES: dict[str, str | None] = {
     "POST /v1/work/heartbeat": "agent",
     "POST /v1/work/maintain": "agent",
     "POST /v1/work/release": "agent",
+    "GET /v1/work/left-behind": "agent",
     "GET /v1/work/retries": "agent",
     "POST /v1/work/spawn": "agent",
     "POST /v1/work/start": "agent",

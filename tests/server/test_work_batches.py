@@ -193,14 +193,33 @@ async def test_one_run_of_maintenance_serves_all_concurrent_callers(served: Serv
     assert served.service.on_demand.runs < 20
 
 
+NONE_DUE = {"due_sec": None, "count": 0}
+
+
 async def test_when_the_next_retry_is_due(client: Client) -> None:
     (task,) = await held(client, 1, retry={"strategy": "fixed", "initial_delay_sec": 60, "jitter": False})
-    assert (await client.get("/v1/work/retries", type=["code"], within_sec=90)).json == {"due_sec": None}
+    assert (await client.get("/v1/work/retries", type=["code"], within_sec=90)).json == NONE_DUE
     await batch(client, "fail", {**task, "error": "it broke"})
 
-    due = (await client.get("/v1/work/retries", type=["code", "other"], within_sec=90)).json["due_sec"]
-    assert 50 < due <= 60
-    assert (await client.get("/v1/work/retries", type=["code"], within_sec=9)).json == {"due_sec": None}
+    due = (await client.get("/v1/work/retries", type=["code", "other"], within_sec=90)).json
+    assert (50 < due["due_sec"] <= 60, due["count"]) == (True, 1)
+    assert (await client.get("/v1/work/retries", type=["code"], within_sec=9)).json == NONE_DUE
+
+
+async def test_what_is_left_behind(client: Client) -> None:
+    nothing = {"retrying": 0, "retry_sec": None, "scheduled": 0, "scheduled_sec": None}
+    assert (await client.get("/v1/work/left-behind", type=["code"])).json == nothing | {
+        "held": 0,
+        "lease_sec": None,
+    }
+    (task,) = await held(client, 1, retry={"strategy": "fixed", "initial_delay_sec": 60, "jitter": False})
+    left = (await client.get("/v1/work/left-behind", type=["code"])).json
+    assert (left["held"], 0 < left["lease_sec"] <= 90) == (1, True)
+    await batch(client, "fail", {**task, "error": "it broke"})
+
+    left = (await client.get("/v1/work/left-behind", type=["code"])).json
+    assert (left["retrying"], 50 < left["retry_sec"] <= 60, left["held"]) == (1, True, 0)
+    assert (await client.get("/v1/work/left-behind", type=["other"])).json["retrying"] == 0
 
 
 async def test_an_output_is_checked_at_once(client: Client) -> None:

@@ -118,7 +118,7 @@ class Agent:
         shaft: Lineshaft,
         *,
         until_idle: bool = False,
-        retries_within_sec: Duration = 5.0,
+        retries_within_sec: Duration = 60.0,
         handle_signals: bool = True,
         optimize: bool = False,
     ) -> None:
@@ -126,7 +126,8 @@ class Agent:
 
         With `until_idle` it returns when there is nothing left that it could do now. It waits for a retry
         that is due within `retries_within_sec`, and leaves tasks that were snoozed, rate limited or scheduled
-        for later. Several agents in one process that run this way return together, when all are idle.
+        for later, and tasks that other agents hold. It logs what it waits for and what it leaves. Several
+        agents in one process that run this way return together, when all are idle.
 
         Signals are handled in the main thread, unless the program handles or ignores them itself;
         `handle_signals=False` leaves them alone. `optimize` is for a process that does nothing else: it

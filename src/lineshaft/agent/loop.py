@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lineshaft.agent.handlers import Handler
+from lineshaft.agent.idle import left_text, waiting_text
 from lineshaft.agent.lease_keeper import REFUSED
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
 from lineshaft.agent.process_group import AgentProcess
@@ -20,12 +22,12 @@ from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client.backend import Backend, WorkWaiter
-from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
+from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError, UnavailableError
 from lineshaft.model.retry import FailureCategory, timed_out
 from lineshaft.model.states import Status
 from lineshaft.types import AgentInfo
 from lineshaft.types.assignments import Assignment
-from lineshaft.types.work import ClaimedTask, Moved, Presence
+from lineshaft.types.work import ClaimedTask, DueRetries, Moved, Presence
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ _PATIENCE_SEC = 2.0
 _HURRIED_PATIENCE_SEC = 0.3
 #: An agent relies on another's fruitless claim within this share of its poll interval.
 _RECENT_SHARE = 0.8
+#: Due times that differ by less are those of the same retry.
+_SAME_RETRY_SEC = 0.5
 #: After these, maintenance has something to do soon: a task becomes due, or a gate has to run.
 _POSTPONED = frozenset({Status.RETRYING, Status.PENDING, Status.VALIDATING})
 
@@ -94,6 +98,8 @@ class Worker:
         #: How long the last claim took.
         self._round_trip_sec = 0.0
         self._stopping = False
+        #: When the retry is due that it last reported to wait for, by the event loop's clock.
+        self._reported_due_at = -math.inf
         #: Why it can't go on: it was superseded, or the server refuses it.
         self.error: LineshaftError | None = None
         self._claims: asyncio.Task[None] | None = None
@@ -221,24 +227,47 @@ class Worker:
         if self._stopping:
             return False
         if self._drain_within is not None and not self._running and not self._writer.busy:
-            soon = await self.backend.retry_within(list(self._handlers), self._drain_within)
-            if soon is not None:
-                await self._pause(max(soon, 0.0))
-                await self.backend.maintain()
+            retries = await self.backend.retry_within(list(self._handlers), self._drain_within)
+            if retries.due_sec is not None:
+                await self._wait_for_retry(waiter, retries, retries.due_sec)
                 return False
             # Once more: a task that was postponed at the first look may have become READY before the second.
             await self._claim(waiter)
             if self._process.all_idle(self, before):
+                await self._report_left(self._drain_within)
                 return True
         self._process.found_nothing(self._interest)
         await self._wait(waiter)
         return False
 
-    async def _wait(self, waiter: WorkWaiter) -> None:
+    async def _wait_for_retry(self, waiter: WorkWaiter, retries: DueRetries, due_sec: float) -> None:
+        """Wait until a retry is due, or for other work."""
+        due_at = self.loop.time() + due_sec
+        if abs(due_at - self._reported_due_at) > _SAME_RETRY_SEC:
+            self._reported_due_at = due_at
+            _log.info("Agent %s waits: %s", self.agent_id, waiting_text(retries))
+        if due_sec > 0:
+            await self._wait(waiter, due_sec)
+        if self.loop.time() >= due_at:
+            await self.backend.maintain()
+
+    async def _report_left(self, waited_sec: float) -> None:
+        try:
+            text = left_text(await self.backend.left_behind(list(self._handlers)))
+        except UnavailableError as error:
+            _log.debug("What agent %s leaves behind is unknown: %s", self.agent_id, error)
+            return
+        if text:
+            # A caller that waits for no retries expects some to be left.
+            level = logging.WARNING if waited_sec else logging.INFO
+            _log.log(level, "Agent %s has nothing to do now and ends. Left behind: %s", self.agent_id, text)
+
+    async def _wait(self, waiter: WorkWaiter, at_most_sec: float = math.inf) -> None:
         """Wait until there is a reason to look for work, and start the tasks that the wait has claimed."""
-        while not self._nudged.is_set():
+        until = self.loop.time() + at_most_sec
+        while not self._nudged.is_set() and (left := until - self.loop.time()) > 0:
             types, room = self._wanted()
-            pause = self._poll_pause()
+            pause = min(self._poll_pause(), left)
             self._waiter = waiter
             try:
                 found = await waiter.wait(pause, types=types, limit=room)

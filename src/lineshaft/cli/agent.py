@@ -78,7 +78,16 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     who.add_argument("--budget", type=_dollars, metavar="USD", help="total budget")
     how = command.add_argument_group("behaviour")
-    how.add_argument("--until-idle", action="store_true", help="exit when no tasks are left")
+    how.add_argument(
+        "--until-idle", action="store_true", help="exit when no tasks are left that could run now"
+    )
+    how.add_argument(
+        "--retries-within",
+        type=_delay,
+        default=60.0,
+        metavar="SEC",
+        help="with --until-idle: wait for retries that are due within this time (default: 60)",
+    )
     how.add_argument(
         "--time-limit",
         type=_seconds,
@@ -143,6 +152,10 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return seconds
+
+
+def _delay(text: str) -> float:
+    return 0.0 if float(text) == 0 else _seconds(text)
 
 
 def _dollars(text: str) -> Decimal:
@@ -220,4 +233,6 @@ async def _work(agent: "Agent", args: argparse.Namespace) -> None:
         if not args.quiet:
             types = ", ".join(dict.fromkeys(args.types))
             print(f"Waiting for tasks of type {types}. Ctrl-C stops.", file=sys.stderr, flush=True)
-        await agent.run(shaft, until_idle=args.until_idle, optimize=True)
+        await agent.run(
+            shaft, until_idle=args.until_idle, retries_within_sec=args.retries_within, optimize=True
+        )

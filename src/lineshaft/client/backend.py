@@ -45,9 +45,11 @@ from lineshaft.types.work import (
     ClaimedTask,
     ClaimRef,
     Completion,
+    DueRetries,
     Failure,
     HeartbeatAnswers,
     HeldTask,
+    LeftBehind,
     Moved,
     NewStep,
     Presence,
@@ -296,4 +298,6 @@ class Backend(Protocol):
         """Do the duties that no server may be running; returns the seconds until something is due again."""
         ...
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None: ...
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries: ...
+
+    async def left_behind(self, types: Sequence[str]) -> LeftBehind: ...

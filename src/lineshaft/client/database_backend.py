@@ -62,7 +62,9 @@ from lineshaft.types.work import (
     ClaimedTask,
     ClaimRef,
     Completion,
+    DueRetries,
     Failure,
+    LeftBehind,
     Moved,
     NewCheckpoint,
     NewSpawn,
@@ -434,8 +436,11 @@ class DatabaseBackend:
         if self._wakeups is not None:
             self._wakeups.wake_all()
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
         return await self.engine.schedule.retry_within(types, within_sec)
+
+    async def left_behind(self, types: Sequence[str]) -> LeftBehind:
+        return await self.engine.schedule.left_behind(types)
 
 
 class DatabaseHeartbeats(Heartbeats):

@@ -77,7 +77,9 @@ from lineshaft.types.work import (
     ClaimedTask,
     ClaimRef,
     Completion,
+    DueRetries,
     Failure,
+    LeftBehind,
     Moved,
     NewCheckpoint,
     NewSpawn,
@@ -511,11 +513,14 @@ class HttpBackend:
     async def maintain(self) -> float | None:
         return (await self._post("/v1/work/maintain", protocol.Maintained, {})).next_sec
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
         found = await self._get(
             "/v1/work/retries", protocol.RetryDue, type=list(types), within_sec=within_sec
         )
-        return found.due_sec
+        return DueRetries(found.count, found.due_sec)
+
+    async def left_behind(self, types: Sequence[str]) -> LeftBehind:
+        return await self._get("/v1/work/left-behind", LeftBehind, type=list(types))
 
 
 def _refuse_connection(connection: Any) -> None:

@@ -93,7 +93,7 @@ class Workbench:
                     for agent in agents
                 )
             )
-            soon = await backend.retry_within(types, _ALL_RETRIES_SEC) if retry else None
+            soon = (await backend.retry_within(types, _ALL_RETRIES_SEC)).due_sec if retry else None
             if soon is None:
                 return
             await self.advance(max(soon, 0.0))

@@ -443,3 +443,5 @@ class Maintained(Struct, frozen=True):
 class RetryDue(Struct, frozen=True):
     #: Seconds until the first retry; null: there is none.
     due_sec: float | None
+    #: How many are due in that time.
+    count: int = 0

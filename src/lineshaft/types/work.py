@@ -463,3 +463,27 @@ class HeartbeatAnswers:
     slowdowns: dict[str, datetime] = field(default_factory=dict)
     #: By agent: how many tasks it may hold, which may be changed while it works.
     slots: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DueRetries:
+    """Retries after failures that are due soon."""
+
+    count: int
+    #: Seconds until the first one.
+    due_sec: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Tasks of some types that can't be claimed now; each with the seconds until the first one may be."""
+
+    #: They failed, or were rate limited.
+    retrying: int
+    retry_sec: float | None
+    #: They were snoozed, or submitted for later.
+    scheduled: int
+    scheduled_sec: float | None
+    held: int
+    #: Until the first lease expires.
+    lease_sec: float | None

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.types.work import DueRetries, LeftBehind
 
 _SQL = catalog.load(__name__)
 
@@ -35,9 +36,15 @@ class Schedule:
             (found,) = await fetch_rows(connection, Openings, _SQL["openings"], parameters)
         return found
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> float | None:
-        """Seconds until the first retry of these types, if it is due within `within_sec`."""
+    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
+        """Retries of these types that are due within `within_sec`."""
         parameters = {**self._database.now, "types": list(types), "within": within_sec}
         async with self._database.connection() as connection:
-            found = await fetch_column(connection, _SQL["retry_within"], parameters)
-        return found[0] if found else None
+            (found,) = await fetch_rows(connection, DueRetries, _SQL["retry_within"], parameters)
+        return found
+
+    async def left_behind(self, types: Sequence[str]) -> LeftBehind:
+        parameters = {**self._database.now, "types": list(types)}
+        async with self._database.connection() as connection:
+            (found,) = await fetch_rows(connection, LeftBehind, _SQL["left_behind"], parameters)
+        return found

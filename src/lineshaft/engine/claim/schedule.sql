@@ -28,12 +28,38 @@ FROM (
 ) AS clock
 
 -- name: retry_within
--- Seconds until the first retry after a failure among tasks of these types, if it is soon. Other delays and rate limits don't count: how
+-- How many tasks of these types retry soon after a failure, and the seconds until the first. Other delays and rate limits don't count: how
 -- long they last isn't known in advance.
-SELECT extract(epoch FROM min(live.due_at) - clock.now)::double precision
+SELECT count(*)::integer AS count, extract(epoch FROM min(live.due_at) - min(clock.now))::double precision AS due_sec
 FROM lineshaft.task_live AS live
 JOIN lineshaft.lane ON lane.id = live.lane_id
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL AND live.due_at <= clock.now + make_interval(secs => %(within)s::double precision)
   AND live.rate_limits = 0 AND lane.type = ANY (%(types)s::text[])
-GROUP BY clock.now
+
+-- name: left_behind
+-- The tasks of these types that wait for a time or are held, and the seconds until the first of each kind.
+SELECT
+    delayed.retrying,
+    extract(epoch FROM delayed.retry_at - clock.now)::double precision AS retry_sec,
+    delayed.scheduled,
+    extract(epoch FROM delayed.scheduled_at - clock.now)::double precision AS scheduled_sec,
+    leased.held,
+    extract(epoch FROM leased.lease_until - clock.now)::double precision AS lease_sec
+FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+CROSS JOIN (
+    SELECT
+        count(*) FILTER (WHERE live.status = 'RETRYING')::integer AS retrying,
+        min(live.due_at) FILTER (WHERE live.status = 'RETRYING') AS retry_at,
+        count(*) FILTER (WHERE live.status = 'PENDING')::integer AS scheduled,
+        min(live.due_at) FILTER (WHERE live.status = 'PENDING') AS scheduled_at
+    FROM lineshaft.task_live AS live
+    JOIN lineshaft.lane ON lane.id = live.lane_id
+    WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND lane.type = ANY (%(types)s::text[])
+) AS delayed
+CROSS JOIN (
+    SELECT count(*)::integer AS held, min(live.lease_until) AS lease_until
+    FROM lineshaft.task_live AS live
+    JOIN lineshaft.lane ON lane.id = live.lane_id
+    WHERE live.lease_until IS NOT NULL AND live.status IN ('CLAIMED', 'RUNNING') AND lane.type = ANY (%(types)s::text[])
+) AS leased

@@ -87,8 +87,11 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
-class RetryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: tuple[Name, ...] = ()
+
+
+class RetryQuery(TypesQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     within_sec: Seconds = 0.0
 
 

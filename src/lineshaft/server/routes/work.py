@@ -12,7 +12,7 @@ from lineshaft.server.service import Call
 from lineshaft.types import Scope, Task, protocol
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.protocol import View
-from lineshaft.types.work import ClaimedTask
+from lineshaft.types.work import ClaimedTask, LeftBehind
 
 routes = Routes()
 
@@ -180,10 +180,15 @@ async def maintain(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG00
 
 @routes.get("/v1/work/retries", Scope.AGENT, protocol.RetryDue)
 async def next_retry(call: Call, query: requests.RetryQuery) -> Answer:
-    """When the first retry of these types is due, if within `within_sec`."""
-    return Answer(
-        protocol.RetryDue(await call.service.engine.schedule.retry_within(query.type, query.within_sec))
-    )
+    """When the first retry of these types is due, if within `within_sec`, and how many are."""
+    found = await call.service.engine.schedule.retry_within(query.type, query.within_sec)
+    return Answer(protocol.RetryDue(found.due_sec, found.count))
+
+
+@routes.get("/v1/work/left-behind", Scope.AGENT, LeftBehind)
+async def left_behind(call: Call, query: requests.TypesQuery) -> Answer:
+    """How many tasks of these types wait for a time or are held, and the seconds until the first of each."""
+    return Answer(await call.service.engine.schedule.left_behind(query.type))
 
 
 # One task.
