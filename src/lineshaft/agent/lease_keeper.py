@@ -285,6 +285,7 @@ class LeaseKeeper:
     async def _release(self, member: Member) -> None:
         held = list(member.held())
         moved = await self._transport.release(
+            member.presence,
             [(Release(one.claim, spent=one.spent), one.unsaved_state()) for one in held],
             answer_within_sec=_RELEASE_SEC,
         )

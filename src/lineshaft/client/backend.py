@@ -100,9 +100,12 @@ class HeartbeatTransport(Protocol):
     ) -> HeartbeatAnswers: ...
 
     async def release(
-        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+        self, agent: Presence, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
     ) -> list[Moved]:
-        """Release tasks, each with a checkpoint to save before, if any."""
+        """Release tasks of an agent that stops, each with a checkpoint to save before, if any.
+
+        The agent is draining first: else its pending long poll could claim them again.
+        """
         ...
 
     async def close(self) -> None: ...

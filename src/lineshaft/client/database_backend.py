@@ -69,6 +69,7 @@ from lineshaft.types.work import (
     NewCheckpoint,
     NewSpawn,
     NewStep,
+    Presence,
     Release,
     RemainingBudgets,
     Spawned,
@@ -447,7 +448,7 @@ class DatabaseHeartbeats(Heartbeats):
     """Heartbeats, and the release of tasks whose event loop is blocked."""
 
     async def release(
-        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+        self, agent: Presence, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
     ) -> list[Moved]:
         # Rare, so it opens connections of its own; the pool belongs to the blocked event loop.
         states = [NewCheckpoint(release.claim, state) for release, state in items if state is not None]
@@ -456,6 +457,7 @@ class DatabaseHeartbeats(Heartbeats):
                 asyncio.timeout(answer_within_sec),
                 Engine(self.dsn, clock=self.clock, max_connections=2, prepare=self.prepare) as engine,
             ):
+                await engine.fleet.drain(agent.agent_id, agent.incarnation)
                 if states:
                     await engine.work.save_checkpoints(states)
                 return await engine.work.release([release for release, _ in items])

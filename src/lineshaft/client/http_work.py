@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
@@ -189,12 +190,15 @@ class HttpHeartbeats:
         return found
 
     async def release(
-        self, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
+        self, agent: Presence, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
     ) -> list[Moved]:
         """On another connection: a heartbeat may be pending."""
         connection = self._pool.connection()
         moved: list[Moved] = []
         try:
+            drain = f"/v1/agents/{quote(agent.agent_id, safe='')}/drain"
+            body = protocol.AgentInstance(incarnation=agent.incarnation)
+            checked(await self._post_on(connection, drain, body, answer_within_sec), self._pool)
             for start in range(0, len(items), MAX_ITEMS):
                 part = items[start : start + MAX_ITEMS]
                 states = [NewCheckpoint(release.claim, state) for release, state in part if state is not None]
