@@ -104,7 +104,7 @@ def test_many_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (("task", "show", "task_nowhere"), 1, "There is no task task_nowhere"),
         (("task", "change", "task_nowhere"), 2, "Nothing to change"),
         (("task", "change", "task_nowhere", "--deadline", "soon"), 2, "--deadline must be a time"),
-        (("task", "list", "--limit", "0"), 2, "must be a number above 0"),
+        (("task", "list", "--limit", "0"), 2, "must be a whole number above 0"),
         (("why", "task_nowhere"), 1, "There is no task task_nowhere"),
         (("dag", "show", "dag_nowhere"), 1, "There is no DAG dag_nowhere"),
         (("agents", "change", "unknown"), 2, "Nothing to change"),

@@ -88,7 +88,7 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: tuple[Name, ...] = ()
+    type: tuple[str, ...] = ()
 
 
 class RetryQuery(TypesQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
