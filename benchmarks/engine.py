@@ -312,7 +312,9 @@ async def bench_fanout(dsn: str, sizes: Sizes, report: Report) -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             start = time.perf_counter()
             for _ in range(200):
-                connection.execute("UPDATE lineshaft.agent SET last_heartbeat = now() WHERE id = 'worker'")
+                connection.execute(
+                    "UPDATE lineshaft.instance SET last_heartbeat = now() WHERE agent_id = 'worker'"
+                )
             trip = (time.perf_counter() - start) / 200 * 1000
         report.ratio("chain_hop_commits", hop, trip, "", unit="ms")
     async with Engine(dsn, max_connections=1) as engine:

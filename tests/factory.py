@@ -34,8 +34,12 @@ class Factory:
     def agent(self, agent_id: str | None = None, **values: Any) -> str:
         agent_id = agent_id or new_id("agent")
         now = self._clock.now()
+        role: dict[str, Any] = {
+            name: values.pop(name) for name in ("budget_usd", "spent_usd", "type") if name in values
+        }
+        self.insert("agent", {"id": agent_id, "registered_at": now, "incarnation": 1, **role})
         row = {"registered_at": now, "last_heartbeat": now, "incarnation": 1, "max_concurrent_tasks": 3}
-        self.insert("agent", {"id": agent_id, **row, **values})
+        self.insert("instance", {"agent_id": agent_id, **row, **values})
         return agent_id
 
     def dag(self, dag_id: str | None = None, **values: Any) -> str:
@@ -139,6 +143,7 @@ class Factory:
             row |= {
                 "epoch": 1,
                 "agent_id": self.agent(),
+                "incarnation": 1,
                 "claimed_at": now,
                 "heartbeat_at": now,
                 "lease_until": now + timedelta(seconds=60),

@@ -39,11 +39,30 @@ RULES: dict[str, LiteralString] = {
     "a batch is never claimed": """
         SELECT id, status FROM lineshaft.task_live WHERE is_batch AND status <> 'PENDING'
     """,
-    "an agent holds what its rows say": """
-        SELECT agent.id, agent.held, agent.reserved_usd FROM lineshaft.agent
-        LEFT JOIN lineshaft.task_live AS live ON live.agent_id = agent.id
-        GROUP BY agent.id, agent.held, agent.reserved_usd
-        HAVING agent.held <> count(live.id) OR agent.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+    "an instance holds what its rows say": """
+        SELECT instance.agent_id, instance.incarnation, instance.held FROM lineshaft.instance
+        LEFT JOIN lineshaft.task_live AS live
+            ON live.agent_id = instance.agent_id AND live.incarnation = instance.incarnation
+        GROUP BY instance.agent_id, instance.incarnation, instance.held
+        HAVING instance.held <> count(live.id)
+    """,
+    "a held task has an instance": """
+        SELECT live.id, live.agent_id, live.incarnation FROM lineshaft.task_live AS live
+        LEFT JOIN lineshaft.instance
+            ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
+        WHERE live.agent_id IS NOT NULL AND instance.agent_id IS NULL
+    """,
+    "an agent has reserved what its rows say": """
+        SELECT agent.id, agent.reserved_usd FROM lineshaft.agent
+        LEFT JOIN lineshaft.task_live AS live ON live.agent_id = agent.id AND live.agent_reserved
+        GROUP BY agent.id, agent.reserved_usd
+        HAVING agent.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+    """,
+    "the day has reserved what its rows say": """
+        SELECT limits.reserved_usd FROM lineshaft.limits
+        WHERE limits.reserved_usd <> (
+            SELECT coalesce(sum(reserved_usd), 0) FROM lineshaft.task_live WHERE day_reserved
+        )
     """,
     "a DAG has reserved what its tasks have": """
         SELECT dag.id, dag.reserved_usd FROM lineshaft.dag

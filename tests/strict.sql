@@ -11,10 +11,10 @@ ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_status CHECK (
     CASE
         WHEN status IN ('CLAIMED', 'RUNNING', 'VALIDATING') THEN
             -- The agent may run a gate itself; one that runs elsewhere holds nothing.
-            (agent_id IS NULL) = (lease_until IS NULL) AND (agent_id IS NOT NULL OR status = 'VALIDATING')
+            (agent_id IS NULL) = (lease_until IS NULL) AND (agent_id IS NULL) = (incarnation IS NULL) AND (agent_id IS NOT NULL OR status = 'VALIDATING')
             AND claimed_at IS NOT NULL AND (started_at IS NOT NULL OR status = 'CLAIMED')
             AND epoch > 0 AND reserved_usd >= 0 AND parked IS NULL
-        WHEN agent_id IS NOT NULL OR lease_until IS NOT NULL OR reserved_usd <> 0 THEN false
+        WHEN agent_id IS NOT NULL OR incarnation IS NOT NULL OR lease_until IS NOT NULL OR reserved_usd <> 0 THEN false
         WHEN status = 'READY' THEN
             blocked = 0 AND ready_at IS NOT NULL AND (parked IS NULL OR parked = 'lock' OR parked = 'dag_budget')
         WHEN status = 'PENDING' THEN (blocked > 0 OR (blocked = 0 AND due_at IS NOT NULL)) AND parked IS NULL
@@ -42,5 +42,9 @@ ALTER TABLE lineshaft.dag
     ADD CONSTRAINT strict_end CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled')));
 
 ALTER TABLE lineshaft.agent ADD CONSTRAINT strict_agent CHECK (
-    max_concurrent_tasks > 0 AND held >= 0 AND spent_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE
+    spent_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE AND set_max_tasks > 0 IS NOT FALSE
+);
+
+ALTER TABLE lineshaft.instance ADD CONSTRAINT strict_instance CHECK (
+    max_concurrent_tasks > 0 AND held >= 0 AND set_max_tasks > 0 IS NOT FALSE
 );

@@ -18,6 +18,7 @@ from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.transition.complete import Acceptance, Complete
 from lineshaft.engine.transition.fail import Fail
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.ids import new_id
 from lineshaft.model.retry import Uniform
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -107,7 +108,7 @@ class Actions:
 
     async def agent(self, agent_id: str | None = None, **fields: Any) -> AgentInfo:
         fields = {"max_concurrent_tasks": 100} | fields
-        return await self.engine.fleet.register(NewAgent(id=agent_id, **fields))
+        return await self.engine.fleet.register(NewAgent(id=agent_id or new_id("agent"), **fields))
 
     async def claims(self, agent: AgentInfo, limit: int = 1, **options: Any) -> Claim:
         options = {"start": True} | options
@@ -148,9 +149,10 @@ class Actions:
         spent: Spent = UNREPORTED,
     ) -> dict[str, str]:
         """The answer to each task of an agent: continue, cancel or lost."""
-        held = [HeldTask(claim.id, claim.epoch, agent_id, progress, spent.cost_usd) for claim in claims]
-        answers = await self.engine.work.heartbeat([Presence(agent_id, incarnation)], held)
-        assert agent_id in answers.agents
+        agent = Presence(agent_id, incarnation)
+        held = [HeldTask(claim.id, claim.epoch, agent, progress, spent.cost_usd) for claim in claims]
+        answers = await self.engine.work.heartbeat([agent], held)
+        assert agent in answers.agents
         return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}
 
     async def release(self, task: ClaimedTask, delay_sec: float | None = None) -> Status:
@@ -209,7 +211,13 @@ class World(Actions):
         return self.row("SELECT * FROM lineshaft.dag WHERE id = %s", dag_id)
 
     def agent_row(self, agent: AgentInfo) -> dict[str, Any]:
-        return self.row("SELECT * FROM lineshaft.agent WHERE id = %s", agent.id)
+        """The columns of the agent and of its instance."""
+        return self.row(
+            "SELECT instance.*, agent.* FROM lineshaft.agent JOIN lineshaft.instance ON agent_id = id"
+            " WHERE id = %s AND instance.incarnation = %s",
+            agent.id,
+            agent.incarnation,
+        )
 
     def lock(self, key: str) -> dict[str, Any] | None:
         found = self.rows("SELECT * FROM lineshaft.lock WHERE key = %s", key)

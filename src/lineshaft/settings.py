@@ -119,6 +119,13 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -133,6 +140,7 @@ _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
 _TIME_LIMIT = Rule(f"a number of seconds from {MIN_DURATION_SEC} to 31536000", _time_limit)
 _MINUTES = Rule("a number of minutes, more than 0 and at most 1440", _minutes)
 _DAYS = Rule("a number of days, more than 0 and less than 36500", _days)
+_FRACTION = Rule("a number from 0 to 1", _fraction)
 _DOLLARS = Rule("an amount of dollars, 0 or more", _dollars)
 
 
@@ -194,6 +202,9 @@ class Settings:
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
     )
     keep_events_days: float | None = _setting(_DAYS, None, "How long to keep events. None: forever.")
+    keep_agents_days: float = _setting(
+        _DAYS, 30.0, "How long to keep agents that have no process, budget or spend."
+    )
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "The most that all tasks together may cost in a UTC day. None: no limit."
     )
@@ -203,6 +214,17 @@ class Settings:
         "Spending more than this within cost_velocity_minutes pauses all claims. None: no limit.",
     )
     cost_velocity_minutes: float = _setting(_MINUTES, 10.0, "The time window of cost_velocity_usd.")
+    cost_velocity_action: str | None = _setting(
+        _one_of("stop", "pause"),
+        None,
+        "What happens then: stop = running attempts are released too, pause = only claims stop. None: stop.",
+    )
+    default_max_cost_usd: Decimal | None = _setting(
+        _DOLLARS, None, "What a task without max_cost_usd reserves where there is a budget. None: nothing."
+    )
+    crash_cost_fraction: float | None = _setting(
+        _FRACTION, None, "The least share of its reservation that a crashed attempt costs. None: 0."
+    )
     circuit_breakers: Path | None = _setting(
         _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
     )

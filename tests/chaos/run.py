@@ -39,7 +39,7 @@ _OPEN = """
     SELECT count(*) FROM lineshaft.task_live WHERE id NOT IN (SELECT id FROM stuck)
 """
 #: Agents, once there was something for them to do.
-_AT_WORK = "SELECT count(*) FROM lineshaft.agent WHERE EXISTS (SELECT FROM lineshaft.task_end)"
+_AT_WORK = "SELECT count(*) FROM lineshaft.instance WHERE EXISTS (SELECT FROM lineshaft.task_end)"
 _COUNTS = """
     SELECT (SELECT count(*) FROM lineshaft.task), (SELECT count(*) FROM lineshaft.task_end),
         (SELECT count(*) FROM lineshaft.attempt WHERE outcome = 'failed')

@@ -22,7 +22,7 @@ from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.errors import LineshaftError, SupersededError
 from lineshaft.settings import Settings
-from lineshaft.types import AgentInfo
+from lineshaft.types import InstanceInfo
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import (
     Cancellation,
@@ -81,11 +81,11 @@ class RecordingBackend:
         return found
 
     @contextlib.asynccontextmanager
-    async def waiter(self, agent: AgentInfo) -> AsyncIterator[WorkWaiter]:
-        async with self._inner.waiter(agent) as waiter:
+    async def waiter(self, agent_id: str, own: InstanceInfo) -> AsyncIterator[WorkWaiter]:
+        async with self._inner.waiter(agent_id, own) as waiter:
             yield cast(
                 "WorkWaiter",
-                RecordingWaiter(waiter, lambda found: self._claimed(found, agent.id, agent.incarnation)),
+                RecordingWaiter(waiter, lambda found: self._claimed(found, agent_id, own.incarnation)),
             )
 
     def _claimed(self, found: Sequence[Assignment[ClaimedTask]], agent_id: str, incarnation: int) -> None:

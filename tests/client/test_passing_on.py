@@ -43,7 +43,10 @@ async def test_a_wake_up_is_passed_on_by_an_agent_that_cant_use_it(
             while backend._wakeups.waiting < agents:  # noqa: ASYNC110 - no event announces it
                 await asyncio.sleep(0)
 
-        async with backend.waiter(constrained) as one, backend.waiter(able) as two:
+        async with (
+            backend.waiter(constrained.id, constrained.own) as one,
+            backend.waiter(able.id, able.own) as two,
+        ):
             async with asyncio.timeout(60):
                 first = asyncio.create_task(works(constrained, one))
                 await waiting(1)

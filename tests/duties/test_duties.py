@@ -49,7 +49,7 @@ def kinds(connection: psycopg.Connection) -> list[str]:
 
 def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
     partitions, tally = Partitions(engine.database), Tally(engine.database)
-    return Janitor(engine.maintenance, partitions, tally, keep_tasks=keep_tasks)
+    return Janitor(engine.maintenance, engine.fleet, partitions, tally, keep_tasks=keep_tasks)
 
 
 async def closed(engine: Engine) -> None:
@@ -81,7 +81,9 @@ async def test_the_reaper_takes_back_lost_tasks(
     assert statuses(connection) == {"code": "RETRYING"}
     row = connection.execute("SELECT agent_id, outcome, category, error FROM lineshaft.attempt").fetchone()
     assert row == ("a1", "failed", "crash", reason)
-    assert connection.execute("SELECT held, reserved_usd FROM lineshaft.agent").fetchone() == (0, 0)
+    assert connection.execute(
+        "SELECT held, reserved_usd FROM lineshaft.instance JOIN lineshaft.agent ON id = agent_id"
+    ).fetchone() == (0, 0)
     # The agent that wakes up later gets an error.
     (late,) = await engine.work.complete([Completion(ref(task), b"1")])
     assert late.error is not None
@@ -132,7 +134,7 @@ async def test_many_reapers_at_once_reap_each_task_once(
 
     assert sum(counts.get("heartbeat_timeout", 0) for counts in results) == 60
     assert connection.execute("SELECT count(*), max(attempts) FROM lineshaft.task_live").fetchone() == (60, 1)
-    assert connection.execute("SELECT held FROM lineshaft.agent").fetchone() == (0,)
+    assert connection.execute("SELECT held FROM lineshaft.instance").fetchone() == (0,)
 
 
 async def test_the_promoter_promotes_due_retries_and_scheduled_tasks(

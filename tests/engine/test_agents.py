@@ -13,8 +13,9 @@ async def status(world: World, agent: AgentInfo) -> str:
 
 async def beat(world: World, agent: AgentInfo) -> str:
     """A heartbeat, and the status that it returns."""
-    answers = await world.engine.work.heartbeat([Presence(agent.id, agent.incarnation)], [])
-    return answers.agents[agent.id]
+    instance = Presence(agent.id, agent.incarnation)
+    answers = await world.engine.work.heartbeat([instance], [])
+    return answers.agents[instance]
 
 
 @pytest.mark.parametrize("given", ["draining", "offline"])

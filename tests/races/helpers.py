@@ -88,5 +88,5 @@ async def race(
 
 
 LIVE_ROW = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"
-AGENT_ROW = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
+INSTANCE_ROW = "SELECT FROM lineshaft.instance WHERE agent_id = 'a1' FOR UPDATE"
 DAG_ROW = "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE"

@@ -88,7 +88,7 @@ async def test_a_person_is_quicker_than_the_probe(
         return
     assert status(connection, task.id) == "READY"
     assert row(connection)[:2] == ("open" if forced else "closed", None)
-    assert connection.execute("SELECT held FROM lineshaft.agent WHERE id = 'a1'").fetchone() == (0,)
+    assert connection.execute("SELECT held FROM lineshaft.instance WHERE agent_id = 'a1'").fetchone() == (0,)
 
 
 async def test_a_claim_that_waits_for_the_breaker_keeps_others_out(

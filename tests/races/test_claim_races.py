@@ -14,7 +14,7 @@ from tests.races.helpers import DONE, held, race, running, waiting
 from tests.world import World, ref, spawn_children
 
 Engines = tuple[Engine, Engine]
-AGENT = "SELECT FROM lineshaft.agent WHERE id = 'a1' FOR UPDATE"
+AGENT = "SELECT FROM lineshaft.instance WHERE agent_id = 'a1' FOR UPDATE"
 LIVE = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"
 
 

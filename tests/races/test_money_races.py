@@ -18,7 +18,7 @@ from tests.races.helpers import DONE, held, race, running
 from tests.world import release_claims
 
 DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
-RULES = Rules(daily_budget_usd=Decimal(3))
+RULES = Rules(limits={"daily_budget_usd": Decimal(3)})
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ async def test_two_claims_of_one_agent_with_one_free_slot(engines: tuple[Engine,
     await one.submission.submit([NewTask("code") for _ in range(5)])
 
     with (
-        held(dsn, "SELECT FROM lineshaft.agent WHERE id = 'narrow' FOR UPDATE") as holder,
+        held(dsn, "SELECT FROM lineshaft.instance WHERE agent_id = 'narrow' FOR UPDATE") as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
         claims = await race(look, holder, one.claims.claim("narrow", 1), two.claims.claim("narrow", 1))
@@ -52,7 +52,7 @@ async def test_two_claims_never_spend_the_same_dollar(engines: tuple[Engine, Eng
     await one.fleet.register(NewAgent(id="poor", max_concurrent_tasks=9, budget_usd=1.5))
     await one.submission.submit([NewTask("code", max_cost_usd=1) for _ in range(5)])
     with (
-        held(dsn, "SELECT FROM lineshaft.agent WHERE id = 'poor' FOR UPDATE") as holder,
+        held(dsn, "SELECT FROM lineshaft.instance WHERE agent_id = 'poor' FOR UPDATE") as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
         claims = await race(

@@ -11,9 +11,9 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion, Failure
 from tests.races.helpers import (
-    AGENT_ROW,
     DAG_ROW,
     DONE,
+    INSTANCE_ROW,
     LIVE_ROW,
     blocked_by,
     held,
@@ -67,7 +67,7 @@ async def test_a_dependent_is_submitted_while_its_upstream_dies_is_revived_and_c
     failure = Failure(ref(task), "no access", "auth_failure")
     with psycopg.connect(dsn, autocommit=True) as look:
         async with await psycopg.AsyncConnection.connect(dsn) as caller:
-            with held(dsn, AGENT_ROW) as holder:
+            with held(dsn, INSTANCE_ROW) as holder:
                 failing = asyncio.ensure_future(one.work.fail([failure]))
                 await waiting(look, 1)
                 dependent = NewTask("down", depends_on=[up.id])
@@ -96,7 +96,7 @@ async def test_a_parent_comes_to_wait_for_a_child_while_that_is_revived_and_comp
     await one.operations.cancel(child.id, "for now")
     with (
         held(dsn, LIVE_ROW, open_child.id) as first,
-        held(dsn, AGENT_ROW) as second,
+        held(dsn, INSTANCE_ROW) as second,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
         # It has found one child cancelled, and waits for the other.
@@ -124,7 +124,7 @@ async def test_a_wait_for_children_and_a_new_dependency_close_a_cycle(
     (after,) = await one.submission.submit([NewTask("after", depends_on=[first.id])])
     (last,) = await one.submission.submit([NewTask("last")])
     (middle,) = await one.submission.submit([NewTask("middle", depends_on=[last.id])])
-    with held(dsn, AGENT_ROW) as holder, psycopg.connect(dsn, autocommit=True) as look:
+    with held(dsn, INSTANCE_ROW) as holder, psycopg.connect(dsn, autocommit=True) as look:
         # Its edges are written, and it waits for its agent to be let go.
         new = NewTask("new", depends_on=[middle.id])
         spawning = asyncio.ensure_future(spawn_children(one, ref(parent), [new], wait=True))

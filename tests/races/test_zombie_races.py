@@ -17,7 +17,7 @@ from lineshaft.types.work import ClaimedTask, Completion, Failure, HeldTask, Mov
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
 from tests.world import cost, only, ref
 
-AGENT_ROW = "SELECT FROM lineshaft.agent WHERE id = %s FOR UPDATE"
+INSTANCE_ROW = "SELECT FROM lineshaft.instance WHERE agent_id = %s FOR UPDATE"
 
 Call = Callable[[Engine, ClaimedTask], Awaitable[list[Moved]]]
 
@@ -50,7 +50,7 @@ async def test_the_reaper_ends_a_claim_while_its_holder_calls(
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     clock.advance(7200)
-    with held(dsn, AGENT_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
+    with held(dsn, INSTANCE_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
         reaping = asyncio.ensure_future(one.maintenance.reap(10))
         await waiting(look, 1)
         _, moved = await asyncio.gather(reaping, race(look, holder, call(two, task), already=1))
@@ -69,7 +69,7 @@ async def test_a_failure_wins_against_the_reaper(
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
     clock.advance(7200)
-    with held(dsn, AGENT_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
+    with held(dsn, INSTANCE_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
         failing = asyncio.ensure_future(fail(two, task))
         await waiting(look, 1)
         assert await one.maintenance.reap(10) == {}
@@ -88,7 +88,7 @@ async def test_an_agent_registers_again_while_its_old_process_calls(
     one, two = engines
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
-    with held(dsn, AGENT_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
+    with held(dsn, INSTANCE_ROW, "a1") as holder, psycopg.connect(dsn, autocommit=True) as look:
         registering = asyncio.ensure_future(one.fleet.register(NewAgent(id="a1")))
         await waiting(look, 1)
         _, moved = await asyncio.gather(registering, race(look, holder, call(two, task), already=1))
@@ -141,7 +141,7 @@ async def test_a_zombie_calls_after_its_task_became_a_dead_letter(
     one, two = engines
     await one.submission.submit([NewTask("code", max_attempts=1), NewTask("code", max_cost_usd=1)])
     tasks = await running(one, 2)
-    spent = [HeldTask(task.id, task.epoch, "a1", cost_usd=Decimal(2)) for task in tasks]
+    spent = [HeldTask(task.id, task.epoch, Presence("a1", 1), cost_usd=Decimal(2)) for task in tasks]
     await one.work.heartbeat([Presence("a1", 1)], spent)
     clock.advance(7200)
     await one.maintenance.reap(10)

@@ -32,7 +32,7 @@ async def test_the_client_has_left(
     client = served.client
     agent, task = await client.register(), await client.submit()
     with psycopg.connect(dsn) as locking:
-        locking.execute("SELECT FROM lineshaft.agent WHERE id = %s FOR UPDATE", [agent["id"]])
+        locking.execute("SELECT FROM lineshaft.instance WHERE agent_id = %s FOR UPDATE", [agent["id"]])
         _, writer = await client.send("POST", *call_of(way, agent, task))
         await until(lambda: connection.execute(BLOCKED).fetchone() is not None)
         writer.transport.abort()

@@ -11,6 +11,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Unpack
 
+from lineshaft.agent import siblings
 from lineshaft.agent.handlers import Function, Handler, make_handler
 from lineshaft.agent.loop import Worker
 from lineshaft.agent.process_group import agent_process
@@ -19,7 +20,6 @@ from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_functio
 from lineshaft.client.backend import Backend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.ids import new_id
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.tasks import TaskDefaults
 from lineshaft.types import NewAgent
@@ -43,14 +43,15 @@ class Agent:
 
         await agent.run(shaft)
 
-    The id identifies the agent permanently: the budget belongs to the id, and registering the same id again,
-    elsewhere or after a crash, supersedes the earlier agent. Without an id, each run gets a new one.
+    The id names a role: any number of processes with the same id work side by side and share its budget, as
+    replicas do. Without an id, each run gets a new one.
     """
 
     def __init__(
         self,
         id: str | None = None,  # noqa: A002 - the field's name
         *,
+        instance: str | None = None,
         type: str | None = None,  # noqa: A002 - as above
         capabilities: Sequence[str] = (),
         models: Sequence[str] = (),
@@ -65,9 +66,12 @@ class Agent:
         """`grace_sec`: how long tasks may go on after the agent was asked to stop, before they are released.
 
         Its default leaves time to release them within the 30 s that Kubernetes gives a process. `version`, of
-        the program, is recorded with each attempt. Durations are seconds or a timedelta.
+        the program, is recorded with each attempt. `instance` names this process among those of the same id:
+        starting one of the same name again supersedes it. By default each process has a name of its own.
+        Durations are seconds or a timedelta.
         """
         self.id = id
+        self._instance = instance
         self._type = type
         self._capabilities = tuple(capabilities)
         self._models = tuple(models)
@@ -159,7 +163,9 @@ class Agent:
 
     def _registration(self) -> NewAgent:
         return NewAgent(
-            id=self.id or new_id("agent"),
+            id=self.id,
+            instance=siblings.new_name() if self._instance is None else self._instance,
+            host=siblings.host_name(),
             type=self._type,
             capabilities=self._capabilities,
             types=tuple(self._handlers),
@@ -237,7 +243,8 @@ class _Run:
             working = asyncio.create_task(worker.work(), name=f"lineshaft agent {view.id}")
             stopping = asyncio.create_task(self._stop.wait())
             try:
-                await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                async with siblings.watching(self._backend, worker.presence):
+                    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if self._stop.is_set():
                     await self._finish(worker, view.id, view.incarnation)
             except asyncio.CancelledError:

@@ -227,13 +227,14 @@ class LeaseKeeper:
         owners: dict[tuple[str, int], Member] = {}
         reported: list[tuple[Held, bytes]] = []
         for member in members:
-            agent_id = member.presence.agent_id
             for held in member.held():
                 progress = held.take_progress()
                 if progress is not None:
                     reported.append((held, progress))
                 claim, cost = held.claim, held.cost_usd
-                tasks.append(HeldTask(claim.id, claim.epoch, agent_id, progress, cost or None, claim.token))
+                tasks.append(
+                    HeldTask(claim.id, claim.epoch, member.presence, progress, cost or None, claim.token)
+                )
                 owners[claim.id, claim.epoch] = member
         quickest = min(member.interval_sec for member in members)
         share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)
@@ -256,10 +257,10 @@ class LeaseKeeper:
         for claim in answers.over:
             owners[claim.id, claim.epoch].on_claim_over(claim.id, claim.epoch, claim.answer)
         for member in members:
-            member.on_status(answers.agents.get(member.presence.agent_id))
-            if (slots := answers.slots.get(member.presence.agent_id)) is not None:
+            member.on_status(answers.agents.get(member.presence))
+            if (slots := answers.slots.get(member.presence)) is not None:
                 member.on_slots(slots)
-            member.on_slowdown(answers.slowdowns.get(member.presence.agent_id))
+            member.on_slowdown(answers.slowdowns.get(member.presence))
 
     # Agents that have to stop.
 

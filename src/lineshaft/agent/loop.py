@@ -25,7 +25,7 @@ from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError, UnavailableError
 from lineshaft.model.retry import FailureCategory, timed_out
 from lineshaft.model.states import Status
-from lineshaft.types import AgentInfo
+from lineshaft.types import RegisteredAgent
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import ClaimedTask, DueRetries, Moved, Presence
 
@@ -59,7 +59,7 @@ class Worker:
     def __init__(
         self,
         backend: Backend,
-        view: AgentInfo,
+        view: RegisteredAgent,
         handlers: Mapping[str, Handler],
         process: AgentProcess,
         *,
@@ -69,22 +69,23 @@ class Worker:
         self.agent_id = view.id
         self.loop = asyncio.get_running_loop()
         self.presence = Presence(view.id, view.incarnation)
-        self.interval_sec = view.heartbeat_interval_sec
+        self._own = view.own
+        self.interval_sec = self._own.heartbeat_interval_sec
         self.slowdown_until: datetime | None = None
-        self._view = view
+        self._has_budget = view.budget_usd is not None
         self._handlers = handlers
         self._process = process
         self._drain_within = drain_retries_within_sec
-        self._set_slots(view.max_concurrent_tasks)
+        self._set_slots(self._own.max_concurrent_tasks)
         self._limited = [handler for handler in handlers.values() if handler.concurrency is not None]
         self._unlimited = [handler.type for handler in handlers.values() if handler.concurrency is None]
         # An agent with a budget may be unable to afford what others can.
-        alone = view.id if view.budget_usd is not None else None
+        alone = view.id if self._has_budget else None
         self._interest = (
             alone,
             frozenset(handlers),
-            frozenset(view.capabilities),
-            tuple(view.models_available),
+            frozenset(self._own.capabilities),
+            tuple(self._own.models_available),
         )
         self._running: dict[str, Run] = {}
         self._running_of: Counter[str] = Counter()
@@ -186,7 +187,7 @@ class Worker:
     # Claiming.
 
     async def _claim_on(self) -> None:
-        async with self.backend.waiter(self._view) as waiter:
+        async with self.backend.waiter(self.agent_id, self._own) as waiter:
             await self._claim_until_stopped(waiter)
 
     async def _claim_until_stopped(self, waiter: WorkWaiter) -> None:
@@ -288,7 +289,7 @@ class Worker:
     def _poll_pause(self) -> float:
         interval = self.backend.poll_interval_sec
         # Spread, so that agents that were started together don't ask together.
-        return (self._view.poll_interval_sec if interval is None else interval) * random.uniform(0.8, 1.0)  # noqa: S311
+        return (self._own.poll_interval_sec if interval is None else interval) * random.uniform(0.8, 1.0)  # noqa: S311
 
     def _wanted(self) -> tuple[list[str], int]:
         """The types to claim, and how many tasks, so that no handler exceeds its limit."""
@@ -461,7 +462,7 @@ class Worker:
         if run.handler.concurrency is not None:
             self._running_of[run.handler.type] -= 1
             self.nudge()
-        elif self._view.budget_usd is not None:
+        elif self._has_budget:
             # Its reservation may pay for another task.
             self.nudge()
         if not self._running and self._drain_within is not None:
@@ -542,8 +543,8 @@ class Worker:
         if status is None:
             self.on_refused(
                 SupersededError(
-                    f"Agent {self.agent_id!r} was registered again elsewhere: incarnation "
-                    f"{self.presence.incarnation} must stop."
+                    f"Instance {self._own.instance!r} of agent {self.agent_id!r} was registered again or was "
+                    f"reported as dead: this process, incarnation {self.presence.incarnation}, must stop."
                 )
             )
 

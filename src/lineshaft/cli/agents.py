@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
 from lineshaft.cli.usage import UsageError, positive
@@ -31,16 +33,44 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="draining, offline: claim nothing new until it is set to active",
     )
     change.add_argument(
-        "--slots", type=positive, dest="max_concurrent_tasks", metavar="N", help="tasks at the same time"
+        "--slots",
+        type=_slots,
+        default=UNSET,
+        dest="max_concurrent_tasks",
+        metavar="N",
+        help="tasks at the same time in each process; 'declared': as each declares",
+    )
+    change.add_argument(
+        "--budget",
+        type=_budget,
+        default=UNSET,
+        dest="budget_usd",
+        metavar="USD",
+        help="a new total budget; 'unlimited': none",
     )
     change.add_argument(
         "--add-budget", type=float, dest="add_budget_usd", metavar="USD", help="add to the budget"
     )
     change.set_defaults(run=change_)
-    for action in (show, change):
+    remove = actions.add_parser(
+        "rm",
+        help="delete an agent without live processes",
+        description="Delete an agent without live processes. Its history, budget and spend are kept: if it "
+        "registers again, it goes on from there.",
+    )
+    remove.set_defaults(run=remove_)
+    for action in (show, change, remove):
         action.add_argument("id", metavar="AGENT", help="the id of the agent")
-    for action in (listing, show, change):
+    for action in (listing, show, change, remove):
         add_flags(action)
+
+
+def _slots(text: str) -> int | None:
+    return None if text == "declared" else positive(text)
+
+
+def _budget(text: str) -> float | None:
+    return None if text == "unlimited" else float(text)
 
 
 def list_(args: argparse.Namespace) -> int:
@@ -50,11 +80,12 @@ def list_(args: argparse.Namespace) -> int:
         print_json(agents)
         return 0
     print_table(
-        ("AGENT", "STATUS", "BUSY", "LEFT USD", "TYPES", "CAPABILITIES", "LAST HEARTBEAT"),
+        ("AGENT", "STATUS", "PROCESSES", "BUSY", "LEFT USD", "TYPES", "CAPABILITIES", "LAST HEARTBEAT"),
         [
             (
                 agent.id,
                 agent.status,
+                sum(each.status != "offline" for each in agent.instances),
                 f"{agent.current_tasks}/{agent.max_concurrent_tasks}",
                 "unlimited" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
                 "any" if agent.types is None else agent.types,
@@ -77,16 +108,28 @@ def show_(args: argparse.Namespace) -> int:
 
 
 def change_(args: argparse.Namespace) -> int:
-    if args.status is None and args.max_concurrent_tasks is None and args.add_budget_usd is None:
-        raise UsageError("Nothing to change: use --status, --slots or --add-budget.")
+    given = (args.status, args.add_budget_usd), (args.max_concurrent_tasks, args.budget_usd)
+    if given == ((None, None), (UNSET, UNSET)):
+        raise UsageError("Nothing to change: use --status, --slots, --budget or --add-budget.")
     with connect(args) as shaft:
         agent = shaft.change_agent(
             args.id,
             status=args.status,
             max_concurrent_tasks=args.max_concurrent_tasks,
+            budget_usd=args.budget_usd,
             add_budget_usd=args.add_budget_usd,
         )
     _show(args, agent)
+    return 0
+
+
+def remove_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        shaft.delete_agent(args.id)
+    if args.json:
+        print_json({"id": args.id, "deleted": True})
+    else:
+        print(f"Deleted agent {args.id}. Its history is kept.")
     return 0
 
 
@@ -108,4 +151,21 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
             ("Models", ", ".join(agent.models_available) or "any"),
             ("Version", agent.version or "not declared"),
         ]
+    )
+    print()
+    print_table(
+        ("PROCESS", "STATUS", "BUSY", "VERSION", "STARTED", "LAST HEARTBEAT"),
+        [
+            (
+                each.instance or f"(incarnation {each.incarnation})",
+                each.status,
+                f"{each.current_tasks}/{each.max_concurrent_tasks}",
+                each.version,
+                moment(each.started_at),
+                moment(each.last_heartbeat),
+            )
+            for each in agent.instances
+        ],
+        empty="No processes in the last day.",
+        optional=("VERSION", "STARTED"),
     )

@@ -3,8 +3,22 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
+from msgspec import UNSET, UnsetType
+
 from lineshaft.client.backend import Backend
-from lineshaft.types import AgentInfo, Breaker, Lock, NewToken, Page, Readiness, Slowdown, Stats, Token
+from lineshaft.types import (
+    AgentInfo,
+    Breaker,
+    Limits,
+    Lock,
+    NewToken,
+    Page,
+    Readiness,
+    Slowdown,
+    Stats,
+    Token,
+    VelocityAction,
+)
 from lineshaft.types.filters import Names, names
 from lineshaft.types.page import DEFAULT_LIMIT
 
@@ -29,16 +43,54 @@ class Administration:
         agent_id: str,
         *,
         status: str | None = None,
-        max_concurrent_tasks: int | None = None,
+        max_concurrent_tasks: int | UnsetType | None = UNSET,
+        budget_usd: Decimal | float | UnsetType | None = UNSET,
         add_budget_usd: Decimal | float | None = None,
     ) -> AgentInfo:
-        """Change an agent's status (`draining` claims nothing new) or slots, or add to its budget."""
+        """Change an agent's status (`draining` claims nothing new), slots or budget.
+
+        `max_concurrent_tasks` applies to each instance; None returns to what each declares. `budget_usd` is a
+        new total, None for unlimited; `add_budget_usd` adds to the current one.
+        """
         return await self.backend.change_agent(
             agent_id,
             status=status,
             max_concurrent_tasks=max_concurrent_tasks,
+            budget_usd=budget_usd,
             add_budget_usd=add_budget_usd,
         )
+
+    async def delete_agent(self, agent_id: str) -> None:
+        """Remove an agent without live instances. Its history, budget and spend are kept."""
+        await self.backend.delete_agent(agent_id)
+
+    # Limits of the installation.
+
+    async def limits(self) -> Limits:
+        """What every process obeys, with what was spent today."""
+        return await self.backend.limits()
+
+    async def change_limits(
+        self,
+        *,
+        daily_budget_usd: Decimal | float | UnsetType | None = UNSET,
+        velocity_usd: Decimal | float | UnsetType | None = UNSET,
+        velocity_window_sec: float | UnsetType = UNSET,
+        velocity_action: VelocityAction | UnsetType = UNSET,
+        default_max_cost_usd: Decimal | float | UnsetType | None = UNSET,
+        crash_cost_fraction: float | UnsetType = UNSET,
+    ) -> Limits:
+        """Change the limits that are given; None: no limit."""
+        given = {
+            "daily_budget_usd": daily_budget_usd,
+            "velocity_usd": velocity_usd,
+            "velocity_window_sec": velocity_window_sec,
+            "velocity_action": velocity_action,
+            "default_max_cost_usd": default_max_cost_usd,
+            "crash_cost_fraction": crash_cost_fraction,
+        }
+        changes = {name: value for name, value in given.items() if value is not UNSET}
+        return await self.backend.change_limits(changes)
 
     # Guards.
 

@@ -1,6 +1,6 @@
 """The interface of the two backends: a database, and a server over HTTP."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -23,6 +23,8 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    InstanceInfo,
+    Limits,
     Lock,
     NewAgent,
     NewToken,
@@ -215,9 +217,16 @@ class Backend(Protocol):
         agent_id: str,
         *,
         status: str | None,
-        max_concurrent_tasks: int | None,
+        max_concurrent_tasks: int | UnsetType | None,
+        budget_usd: Decimal | float | UnsetType | None,
         add_budget_usd: Decimal | float | None,
     ) -> AgentInfo: ...
+
+    async def delete_agent(self, agent_id: str) -> None: ...
+
+    async def limits(self) -> Limits: ...
+
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits: ...
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]: ...
 
@@ -257,6 +266,12 @@ class Backend(Protocol):
 
     async def leave(self, agent_id: str, incarnation: int) -> None: ...
 
+    async def siblings(
+        self, agent_id: str, incarnation: int, *, gone: Sequence[str], everyone: bool
+    ) -> list[str]:
+        """Report instances on the same machine whose processes are dead; returns some to watch, or all."""
+        ...
+
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
     ) -> list[Assignment[ClaimedTask]]:
@@ -283,7 +298,7 @@ class Backend(Protocol):
 
     def heartbeats(self) -> HeartbeatTransport: ...
 
-    def waiter(self, agent: AgentInfo) -> AbstractAsyncContextManager[WorkWaiter]: ...
+    def waiter(self, agent_id: str, own: InstanceInfo) -> AbstractAsyncContextManager[WorkWaiter]: ...
 
     @property
     def poll_interval_sec(self) -> float | None:

@@ -1,7 +1,7 @@
 """The backend over a database."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -39,6 +39,8 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    InstanceInfo,
+    Limits,
     Lock,
     NewAgent,
     NewToken,
@@ -284,15 +286,26 @@ class DatabaseBackend:
         agent_id: str,
         *,
         status: str | None,
-        max_concurrent_tasks: int | None,
+        max_concurrent_tasks: int | UnsetType | None,
+        budget_usd: Decimal | float | UnsetType | None,
         add_budget_usd: Decimal | float | None,
     ) -> AgentInfo:
         return await self.engine.fleet.patch(
             agent_id,
             status=status,
             max_concurrent_tasks=max_concurrent_tasks,
+            budget_usd=budget_usd,
             add_budget_usd=add_budget_usd,
         )
+
+    async def delete_agent(self, agent_id: str) -> None:
+        await self.engine.fleet.delete(agent_id)
+
+    async def limits(self) -> Limits:
+        return await self.engine.limits.read()
+
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
+        return await self.engine.limits.patch(changes)
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
         return await self.engine.read.breakers(limit=limit, cursor=cursor)
@@ -352,6 +365,11 @@ class DatabaseBackend:
     async def leave(self, agent_id: str, incarnation: int) -> None:
         await self.engine.fleet.leave(agent_id, incarnation)
 
+    async def siblings(
+        self, agent_id: str, incarnation: int, *, gone: Sequence[str], everyone: bool
+    ) -> list[str]:
+        return await self.engine.fleet.siblings(agent_id, incarnation, gone=gone, everyone=everyone)
+
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
     ) -> list[Assignment[ClaimedTask]]:
@@ -399,21 +417,21 @@ class DatabaseBackend:
         )
 
     @asynccontextmanager
-    async def waiter(self, agent: AgentInfo) -> AsyncIterator["DatabaseWaiter"]:
+    async def waiter(self, agent_id: str, own: InstanceInfo) -> AsyncIterator["DatabaseWaiter"]:
         async with self._subscribing:
             if self._directory is None:
                 directory = LaneDirectory(self.engine.database, listen=self._settings.sessions)
                 self._wakeups = await self._resources.enter_async_context(directory.wakeups)
                 self._directory = directory
                 self._resources.push_async_callback(directory.close)
-        interest = Interest(agent.types or (), agent.capabilities, agent.models_available)
+        interest = Interest(own.types or (), own.capabilities, own.models_available)
         await self._directory.enter(interest)
         with self._directory.waiter(interest) as waiter:
-            self._waiters[agent.id, agent.incarnation] = waiter
+            self._waiters[agent_id, own.incarnation] = waiter
             try:
                 yield DatabaseWaiter(waiter)
             finally:
-                self._waiters.pop((agent.id, agent.incarnation), None)
+                self._waiters.pop((agent_id, own.incarnation), None)
 
     @property
     def poll_interval_sec(self) -> float | None:

@@ -5,7 +5,7 @@ not valid JSON) is refused before anything is sent, by the same functions.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -52,6 +52,8 @@ from lineshaft.types import (
     DeadLetterFilter,
     DeadLetterGroup,
     EventPage,
+    InstanceInfo,
+    Limits,
     Lock,
     NewAgent,
     NewToken,
@@ -84,6 +86,7 @@ from lineshaft.types.work import (
     NewCheckpoint,
     NewSpawn,
     NewStep,
+    Presence,
     Release,
     RemainingBudgets,
     Spawned,
@@ -353,15 +356,27 @@ class HttpBackend:
         agent_id: str,
         *,
         status: str | None,
-        max_concurrent_tasks: int | None,
+        max_concurrent_tasks: int | UnsetType | None,
+        budget_usd: Decimal | float | UnsetType | None,
         add_budget_usd: Decimal | float | None,
     ) -> AgentInfo:
-        body = {
+        given = {
             "status": status,
             "max_concurrent_tasks": max_concurrent_tasks,
+            "budget_usd": budget_usd,
             "add_budget_usd": add_budget_usd,
         }
+        body = {name: value for name, value in given.items() if value is not UNSET}
         return await self._patch(f"/v1/agents/{_part(agent_id)}", AgentInfo, body)
+
+    async def delete_agent(self, agent_id: str) -> None:
+        await self._call("DELETE", f"/v1/agents/{_part(agent_id)}", object, again=False)
+
+    async def limits(self) -> Limits:
+        return await self._get("/v1/limits", Limits)
+
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
+        return await self._patch("/v1/limits", Limits, dict(changes))
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
         check_limit(limit)
@@ -425,6 +440,13 @@ class HttpBackend:
     async def leave(self, agent_id: str, incarnation: int) -> None:
         body = protocol.AgentInstance(incarnation=incarnation)
         await self._post(f"/v1/agents/{_part(agent_id)}/leave", object, body)
+
+    async def siblings(
+        self, agent_id: str, incarnation: int, *, gone: Sequence[str], everyone: bool
+    ) -> list[str]:
+        body = protocol.Siblings(incarnation=incarnation, gone=tuple(gone), everyone=everyone)
+        found = await self._post(f"/v1/agents/{_part(agent_id)}/siblings", protocol.SiblingNames, body)
+        return found.instances
 
     async def claim(
         self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
@@ -493,8 +515,8 @@ class HttpBackend:
         for waiter in list(self._waiters):
             waiter.hang_up()
 
-    def waiter(self, agent: AgentInfo) -> AbstractAsyncContextManager[WorkWaiter]:
-        waiter = HttpWaiter(self._pool, agent, lambda: self._answer_sec)
+    def waiter(self, agent_id: str, own: InstanceInfo) -> AbstractAsyncContextManager[WorkWaiter]:
+        waiter = HttpWaiter(self._pool, Presence(agent_id, own.incarnation), lambda: self._answer_sec)
         self._waiters.add(waiter)
         return waiter
 

@@ -14,7 +14,7 @@ from lineshaft.client.problems import exception_of, unexpected_response
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.http_client import Connection, Pool, Response
 from lineshaft.ids import new_id
-from lineshaft.types import AgentInfo, Problem, protocol
+from lineshaft.types import Problem, protocol
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, View
 from lineshaft.types.work import (
@@ -152,26 +152,26 @@ class HttpHeartbeats:
     async def beat(
         self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
     ) -> HeartbeatAnswers:
-        held: dict[str, list[HeldTask]] = {agent.agent_id: [] for agent in agents}
+        held: dict[Presence, list[HeldTask]] = {agent: [] for agent in agents}
         for task in tasks:
-            held[task.agent_id].append(task)
+            held[task.holder].append(task)
         answers = HeartbeatAnswers({})
         for start in range(0, max(len(agents), 1), MAX_ITEMS):
             part = agents[start : start + MAX_ITEMS]
             results = await self._send(part, held, answer_within_sec)
             for agent, result in zip(part, results, strict=True):
-                _add(answers, agent.agent_id, held[agent.agent_id], result)
+                _add(answers, agent, held[agent], result)
         return answers
 
     async def _send(
-        self, agents: Sequence[Presence], held: dict[str, list[HeldTask]], answer_within_sec: float
+        self, agents: Sequence[Presence], held: dict[Presence, list[HeldTask]], answer_within_sec: float
     ) -> list[protocol.HeartbeatResult]:
         body = protocol.Batch(
             items=[
                 protocol.HeartbeatItem(
                     agent_id=agent.agent_id,
                     incarnation=agent.incarnation,
-                    tasks=[protocol.HeartbeatTask.of(task) for task in held[agent.agent_id]],
+                    tasks=[protocol.HeartbeatTask.of(task) for task in held[agent]],
                 )
                 for agent in agents
             ]
@@ -227,16 +227,16 @@ class HttpHeartbeats:
 
 
 def _add(
-    answers: HeartbeatAnswers, agent_id: str, held: Sequence[HeldTask], result: protocol.HeartbeatResult
+    answers: HeartbeatAnswers, agent: Presence, held: Sequence[HeldTask], result: protocol.HeartbeatResult
 ) -> None:
     if result.problem is not None:
-        # An agent without an answer was superseded.
+        # An instance without an answer was superseded.
         return
-    answers.agents[agent_id] = result.status or "active"
+    answers.agents[agent] = result.status or "active"
     if result.max_concurrent_tasks is not UNSET:
-        answers.slots[agent_id] = result.max_concurrent_tasks
+        answers.slots[agent] = result.max_concurrent_tasks
     if result.slowdown_until is not UNSET:
-        answers.slowdowns[agent_id] = result.slowdown_until
+        answers.slowdowns[agent] = result.slowdown_until
     said = {} if result.tasks is UNSET else result.tasks
     for task in held:
         if (answer := said.get(task.id, "continue")) != "continue":
@@ -246,7 +246,7 @@ def _add(
 class HttpWaiter:
     """Waits for work with long polls, which claim it."""
 
-    def __init__(self, pool: Pool, agent: AgentInfo, answer_within_sec: Callable[[], float]) -> None:
+    def __init__(self, pool: Pool, agent: Presence, answer_within_sec: Callable[[], float]) -> None:
         self._pool = pool
         self._agent = agent
         self._answer_within_sec = answer_within_sec
@@ -274,7 +274,7 @@ class HttpWaiter:
         limit: int,
     ) -> list[Assignment[ClaimedTask]] | None:
         seconds = min(timeout, MAX_WAIT_SEC)
-        item = claim_item(self._agent.id, self._agent.incarnation, limit, types)
+        item = claim_item(self._agent.agent_id, self._agent.incarnation, limit, types)
         body = protocol.ClaimBatch(items=[item], wait_sec=seconds, poll=self._poll, view=View.WORK)
         self._polling = asyncio.create_task(
             self._pool.request_on(

@@ -10,22 +10,29 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
+from lineshaft.engine.agents import Fleet
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
 
 _log = logging.getLogger("lineshaft.duties")
 
+#: Instances that have been silent for longer are deleted.
+_SILENT_SEC = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Janitor:
     maintenance: Maintenance
+    fleet: Fleet
     partitions: Partitions
     tally: Tally
     #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: forever.
     keep_events: timedelta | None = None
+    #: How long an agent is kept that has no instance, budget or spend.
+    keep_agents: timedelta = timedelta(days=30)
     ahead_days: int = 40
     interval_sec: float = 3_600.0
     batch: int = 1_000
@@ -61,5 +68,12 @@ class Janitor:
                 counts["finished tasks deleted"] += deleted
                 if deleted < self.batch:
                     break
+        while True:
+            forgotten = await self.fleet.forget(
+                silent_sec=_SILENT_SEC, unused_sec=self.keep_agents.total_seconds(), limit=self.batch
+            )
+            counts["instances and agents deleted"] += forgotten
+            if forgotten < self.batch:
+                break
         await self.maintenance.sweep_generations(self.batch)
         return counts

@@ -26,10 +26,12 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
         Promoter(engine.maintenance, interval_sec=settings.promoter_interval_sec),
         Janitor(
             engine.maintenance,
+            engine.fleet,
             Partitions(engine.database),
             Tally(engine.database),
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
+            keep_agents=timedelta(days=settings.keep_agents_days),
         ),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),

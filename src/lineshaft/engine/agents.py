@@ -1,32 +1,47 @@
-"""Agents: registration, presence, reads and changes."""
+"""Agents and their instances: registration, presence, reads and changes.
 
-from collections.abc import Sequence
+An agent is a role, with a budget and a status. An instance is one running process of it, with its own
+capabilities, slots and heartbeat; claims lock the row of their instance.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
 from lineshaft.engine.transition.fail import Fail
-from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SupersededError
+from lineshaft.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    InvalidTransitionError,
+    LineshaftError,
+    NotFoundError,
+    SupersededError,
+)
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
 from lineshaft.model.storable import is_storable
-from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent
-from lineshaft.types.agents import MAX_VERSION
+from lineshaft.types import AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
+from lineshaft.types.agents import MAX_GONE, MAX_INSTANCE, MAX_VERSION
 from lineshaft.types.page import check_limit
 
 _SQL = catalog.load(__name__)
 MAX_SLOTS = 10_000
+#: Instances that are offline and hold nothing: so many of each agent are shown.
+_OFFLINE_SHOWN = 10
+#: Siblings on the same machine whose processes an instance watches.
+_WATCHED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    incarnation: int
     #: active, draining or offline: set by hand, or as its process reported.
     status: str
     capabilities: list[str]
@@ -36,69 +51,180 @@ class Present:
     slowdown_until: datetime | None
 
 
+class _Registered(NamedTuple):
+    agent_id: str
+    incarnation: int
+
+
+class _Superseded(NamedTuple):
+    incarnation: int
+    held: int
+
+
+class _Role(NamedTuple):
+    """What a new instance takes from its agent."""
+
+    incarnation: int
+    set_status: str | None
+    set_max_tasks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentRow:
+    id: str
+    type: str | None
+    budget_usd: Decimal | None
+    spent_usd: Decimal
+    reserved_usd: Decimal
+    set_status: str | None
+    set_max_tasks: int | None
+    incarnation: int
+    registered_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceRow:
+    agent_id: str
+    instance: str
+    incarnation: int
+    host: str | None
+    version: str | None
+    #: Of its process; what was set by hand isn't considered.
+    liveness: str
+    started_at: datetime
+    last_heartbeat: datetime
+    max_concurrent_tasks: int
+    current_tasks: int
+    capabilities: list[str]
+    types: list[str] | None
+    models_available: list[str]
+    poll_interval_sec: float
+    claim_ttl_sec: float
+    heartbeat_interval_sec: float
+
+
+class _HeldRow(NamedTuple):
+    agent_id: str
+    incarnation: int
+    task_ids: list[str]
+
+
 class Fleet:
     def __init__(self, database: Database, fail: Fail) -> None:
         self._database = database
         self._fail = fail
 
+    # Registration.
+
     async def register(
         self, agent: NewAgent, *, key: str | None = None, budget_usd: Decimal | None = None
     ) -> RegisteredAgent:
-        """Create a new incarnation; claims of an earlier one fail as `agent_restarted` at once.
+        """Create an instance. One of the same name is superseded: its claims fail as `agent_restarted`.
 
-        `budget_usd` comes from the agent's token and counts instead of the budget that the agent declares.
-        With the idempotency key of the current incarnation, that one is returned and nothing changes.
+        The same happens to instances in `gone`. `budget_usd` comes from the agent's token and counts instead
+        of the budget that the agent declares. With the idempotency key of an instance, that one is returned
+        and nothing changes.
         """
         _check(agent)
         agent_id = agent.id or new_id("agent")
         declared = None if agent.budget_usd is None else money(agent.budget_usd, "budget_usd")
-        budget = declared if budget_usd is None else budget_usd
         values = {
             **self._database.now,
             "id": agent_id,
+            "agent_id": agent_id,
             "type": agent.type,
+            "budget": declared if budget_usd is None else budget_usd,
+            "name": agent.instance,
+            "host": agent.host,
+            "gone": list(agent.gone),
             "capabilities": list(dict.fromkeys(agent.capabilities)),
             "types": None if agent.types is None else list(dict.fromkeys(agent.types)),
             "models": list(dict.fromkeys(agent.models_available)),
             "version": agent.version,
             "max_tasks": agent.max_concurrent_tasks,
-            "budget": budget,
             "poll_interval": agent.poll_interval_sec,
             "claim_ttl": agent.claim_ttl_sec,
             "heartbeat_interval": agent.heartbeat_interval_sec,
             "key": key,
         }
 
-        async def work(connection: Connection) -> str:
+        async def work(connection: Connection) -> _Registered:
             existing = None if key is None else await self._registered_with(connection, key, agent.id)
             if existing is not None:
                 return existing
-            for superseded in await fetch_column(connection, _SQL["incarnation"], {"agent_id": agent_id}):
-                await self._fail_held(connection, agent_id, superseded)
-            (incarnation,) = await fetch_column(connection, _SQL["register_agent"], values)
-            # Claims that the old incarnation made just before it was superseded.
-            await self._fail_held(connection, agent_id, incarnation - 1)
-            await self._log(connection, "agent.registered", agent_id, {"incarnation": incarnation})
-            return agent_id
+            # Mostly here, where the rows of tasks are locked before those of agents, as everywhere.
+            await self._end_claims(connection, agent_id, await self._superseded(connection, values))
+            (role,) = await fetch_rows(connection, _Role, _SQL["register_agent"], values)
+            # Again under the lock of the agent: another registration may have had this name since.
+            await self._remove(connection, agent_id, await self._superseded(connection, values))
+            await connection.execute(_SQL["register_instance"], values | role._asdict())
+            data = {"incarnation": role.incarnation, "instance": agent.instance}
+            await self._log(connection, "agent.registered", agent_id, data)
+            return _Registered(agent_id, role.incarnation)
 
-        found = await self.read(await self._database.run(work))
+        registered = await self._database.run(work)
+        found = await self.read(registered.agent_id)
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
+        fields["incarnation"] = registered.incarnation
         return RegisteredAgent(**fields, warnings=_budget_warnings(found, declared, budget_usd))
 
-    async def _registered_with(self, connection: Connection, key: str, wanted: str | None) -> str | None:
+    async def _registered_with(
+        self, connection: Connection, key: str, wanted: str | None
+    ) -> _Registered | None:
         await connection.execute(_SQL["lock_registration_key"], {"key": key})
-        for known in await fetch_column(connection, _SQL["registered_with"], {"key": key}):
-            if wanted not in {None, known}:
+        for known in await fetch_rows(connection, _Registered, _SQL["registered_with"], {"key": key}):
+            if wanted not in {None, known.agent_id}:
                 raise AlreadyExistsError(
                     f"Asked to register agent {wanted!r} with the idempotency key {key!r}, but agent "
-                    f"{known!r} was registered with it. Use a separate key for each registration."
+                    f"{known.agent_id!r} was registered with it. Use a separate key for each registration."
                 )
-            return str(known)
+            return known
         return None
 
-    async def _fail_held(self, connection: Connection, agent_id: str, incarnation: int) -> None:
-        held = await fetch_column(connection, _SQL["held_by"], {"agent_id": agent_id})
-        await self._fail.fail_held(connection, agent_id, incarnation, held)
+    async def _superseded(self, connection: Connection, values: dict[str, Any]) -> list[_Superseded]:
+        return await fetch_rows(connection, _Superseded, _SQL["superseded"], values)
+
+    async def _end_claims(
+        self, connection: Connection, agent_id: str, instances: Sequence[_Superseded]
+    ) -> None:
+        """What these instances hold fails as `agent_restarted`."""
+        if not any(each.held for each in instances):
+            return
+        incarnations = [each.incarnation for each in instances]
+        asked = {"agent_id": agent_id, "incarnations": incarnations}
+        held = await fetch_column(connection, _SQL["held_by"], asked)
+        await self._fail.fail_held(connection, agent_id, incarnations, held)
+
+    async def _remove(self, connection: Connection, agent_id: str, instances: Sequence[_Superseded]) -> None:
+        """Instances whose processes are gone, or must end."""
+        if not instances:
+            return
+        asked = {"agent_id": agent_id, "incarnations": [each.incarnation for each in instances]}
+        rows = await fetch_rows(connection, _Superseded, _SQL["remove_instances"], asked)
+        # Claims that they made just before.
+        await self._end_claims(connection, agent_id, rows)
+
+    async def siblings(
+        self, agent_id: str, incarnation: int, *, gone: Sequence[str] = (), everyone: bool = False
+    ) -> list[str]:
+        """An instance reports processes on its machine that are dead: what they held fails at once.
+
+        Returns the names of other instances on the same machine: some for this one to watch, or all.
+        """
+        asked = {"agent_id": agent_id, "incarnation": incarnation, "gone": list(gone)}
+
+        async def work(connection: Connection) -> None:
+            dead = await fetch_rows(connection, _Superseded, _SQL["gone_siblings"], asked)
+            await self._end_claims(connection, agent_id, dead)
+            await self._remove(connection, agent_id, dead)
+
+        if gone:
+            await self._database.run(work)
+        async with self._database.connection() as connection:
+            asked["limit"] = MAX_GONE if everyone else _WATCHED
+            return await fetch_column(connection, _SQL["siblings"], asked)
+
+    # Reads.
 
     async def read(self, agent_id: str) -> AgentInfo:
         found = await self.read_all([agent_id])
@@ -110,9 +236,25 @@ class Fleet:
         self, agent_ids: list[str] | None = None, *, seen_within_sec: float | None = None
     ) -> list[AgentInfo]:
         """`seen_within_sec`: without agents that have been offline for longer."""
-        parameters = {**self._database.now, "ids": agent_ids, "seen_within": seen_within_sec}
+        asked = {**self._database.now, "ids": agent_ids, "offline": _OFFLINE_SHOWN}
         async with self._database.connection() as connection:
-            return await fetch_rows(connection, AgentInfo, _SQL["read_agents"], parameters)
+            agents = await fetch_rows(connection, _AgentRow, _SQL["read_agents"], asked)
+            instances = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
+            held = await fetch_rows(connection, _HeldRow, _SQL["read_held"], asked)
+        tasks = {(row.agent_id, row.incarnation): row.task_ids for row in held}
+        by_agent: dict[str, list[_InstanceRow]] = {}
+        for instance in instances:
+            by_agent.setdefault(instance.agent_id, []).append(instance)
+        found = [_agent(row, by_agent.get(row.id, []), tasks) for row in agents]
+        if seen_within_sec is None:
+            return found
+        now = self._database.now["now"] or datetime.now(UTC)
+        return [
+            agent
+            for agent in found
+            if agent.last_heartbeat is not None
+            and (agent.status != "offline" or (now - agent.last_heartbeat).total_seconds() < seen_within_sec)
+        ]
 
     async def page(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         """By id."""
@@ -122,51 +264,110 @@ class Fleet:
         items = found[start : start + limit]
         return Page(items, items[-1].id if len(found) > start + limit else None)
 
+    # Changes by hand.
+
     async def patch(
         self,
         agent_id: str,
         *,
+        budget_usd: Decimal | float | UnsetType | None = UNSET,
         add_budget_usd: Decimal | float | None = None,
         status: str | None = None,
-        max_concurrent_tasks: int | None = None,
+        max_concurrent_tasks: int | UnsetType | None = UNSET,
     ) -> AgentInfo:
-        """`status`: draining and offline stay, whatever the process reports, until it is set to active."""
+        """`budget_usd`: a new total; None: unlimited.
+
+        `status`: draining and offline stay, whatever its processes report, until it is set to active.
+        `max_concurrent_tasks`: of each instance, present and future; None: as each declares.
+        """
         if status not in {None, "active", "draining", "offline"}:
             raise InvalidInputError(
                 errors=[("status", f"must be active, draining or offline, got {status!r}")]
             )
-        if max_concurrent_tasks is not None:
+        if max_concurrent_tasks is not UNSET and max_concurrent_tasks is not None:
             _refuse(_slot_faults(max_concurrent_tasks))
+        if add_budget_usd is not None and budget_usd is not UNSET:
+            raise InvalidInputError(errors=[("add_budget_usd", "can't be given together with budget_usd")])
         values = {
             "id": agent_id,
+            "sets_budget": budget_usd is not UNSET,
+            "budget": None if budget_usd is UNSET or budget_usd is None else money(budget_usd, "budget_usd"),
             "add_budget": None if add_budget_usd is None else money(add_budget_usd, "add_budget_usd"),
             "status": status,
-            "max_tasks": max_concurrent_tasks,
+            "sets_max_tasks": max_concurrent_tasks is not UNSET,
+            "max_tasks": None if max_concurrent_tasks is UNSET else max_concurrent_tasks,
         }
         async with self._database.connection() as connection:
             await connection.execute(_SQL["patch_agent"], values)
         return await self.read(agent_id)
 
+    async def delete(self, agent_id: str) -> None:
+        """Remove an agent from lists. Its budget and spend are kept for when it registers again."""
+        asked = {**self._database.now, "agent_id": agent_id}
+
+        async def work(connection: Connection) -> None:
+            offline = await fetch_rows(connection, _Superseded, _SQL["offline_instances"], asked)
+            await self._end_claims(connection, agent_id, offline)
+            if not await fetch_column(connection, _SQL["lock_agent"], asked):
+                raise NotFoundError(f"There is no agent {agent_id!r}.")
+            live = await fetch_column(connection, _SQL["live_instances"], asked)
+            if live:
+                raise InvalidTransitionError(
+                    f"Asked to delete agent {agent_id!r}, but {len(live)} of its instances are alive, among "
+                    f"them {live[0]!r}. Stop their processes first."
+                )
+            offline = await fetch_rows(connection, _Superseded, _SQL["offline_instances"], asked)
+            await self._remove(connection, agent_id, offline)
+            await connection.execute(_SQL["delete_agent"], asked)
+            await connection.execute(_SQL["forget_counters"], {"ids": [agent_id]})
+            await self._log(connection, "agent.changed", agent_id, {"deleted": True})
+
+        await self._database.run(work)
+
+    # Duties.
+
     async def mark_offline(self) -> list[str]:
-        """Report agents without a heartbeat for three intervals, and at least 90 s; each silence once."""
+        """Report instances without a heartbeat for three intervals, and at least 90 s; each silence once.
+
+        Returns the ids of their agents.
+        """
         async with self._database.connection() as connection:
             return await fetch_column(connection, _SQL["mark_offline"], self._database.now)
 
+    async def forget(self, *, silent_sec: float, unused_sec: float, limit: int) -> int:
+        """Delete instances that have been silent for long, and agents that were only ever used once.
+
+        Returns the number of deleted instances or agents, whichever is larger.
+        """
+        asked = {**self._database.now, "silent": silent_sec, "unused": unused_sec, "limit": limit}
+
+        async def work(connection: Connection) -> int:
+            instances = await connection.execute(_SQL["forget_instances"], asked)
+            unused = await fetch_column(connection, _SQL["unused_agents"], asked)
+            if unused:
+                await connection.execute(_SQL["forget_agents"], {"ids": unused})
+                await connection.execute(_SQL["forget_counters"], {"ids": unused})
+            return max(instances.rowcount, len(unused))
+
+        return await self._database.run(work)
+
+    # Presence.
+
     async def present(self, agent_id: str, incarnation: int) -> Present:
-        """Record that an agent is alive, because it asks for work; also returns what it may claim."""
-        parameters = {**self._database.now, "agent_id": agent_id, "incarnation": incarnation}
+        """Record that an instance is alive, because it asks for work; also returns what it may claim."""
+        asked = {**self._database.now, "agent_id": agent_id, "incarnation": incarnation}
         async with self._database.connection() as connection:
-            found = await fetch_row(connection, Present, _SQL["present"], parameters)
-        check_incarnation(agent_id, incarnation, None if found is None else found.incarnation)
-        assert found is not None  # noqa: S101 - an unknown agent is refused above
+            found = await fetch_row(connection, Present, _SQL["present"], asked)
+            if found is None:
+                raise await unknown_instance(connection, agent_id, incarnation)
         return found
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
-        """An agent that is about to stop: it claims nothing more."""
+        """An instance that is about to stop: it claims nothing more."""
         await self._execute("drain", agent_id, incarnation)
 
     async def leave(self, agent_id: str, incarnation: int) -> None:
-        """An agent that has stopped: it is offline at once, until it registers again."""
+        """An instance that has stopped: it is offline at once."""
         await self._execute("leave", agent_id, incarnation)
 
     async def _execute(self, statement: str, agent_id: str, incarnation: int) -> None:
@@ -183,6 +384,73 @@ class Fleet:
         )
 
 
+def _agent(
+    row: _AgentRow, rows: Sequence[_InstanceRow], tasks: Mapping[tuple[str, int], list[str]]
+) -> AgentInfo:
+    """`rows`: its instances, the newest first."""
+    live = [each for each in rows if each.liveness != "offline"]
+    shown = live or rows[:1]
+    types = None
+    if shown and all(each.types is not None for each in shown):
+        types = _union(each.types or () for each in shown)
+    newest = rows[0] if rows else None
+    remaining = None if row.budget_usd is None else row.budget_usd - row.spent_usd - row.reserved_usd
+    defaults = NewAgent()
+    return AgentInfo(
+        id=row.id,
+        type=row.type,
+        capabilities=_union(each.capabilities for each in shown),
+        types=types,
+        models_available=_union(each.models_available for each in shown),
+        version=None if newest is None else newest.version,
+        max_concurrent_tasks=sum(each.max_concurrent_tasks for each in shown),
+        current_tasks=sum(each.current_tasks for each in rows),
+        budget_usd=row.budget_usd,
+        budget_remaining_usd=remaining,
+        spent_usd=row.spent_usd,
+        reserved_usd=row.reserved_usd,
+        status=row.set_status or _status([each.liveness for each in rows]),
+        last_heartbeat=max((each.last_heartbeat for each in rows), default=None),
+        poll_interval_sec=(newest or defaults).poll_interval_sec,
+        claim_ttl_sec=(newest or defaults).claim_ttl_sec,
+        heartbeat_interval_sec=(newest or defaults).heartbeat_interval_sec,
+        incarnation=row.incarnation,
+        registered_at=row.registered_at,
+        instances=[_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in rows],
+    )
+
+
+def _status(liveness: Sequence[str]) -> str:
+    """Of an agent, from its instances: the best of them."""
+    return next((status for status in ("active", "draining") if status in liveness), "offline")
+
+
+def _union(lists: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(item for each in lists for item in each))
+
+
+def _instance(agent: _AgentRow, row: _InstanceRow, task_ids: list[str]) -> InstanceInfo:
+    alive = row.liveness != "offline"
+    return InstanceInfo(
+        instance=row.instance,
+        incarnation=row.incarnation,
+        host=row.host,
+        version=row.version,
+        status=agent.set_status or row.liveness if alive else row.liveness,
+        started_at=row.started_at,
+        last_heartbeat=row.last_heartbeat,
+        capabilities=row.capabilities,
+        types=row.types,
+        models_available=row.models_available,
+        max_concurrent_tasks=row.max_concurrent_tasks,
+        current_tasks=row.current_tasks,
+        task_ids=task_ids,
+        poll_interval_sec=row.poll_interval_sec,
+        claim_ttl_sec=row.claim_ttl_sec,
+        heartbeat_interval_sec=row.heartbeat_interval_sec,
+    )
+
+
 def _budget_warnings(agent: AgentInfo, declared: Decimal | None, granted: Decimal | None) -> list[str]:
     if declared not in {None, agent.budget_usd}:
         given = f"budget_usd={_usd(declared)}"
@@ -190,7 +458,7 @@ def _budget_warnings(agent: AgentInfo, declared: Decimal | None, granted: Decima
         given = f"The budget of the token, {_usd(granted)} USD,"
     else:
         return []
-    remedy = f"To change it: lineshaft agents change {agent.id} --add-budget USD"
+    remedy = f"To change it: lineshaft agents change {agent.id} --budget USD"
     return [f"{given} is ignored: agent {agent.id!r} has a budget of {_usd(agent.budget_usd)} USD. {remedy}"]
 
 
@@ -198,15 +466,16 @@ def _usd(amount: Decimal | None) -> str:
     return "unlimited" if amount is None else f"{amount.normalize():f}"
 
 
-def check_incarnation(agent_id: str, incarnation: int, current: int | None) -> None:
-    """`current`: None, if the agent is unknown."""
-    if current is None:
-        raise NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
-    if current != incarnation:
-        raise SupersededError(
-            f"Agent {agent_id!r} was registered again: this is incarnation {incarnation}, the current one is "
-            f"{current}. This process must stop; if it is the right one, register it again."
-        )
+async def unknown_instance(connection: Connection, agent_id: str, incarnation: int) -> LineshaftError:
+    """Why there is no instance with this incarnation."""
+    found = await fetch_column(connection, _SQL["current_incarnation"], {"agent_id": agent_id})
+    if not found:
+        return NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
+    return SupersededError(
+        f"Incarnation {incarnation} of agent {agent_id!r} has ended: its instance was registered again, was "
+        f"reported as dead, or was silent for a day; the newest incarnation is {found[0]}. This process must "
+        "stop; if it is the right one, register it again."
+    )
 
 
 def _check(agent: NewAgent) -> None:
@@ -221,6 +490,14 @@ def _check(agent: NewAgent) -> None:
         faults.append(
             ("version", f"must be a text of 1 to {MAX_VERSION} characters, got {agent.version!r:.100}")
         )
+    for name in ("instance", "host"):
+        value = getattr(agent, name)
+        if value is not None and not (len(value) <= MAX_INSTANCE and is_storable(value)):
+            faults.append((name, f"must be a text of up to {MAX_INSTANCE} characters, got {value!r:.100}"))
+    if agent.gone and agent.host is None:
+        faults.append(("gone", "needs host: only processes of one's own machine can be known to be dead"))
+    if agent.budget_usd is not None and agent.id is None:
+        faults.append(("budget_usd", "needs an id: without one the money would be new with every start"))
     _refuse(faults)
 
 

@@ -1,128 +1,247 @@
--- Registration, presence, reads and changes.
+-- Registration, presence, reads and changes of agents and their instances.
 
 -- name: lock_registration_key
 -- Of two registrations with one key the second waits, and finds the result of the first.
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.registration ' || %(key)s::text, 0))
 
 -- name: registered_with
-SELECT id FROM lineshaft.agent WHERE registration_key = %(key)s::text
+SELECT agent_id, incarnation FROM lineshaft.instance WHERE registration_key = %(key)s::text
+
+-- name: superseded
+-- The instances that a registration ends: the one of the same name, and those whose process is gone. A caller can only know the processes
+-- of its own machine.
+SELECT incarnation, held
+FROM lineshaft.instance
+WHERE agent_id = %(agent_id)s::text
+  AND (name = %(name)s::text OR (name = ANY (%(gone)s::text[]) AND host = %(host)s::text))
+
+-- name: gone_siblings
+-- Instances of the same agent and machine as the caller's.
+SELECT sibling.incarnation, sibling.held
+FROM lineshaft.instance AS own
+JOIN lineshaft.instance AS sibling ON sibling.agent_id = own.agent_id AND sibling.host = own.host
+WHERE own.agent_id = %(agent_id)s::text AND own.incarnation = %(incarnation)s::integer
+  AND sibling.incarnation <> own.incarnation AND sibling.name = ANY (%(gone)s::text[])
+
+-- name: offline_instances
+-- All instances of an agent that are not alive.
+SELECT incarnation, held
+FROM lineshaft.instance
+WHERE agent_id = %(agent_id)s::text AND
+    -- include: instance_liveness
+    = 'offline'
+
+-- name: remove_instances
+-- Waits for claims of these instances, which then find nothing.
+DELETE FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = ANY (%(incarnations)s::integer[])
+RETURNING incarnation, held
 
 -- name: register_agent
--- A new incarnation supersedes the previous one. The budget is a total over the id's life, set by the first registration that has one:
--- registering again doesn't refill it. A status that was set by hand stays.
-INSERT INTO lineshaft.agent AS known (
-    id, type, capabilities, types, models_available, version, max_concurrent_tasks, budget_usd, poll_interval_sec, claim_ttl_sec,
-    heartbeat_interval_sec, incarnation, registered_at, last_heartbeat, status, silence_reported, registration_key
+-- The budget is a total over the id's life, set by the first registration that has one: registering again doesn't refill it. A status that
+-- was set by hand stays. The row is locked: registrations of one agent take turns.
+INSERT INTO lineshaft.agent AS known (id, type, budget_usd, incarnation, registered_at)
+VALUES (%(id)s::text, %(type)s::text, %(budget)s::numeric, 1, coalesce(%(now)s::timestamptz, now()))
+ON CONFLICT (id) DO UPDATE
+SET type = coalesce(excluded.type, known.type), budget_usd = coalesce(known.budget_usd, excluded.budget_usd),
+    incarnation = known.incarnation + 1, registered_at = excluded.registered_at, deleted_at = NULL
+RETURNING incarnation, set_status::text AS set_status, set_max_tasks
+
+-- name: register_instance
+INSERT INTO lineshaft.instance (
+    agent_id, incarnation, name, host, version, capabilities, types, models_available, max_concurrent_tasks, set_max_tasks, set_status,
+    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, registered_at, last_heartbeat, registration_key
 )
 VALUES (
-    %(id)s::text, %(type)s::text, %(capabilities)s::text[], %(types)s::text[], %(models)s::text[], %(version)s::text,
-    %(max_tasks)s::integer, %(budget)s::numeric, %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
-    1, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), 'active',
-    false, %(key)s::text
+    %(id)s::text, %(incarnation)s::integer, %(name)s::text, %(host)s::text, %(version)s::text, %(capabilities)s::text[], %(types)s::text[],
+    %(models)s::text[], %(max_tasks)s::integer, %(set_max_tasks)s::integer, %(set_status)s::lineshaft.agent_status,
+    %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
+    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(key)s::text
 )
-ON CONFLICT (id) DO UPDATE
-SET type = excluded.type, capabilities = excluded.capabilities, types = excluded.types, models_available = excluded.models_available,
-    version = excluded.version, max_concurrent_tasks = excluded.max_concurrent_tasks, budget_usd = coalesce(known.budget_usd, excluded.budget_usd),
-    poll_interval_sec = excluded.poll_interval_sec,
-    claim_ttl_sec = excluded.claim_ttl_sec, heartbeat_interval_sec = excluded.heartbeat_interval_sec,
-    incarnation = known.incarnation + 1, registered_at = excluded.registered_at, last_heartbeat = excluded.last_heartbeat, status = 'active',
-    silence_reported = false, registration_key = excluded.registration_key
-RETURNING incarnation
 
--- name: incarnation
+-- name: current_incarnation
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
 -- name: held_by
--- All tasks that an agent holds, through the index of leases: few, and rarely needed.
-SELECT id FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND agent_id = %(agent_id)s::text
+-- All tasks that instances of an agent hold, through the index of leases: few, and rarely needed.
+SELECT id FROM lineshaft.task_live
+WHERE lease_until IS NOT NULL AND agent_id = %(agent_id)s::text AND incarnation = ANY (%(incarnations)s::integer[])
 
 -- name: read_agents
--- `seen_within`: without agents that have been offline for so many seconds. NULL: all.
-SELECT id, type, capabilities, types, models_available, version, max_concurrent_tasks, held AS current_tasks, budget_usd,
-    budget_usd - spent_usd - reserved_usd AS budget_remaining_usd, spent_usd, reserved_usd, found.status,
-    last_heartbeat, poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, incarnation, registered_at
+SELECT id, type, budget_usd, spent_usd, reserved_usd, set_status::text AS set_status, set_max_tasks, incarnation, registered_at
 FROM lineshaft.agent
-CROSS JOIN LATERAL (
-    SELECT
-    -- include: agent_status
-    AS status
-) AS found
-WHERE (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
-  AND (
-    %(seen_within)s::double precision IS NULL OR found.status <> 'offline'
-    OR last_heartbeat > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(seen_within)s::double precision)
-  )
+WHERE deleted_at IS NULL AND (%(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]))
 ORDER BY id
+
+-- name: read_instances
+-- By agent, the newest first. Instances that are offline and hold nothing are soon of no interest: only the newest of them.
+SELECT agent_id, name AS instance, incarnation, host, version, liveness, registered_at AS started_at, last_heartbeat,
+    coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available,
+    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec
+FROM (
+    SELECT instance.*,
+        -- include: instance_liveness
+        AS liveness,
+        row_number() OVER (PARTITION BY instance.agent_id ORDER BY instance.incarnation DESC) AS n
+    FROM lineshaft.instance
+    WHERE %(ids)s::text[] IS NULL OR instance.agent_id = ANY (%(ids)s::text[])
+) AS found
+WHERE liveness <> 'offline' OR held > 0 OR n <= %(offline)s::integer
+ORDER BY agent_id, incarnation DESC
+
+-- name: read_held
+-- The tasks of each instance, through the index of leases.
+SELECT agent_id, incarnation, array_agg(id ORDER BY claimed_at, id) AS task_ids
+FROM lineshaft.task_live
+WHERE lease_until IS NOT NULL AND (%(ids)s::text[] IS NULL OR agent_id = ANY (%(ids)s::text[]))
+GROUP BY agent_id, incarnation
+
+-- name: siblings
+-- The next instances of the same agent on the same machine, in a ring: each instance watches a few others, however many there are. One
+-- that has left doesn't matter any more.
+SELECT sibling.name
+FROM lineshaft.instance AS own
+JOIN lineshaft.instance AS sibling ON sibling.agent_id = own.agent_id AND sibling.host = own.host AND sibling.status <> 'offline'
+WHERE own.agent_id = %(agent_id)s::text AND own.incarnation = %(incarnation)s::integer AND sibling.incarnation <> own.incarnation
+ORDER BY sibling.incarnation < own.incarnation, sibling.incarnation
+LIMIT %(limit)s::integer
 
 -- name: patch_agent
 -- Waiting agents look again: there may be more money or more slots, or they may claim again. A process that has left stays offline.
 WITH patched AS (
     UPDATE lineshaft.agent
-    SET budget_usd = budget_usd + coalesce(%(add_budget)s::numeric, 0),
+    SET budget_usd = CASE
+            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_usd + %(add_budget)s::numeric
+            WHEN %(sets_budget)s::boolean THEN %(budget)s::numeric
+            ELSE budget_usd
+        END,
         set_status = CASE
             WHEN %(status)s::text IS NULL THEN set_status
             ELSE nullif(%(status)s::text, 'active')::lineshaft.agent_status
         END,
-        status = CASE WHEN %(status)s::text = 'active' AND status = 'draining' THEN 'active' ELSE status END::lineshaft.agent_status,
-        max_concurrent_tasks = coalesce(%(max_tasks)s::integer, max_concurrent_tasks)
-    WHERE id = %(id)s::text
-    RETURNING id
+        set_max_tasks = CASE WHEN %(sets_max_tasks)s::boolean THEN %(max_tasks)s::integer ELSE set_max_tasks END
+    WHERE id = %(id)s::text AND deleted_at IS NULL
+    RETURNING id, set_status, set_max_tasks
+),
+instances AS (
+    UPDATE lineshaft.instance
+    SET set_status = patched.set_status, set_max_tasks = patched.set_max_tasks,
+        status = CASE
+            WHEN %(status)s::text = 'active' AND instance.status = 'draining' THEN 'active' ELSE instance.status
+        END::lineshaft.agent_status
+    FROM patched
+    WHERE instance.agent_id = patched.id
 )
 SELECT pg_notify('lineshaft', '*') FROM patched
+
+-- name: lock_agent
+SELECT id FROM lineshaft.agent WHERE id = %(agent_id)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
+
+-- name: live_instances
+SELECT name FROM lineshaft.instance
+WHERE agent_id = %(agent_id)s::text AND
+    -- include: instance_liveness
+    <> 'offline'
+ORDER BY incarnation DESC
+
+-- name: delete_agent
+UPDATE lineshaft.agent SET deleted_at = coalesce(%(now)s::timestamptz, now()) WHERE id = %(agent_id)s::text
+
+-- name: forget_instances
+-- Instances that have been silent for a day and hold nothing.
+DELETE FROM lineshaft.instance
+USING (
+    SELECT agent_id, incarnation FROM lineshaft.instance
+    WHERE last_heartbeat < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(silent)s::double precision) AND held = 0
+    LIMIT %(limit)s::integer
+    FOR UPDATE SKIP LOCKED
+) AS old
+WHERE instance.agent_id = old.agent_id AND instance.incarnation = old.incarnation
+
+-- name: unused_agents
+-- Agents without instances, spend and budget that have not registered for long.
+SELECT id FROM lineshaft.agent
+WHERE budget_usd IS NULL AND spent_usd = 0 AND reserved_usd = 0
+  AND greatest(registered_at, deleted_at) < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(unused)s::double precision)
+  AND NOT EXISTS (SELECT FROM lineshaft.instance WHERE instance.agent_id = agent.id)
+LIMIT %(limit)s::integer
+FOR UPDATE SKIP LOCKED
+
+-- name: forget_agents
+DELETE FROM lineshaft.agent WHERE id = ANY (%(ids)s::text[])
+
+-- name: forget_counters
+-- Metrics have no labels of agents that are gone: what they counted becomes that of no agent in particular, so that sums stay.
+WITH gone AS (
+    DELETE FROM lineshaft.tally
+    WHERE labels[CASE WHEN name = 'heartbeat_missed' THEN 1 ELSE 2 END] = ANY (%(ids)s::text[])
+      AND name IN ('completed', 'failed', 'heartbeat_missed', 'cost')
+    RETURNING name, labels, value
+)
+INSERT INTO lineshaft.tally AS known (name, labels, value)
+SELECT name, unlabelled, sum(value)
+FROM (
+    SELECT name, value,
+        CASE name WHEN 'heartbeat_missed' THEN '{""}' WHEN 'cost' THEN ARRAY[labels[1], '', labels[3]] ELSE ARRAY[labels[1], ''] END AS unlabelled
+    FROM gone
+) AS former
+GROUP BY name, unlabelled
+ON CONFLICT (name, labels) DO UPDATE SET value = known.value + excluded.value
 
 -- name: log_agent
 INSERT INTO lineshaft.event (at, kinds, agent_id, data)
 VALUES (coalesce(%(now)s::timestamptz, now()), ARRAY[%(kind)s::text], %(agent_id)s::text, %(data)s::jsonb)
 
 -- name: mark_offline
--- Agents without a heartbeat for three intervals, and at least 90 s: each silence is reported once.
+-- Instances without a heartbeat for three intervals, and at least 90 s: each silence is reported once.
 WITH silent AS (
-    UPDATE lineshaft.agent
+    UPDATE lineshaft.instance
     SET silence_reported = true
-    WHERE NOT silence_reported AND coalesce(set_status, status) <> 'offline'
+    WHERE NOT silence_reported AND status <> 'offline' AND set_status IS DISTINCT FROM 'offline'
       AND last_heartbeat < coalesce(%(now)s::timestamptz, now())
           - make_interval(secs => greatest(90, 3 * heartbeat_interval_sec))
-    RETURNING id, last_heartbeat
+    RETURNING agent_id, incarnation, name, last_heartbeat
 ),
--- An agent that stops is offline too; only the event of one that fell silent has its last heartbeat.
+-- An instance that stops is offline too; only the event of one that fell silent has its last heartbeat.
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, agent_id, data)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id, jsonb_build_object('last_heartbeat', last_heartbeat) FROM silent
+    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', agent_id,
+        jsonb_build_object('instance', name, 'incarnation', incarnation, 'last_heartbeat', last_heartbeat)
+    FROM silent
 )
-SELECT id FROM silent
+SELECT agent_id FROM silent
 
 -- name: leave
--- An agent that stops is offline at once, and until it registers again; unless it was superseded.
+-- An instance that stops is offline at once, and permanently; unless it was superseded.
 WITH gone AS (
-    UPDATE lineshaft.agent SET status = 'offline'
-    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status <> 'offline'
-    RETURNING id
+    UPDATE lineshaft.instance SET status = 'offline'
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status <> 'offline'
+    RETURNING agent_id, incarnation, name
 )
-INSERT INTO lineshaft.event (at, kinds, agent_id)
-SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id FROM gone
+INSERT INTO lineshaft.event (at, kinds, agent_id, data)
+SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', agent_id, jsonb_build_object('instance', name, 'incarnation', incarnation)
+FROM gone
 
 -- name: drain
--- An agent that is about to stop claims nothing more.
-UPDATE lineshaft.agent SET status = 'draining'
-WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active'
+-- An instance that is about to stop claims nothing more.
+UPDATE lineshaft.instance SET status = 'draining'
+WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active'
 
 -- name: present
--- An agent asks for work. Written only every ten seconds: a poll per second need not update a row per second.
+-- An instance asks for work. Written only every ten seconds: a poll per second need not update a row per second.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 touched AS (
-    UPDATE lineshaft.agent
+    UPDATE lineshaft.instance
     SET last_heartbeat = clock.now, silence_reported = false
     FROM clock
-    WHERE agent.id = %(agent_id)s::text AND agent.incarnation = %(incarnation)s::bigint
-      AND agent.last_heartbeat < clock.now - interval '10 seconds'
+    WHERE instance.agent_id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer
+      AND instance.last_heartbeat < clock.now - interval '10 seconds'
 )
 SELECT
-    agent.incarnation,
-    coalesce(agent.set_status, agent.status)::text AS status,
-    agent.capabilities,
-    agent.types,
-    agent.models_available,
+    coalesce(instance.set_status, instance.status)::text AS status,
+    instance.capabilities,
+    instance.types,
+    instance.models_available,
     -- include: slowdown_until
     AS slowdown_until
-FROM lineshaft.agent CROSS JOIN clock
-WHERE agent.id = %(agent_id)s::text
+FROM lineshaft.instance CROSS JOIN clock
+WHERE instance.agent_id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer

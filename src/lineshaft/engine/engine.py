@@ -1,5 +1,6 @@
 """The engine: all operations of the queue, on one database."""
 
+import logging
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from lineshaft.engine.claim.schedule import Schedule
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
+from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.guards.rules import Rules
@@ -42,6 +44,8 @@ from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.work import Work
 from lineshaft.model.tasks import TaskRules
 
+_log = logging.getLogger("lineshaft.engine")
+
 
 class Engine:
     def __init__(
@@ -53,13 +57,15 @@ class Engine:
         prepare: bool = True,
         rules: Rules | None = None,
         checks: Checks | None = None,
+        by_server: bool = False,
     ) -> None:
+        """`by_server`: the limits in `rules` replace those of the installation, each value once."""
+        self._by_server = by_server
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
         self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
         lanes = Lanes()
-        daily_budget = self.rules.daily_budget_usd
         transitions = Transitions(self.database)
         reviews = Reviews(self.database)
         dependencies = Dependencies(transitions)
@@ -72,12 +78,13 @@ class Engine:
         self.slowdowns = Slowdowns(self.database)
         self.locks = Locks(self.database)
         self.breakers = Breakers(self.database, self.rules.breakers)
-        self.budgets = Budgets(self.database, transitions.locks, self.rules)
+        self.limits = InstallationLimits(self.database)
+        self.budgets = Budgets(self.database, transitions.locks, self.limits)
         pauses = Pauses(self.database)
 
         # Reads.
-        self.read = Queries(self.database, daily_budget_usd=daily_budget)
-        self.schedule = Schedule(self.database, daily_budget=daily_budget is not None)
+        self.read = Queries(self.database)
+        self.schedule = Schedule(self.database)
 
         # Work.
         fail = Fail(transitions, lanes, self.breakers, self.slowdowns)
@@ -104,7 +111,6 @@ class Engine:
             self.read.why_not,
             self.breakers,
             self.undelivered,
-            daily_budget_usd=daily_budget,
         )
         self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail)
@@ -118,6 +124,13 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         await self.database.open()
+        ignored = await self.limits.apply(self.rules.limits, by_server=self._by_server)
+        if ignored:
+            _log.warning(
+                "These settings differ from the limits of the installation, which count: %s. "
+                "'lineshaft limits' shows them and 'lineshaft limits set' changes them",
+                ", ".join(ignored),
+            )
         return self
 
     async def __aexit__(

@@ -87,6 +87,7 @@ class _Answer(NamedTuple):
     task_id: str | None
     epoch: int
     agent_id: str
+    incarnation: int
     answer: str
     slots: int
     slowdown_until: datetime | None
@@ -108,7 +109,7 @@ async def send_heartbeat(
                 "incarnations": [agent.incarnation for agent in agents],
                 "ids": array_literal([task.id for task in tasks]),
                 "epochs": array_literal([task.epoch for task in tasks]),
-                "holders": [task.agent_id for task in tasks],
+                "holders": [task.holder.agent_id for task in tasks],
                 "progress": [json_text(task.progress) for task in tasks],
                 "costs": [task.cost_usd for task in tasks],
             },
@@ -117,10 +118,11 @@ async def send_heartbeat(
     answers = HeartbeatAnswers({})
     for row in found:
         if row.task_id is None:
-            answers.agents[row.agent_id] = row.answer
-            answers.slots[row.agent_id] = row.slots
+            agent = Presence(row.agent_id, row.incarnation)
+            answers.agents[agent] = row.answer
+            answers.slots[agent] = row.slots
             if row.slowdown_until is not None:
-                answers.slowdowns[row.agent_id] = row.slowdown_until
+                answers.slowdowns[agent] = row.slowdown_until
         elif row.answer != "continue":
             answers.over.append(EndedClaim(row.task_id, row.epoch, row.answer))
     return answers

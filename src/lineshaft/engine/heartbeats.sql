@@ -9,10 +9,10 @@ input AS MATERIALIZED (
     ) AS input (id, epoch, holder, progress, cost)
 ),
 unlocked AS MATERIALIZED (
-    SELECT live.id, coalesce(live.heartbeat_sec, agent.heartbeat_interval_sec) AS interval_sec, input.progress, input.cost
+    SELECT live.id, coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS interval_sec, input.progress, input.cost
     FROM input
     JOIN lineshaft.task_live AS live ON live.id = input.id
-    JOIN lineshaft.agent ON agent.id = live.agent_id
+    JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
     WHERE live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('RUNNING', 'VALIDATING')
     FOR NO KEY UPDATE OF live SKIP LOCKED
 ),
@@ -47,19 +47,19 @@ logged AS (
     FROM renewed CROSS JOIN clock WHERE renewed.progress IS NOT NULL
 ),
 present AS MATERIALIZED (
-    SELECT agent.id
-    FROM lineshaft.agent
-    JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
-      ON agent.id = own.id AND agent.incarnation = own.incarnation
-    FOR NO KEY UPDATE OF agent SKIP LOCKED
+    SELECT instance.agent_id, instance.incarnation
+    FROM lineshaft.instance
+    JOIN unnest(%(agents)s::text[], %(incarnations)s::integer[]) AS own (id, incarnation)
+      ON instance.agent_id = own.id AND instance.incarnation = own.incarnation
+    FOR NO KEY UPDATE OF instance SKIP LOCKED
 ),
 touched AS (
-    UPDATE lineshaft.agent
+    UPDATE lineshaft.instance
     SET last_heartbeat = clock.now, silence_reported = false
     FROM present, clock
-    WHERE agent.id = present.id
+    WHERE instance.agent_id = present.agent_id AND instance.incarnation = present.incarnation
 )
-SELECT input.id AS task_id, input.epoch, NULL AS agent_id,
+SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS incarnation,
     CASE
         -- Renewed, locked by another transaction, or not started yet: held.
         WHEN live.epoch = input.epoch AND live.agent_id = input.holder THEN 'continue'
@@ -73,9 +73,10 @@ FROM input
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
--- An agent without an answer was superseded, or is unknown.
-SELECT NULL, NULL, agent.id, coalesce(agent.set_status, agent.status)::text, agent.max_concurrent_tasks,
+-- An instance without an answer was superseded, or is unknown.
+SELECT NULL, NULL, instance.agent_id, instance.incarnation, coalesce(instance.set_status, instance.status)::text,
+    coalesce(instance.set_max_tasks, instance.max_concurrent_tasks),
     -- include: slowdown_until
-FROM lineshaft.agent
-JOIN unnest(%(agents)s::text[], %(incarnations)s::bigint[]) AS own (id, incarnation)
-  ON agent.id = own.id AND agent.incarnation = own.incarnation
+FROM lineshaft.instance
+JOIN unnest(%(agents)s::text[], %(incarnations)s::integer[]) AS own (id, incarnation)
+  ON instance.agent_id = own.id AND instance.incarnation = own.incarnation

@@ -38,6 +38,7 @@ class Service:
             prepare=settings.sessions,
             rules=Rules.of(settings),
             checks=Checks.from_settings(settings),
+            by_server=True,
         )
         self.events = Events(self.engine.database)
         self.tokens = self.engine.tokens

@@ -9,11 +9,12 @@ from lineshaft.model.retry import FailureCategory, RetryPolicy, Strategy
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
-from lineshaft.types.agents import AgentInfo, NewAgent, RegisteredAgent
+from lineshaft.types.agents import AgentInfo, InstanceInfo, NewAgent, RegisteredAgent
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
 from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
 from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
+from lineshaft.types.limits import Limits, VelocityAction
 from lineshaft.types.page import Page
 from lineshaft.types.problems import Fault, Problem
 from lineshaft.types.review import (
@@ -63,6 +64,8 @@ __all__ = [
     "FailureCategory",
     "Fault",
     "Gate",
+    "InstanceInfo",
+    "Limits",
     "Lock",
     "NewAgent",
     "NewDag",
@@ -102,5 +105,6 @@ __all__ = [
     "Token",
     "TokensUsed",
     "TypedTask",
+    "VelocityAction",
     "Why",
 ]

@@ -1,4 +1,4 @@
-"""Agents: what one declares when it registers, and what callers read."""
+"""Agents and their instances: what a process declares when it registers, and what callers read."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -8,11 +8,23 @@ from msgspec import Meta, Struct
 
 _Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 MAX_VERSION = 200
+#: Characters of the name of an instance or a machine.
+MAX_INSTANCE = 300
 _Names = Annotated[tuple[_Name, ...], Meta(max_length=1000)]
+_InstanceName = Annotated[str, Meta(max_length=MAX_INSTANCE)]
+#: Instances whose end one call may report.
+MAX_GONE = 1_000
+InstanceNames = Annotated[tuple[_InstanceName, ...], Meta(max_length=MAX_GONE)]
 
 
 class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    #: Names the process; registering the same name again supersedes the process that had it.
+    instance: _InstanceName = ""
+    #: The machine that the process runs on.
+    host: _InstanceName | None = None
+    #: Instances of this agent on the same host whose processes are known to be dead.
+    gone: InstanceNames = ()
     type: _Name | None = None
     capabilities: _Names = ()
     #: None: every type that matches its capabilities.
@@ -27,14 +39,45 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     heartbeat_interval_sec: float = 30.0
 
 
+class InstanceInfo(Struct, frozen=True, kw_only=True):
+    """One process of an agent."""
+
+    #: Its name; empty if it registered without one.
+    instance: str
+    incarnation: int
+    host: str | None
+    #: Of the program that it runs; None: not declared.
+    version: str | None
+    #: active, draining or offline.
+    status: str
+    started_at: datetime
+    last_heartbeat: datetime
+    capabilities: list[str]
+    #: None: every type that matches its capabilities.
+    types: list[str] | None
+    models_available: list[str]
+    max_concurrent_tasks: int
+    current_tasks: int
+    task_ids: list[str]
+    poll_interval_sec: float
+    claim_ttl_sec: float
+    heartbeat_interval_sec: float
+
+
 class AgentInfo(Struct, frozen=True, kw_only=True):
+    """An agent: a role that any number of processes may have at the same time.
+
+    Capabilities, types and models are those of all its live instances together, slots and tasks are sums. Of
+    an agent without a live instance they are those of the last one.
+    """
+
     id: str
     type: str | None
     capabilities: list[str]
     #: None: every type that matches its capabilities.
     types: list[str] | None
     models_available: list[str]
-    #: Of the program that it runs; None: not declared.
+    #: Of the newest instance.
     version: str | None = None
     max_concurrent_tasks: int
     current_tasks: int
@@ -43,18 +86,27 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     budget_remaining_usd: Decimal | None
     spent_usd: Decimal
     reserved_usd: Decimal
-    #: active, draining or offline.
+    #: active, draining or offline; set by hand, otherwise active while one of its instances is.
     status: str
-    last_heartbeat: datetime
+    #: Of any instance; None: no instance is known any more.
+    last_heartbeat: datetime | None
     poll_interval_sec: float
     claim_ttl_sec: float
     heartbeat_interval_sec: float
+    #: Of the newest instance.
     incarnation: int
     registered_at: datetime
+    #: The newest first. Of those that are offline, only the newest.
+    instances: list[InstanceInfo] = []
 
 
 class RegisteredAgent(AgentInfo, frozen=True, kw_only=True):
-    """The answer to a registration."""
+    """The answer to a registration. `incarnation` is the caller's."""
 
     #: What was declared but doesn't count, and the command that changes it.
     warnings: list[str] = []
+
+    @property
+    def own(self) -> InstanceInfo:
+        """The instance that was registered."""
+        return next(each for each in self.instances if each.incarnation == self.incarnation)

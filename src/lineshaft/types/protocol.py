@@ -15,6 +15,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.states import Status
 from lineshaft.model.storable import readable_json, replace_unstorable
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.agents import InstanceNames
 from lineshaft.types.assignments import Assignment, T
 from lineshaft.types.json import NULL, null
 from lineshaft.types.problems import Problem
@@ -30,6 +31,7 @@ from lineshaft.types.work import (
     NewCheckpoint,
     NewSpawn,
     NewStep,
+    Presence,
     Release,
     RemainingBudgets,
     Spent,
@@ -154,11 +156,11 @@ class HeartbeatTask(Spending, frozen=True, kw_only=True):
     #: Null: nothing new.
     progress: Raw = field(default_factory=null)
 
-    def held(self, claim: ClaimRef | None, agent_id: str) -> HeldTask:
+    def held(self, claim: ClaimRef | None, holder: Presence) -> HeldTask:
         """`claim` is None if the token is invalid."""
         progress = json_or_none("progress", self.progress)
         epoch = _NO_EPOCH if claim is None else claim.epoch
-        return HeldTask(self.id, epoch, agent_id, progress, self.spent.cost_usd)
+        return HeldTask(self.id, epoch, holder, progress, self.spent.cost_usd)
 
     @classmethod
     def of(cls, held: HeldTask) -> "HeartbeatTask":
@@ -433,6 +435,18 @@ class ItemProblem(Struct, frozen=True):
 
 class AgentInstance(Body, frozen=True, kw_only=True):
     incarnation: Incarnation
+
+
+class Siblings(AgentInstance, frozen=True, kw_only=True):
+    #: Instances of the same agent and host whose processes are known to be dead.
+    gone: InstanceNames = ()
+    #: Name all instances on the same host, not only some to watch.
+    everyone: bool = False
+
+
+class SiblingNames(Struct, frozen=True):
+    #: Instances of the same agent and host, for the caller to watch.
+    instances: list[str]
 
 
 class Maintained(Struct, frozen=True):

@@ -21,6 +21,8 @@ class ClaimInfo(Struct, frozen=True):
     heartbeat_at: datetime | None
     heartbeat_interval_sec: float
     epoch: int
+    #: The process of the agent; None: it is no longer known.
+    instance: str | None = None
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=2**62)]
@@ -34,6 +36,8 @@ class TokensUsed(Struct, frozen=True, forbid_unknown_fields=True):
 class FailedAttempt(Struct, frozen=True, kw_only=True):
     attempt: int
     agent: str | None
+    #: The process of the agent.
+    instance: str | None = None
     category: str
     error: str
     started_at: datetime | None
@@ -178,6 +182,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     number: int
     revival: int
     agent_id: str | None
+    #: The process of the agent.
+    instance: str | None = None
     model: str | None
     #: The version that its agent declared.
     version: str | None = None

@@ -297,6 +297,8 @@ class PastAttempt:
 
     number: int
     agent_id: str | None
+    #: The process of the agent.
+    instance: str | None
     model: str | None
     #: failed, rate_limited, released, waiting or cancelled.
     outcome: str
@@ -414,7 +416,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A heartbeat of an agent, apart from its tasks."""
+    """An instance of an agent, in a heartbeat."""
 
     agent_id: str
     incarnation: int
@@ -426,7 +428,7 @@ class HeldTask:
 
     id: str
     epoch: int
-    agent_id: str
+    holder: Presence
     #: JSON; None: nothing new.
     progress: bytes | None = None
     #: Since the claim; None: nothing new.
@@ -454,15 +456,14 @@ class EndedClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswers:
-    #: By agent: active, draining or offline. One that is missing was registered again elsewhere, or is
-    #: unknown.
-    agents: dict[str, str]
+    #: By instance: active, draining or offline. One that is missing was superseded, or is unknown.
+    agents: dict[Presence, str]
     #: Claims that are over.
     over: list[EndedClaim] = field(default_factory=list)
-    #: By agent: until when some of its models are slowed down; those that may go on are missing.
-    slowdowns: dict[str, datetime] = field(default_factory=dict)
-    #: By agent: how many tasks it may hold, which may be changed while it works.
-    slots: dict[str, int] = field(default_factory=dict)
+    #: By instance: until when some of its models are slowed down; those that may go on are missing.
+    slowdowns: dict[Presence, datetime] = field(default_factory=dict)
+    #: By instance: how many tasks it may hold, which may be changed while it works.
+    slots: dict[Presence, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

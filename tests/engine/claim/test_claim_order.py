@@ -67,7 +67,7 @@ FEW = settings(
 
 async def submit_groups(world: World, groups: list[tuple[int, list[Ask]]]) -> dict[str, PriorityInputs]:
     """In order of submission."""
-    for table in ("task", "task_live", "edge", "dag", "event", "agent"):
+    for table in ("task", "task_live", "edge", "dag", "event", "agent", "instance"):
         world.connection.execute(f"DELETE FROM lineshaft.{table}".encode())
     found: dict[str, PriorityInputs] = {}
     for gaps, group in groups:

@@ -117,7 +117,7 @@ async def test_a_lease_begins_when_the_claim_is_had(dsn: str) -> None:
         await Actions(engine).agent("ann", heartbeat_interval_sec=1.0)
         await engine.submission.submit([NewTask("code")])
         with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as look:
-            holder.execute("SELECT FROM lineshaft.agent FOR UPDATE")
+            holder.execute("SELECT FROM lineshaft.instance FOR UPDATE")
             claiming = asyncio.ensure_future(engine.claims.claim("ann", 1, start=True))
             await waiting(look, 1)
             ((released_at,),) = look.execute("SELECT clock_timestamp()").fetchall()

@@ -13,7 +13,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.wakeups import Wakeups
-from lineshaft.engine.guards.rules import CostVelocity, Rules
+from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import BudgetExceededError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -21,8 +21,8 @@ from lineshaft.types.work import Failure
 from tests.invariants import check_invariants
 from tests.world import World, cost, ref
 
-DAILY = Rules(daily_budget_usd=Decimal(10))
-FAST = Rules(cost_velocity=CostVelocity(Decimal(5), timedelta(minutes=10)))
+DAILY = Rules(limits={"daily_budget_usd": Decimal(10)})
+FAST = Rules(limits={"velocity_usd": Decimal(5), "velocity_window_sec": 600.0})
 
 
 @asynccontextmanager
@@ -409,5 +409,6 @@ async def test_a_failure_is_paid_for_by_its_agent_on_that_day(world: World) -> N
     await world.engine.work.fail([Failure(ref(first), "x", spent=cost("0.5"))])
     await world.complete(second, spent="0.25")
 
-    row = world.agent_row(agent)
-    assert (row["spent_on_day_usd"], row["spend_day"]) == (Decimal("0.75"), date(2026, 2, 8))
+    assert world.agent_row(agent)["spent_usd"] == Decimal("0.75")
+    day = world.row("SELECT * FROM lineshaft.spend")
+    assert (day["spent_usd"], day["day"]) == (Decimal("0.75"), date(2026, 2, 8))

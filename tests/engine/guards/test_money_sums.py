@@ -60,11 +60,11 @@ class Money(RuleBasedStateMachine):
         self.dsn = self.database.__enter__()
         self.runner = asyncio.Runner()
         # Breakers are not what this is about.
-        rules = Rules(BreakerPolicy(BreakerConfig(failure_threshold=10_000)), daily_budget_usd=DAILY)
+        rules = Rules(BreakerPolicy(BreakerConfig(failure_threshold=10_000)), {"daily_budget_usd": DAILY})
         checks = Checks()
         checks.register("judged", judged)
         self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=rules, checks=checks)
-        self.runner.run(self.engine.database.open())
+        self.runner.run(self.engine.__aenter__())
         self.look = psycopg.connect(self.dsn, autocommit=True)
         for agent, budget in BUDGETS.items():
             new = NewAgent(id=agent, max_concurrent_tasks=SLOTS, budget_usd=budget)

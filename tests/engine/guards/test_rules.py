@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
-from lineshaft.engine.guards.rules import CostVelocity, Rules, read_breakers
+from lineshaft.engine.guards.rules import Rules, read_breakers
 from lineshaft.model.breaker import BreakerConfig
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
@@ -95,8 +94,11 @@ def test_money_rules() -> None:
 
     rules = Rules.of(given)
 
-    assert rules.daily_budget_usd == Decimal("10.50")
-    assert rules.cost_velocity == CostVelocity(Decimal(5), timedelta(seconds=150))
+    assert rules.limits == {
+        "daily_budget_usd": Decimal("10.50"),
+        "velocity_usd": Decimal(5),
+        "velocity_window_sec": 150,
+    }
 
 
 async def test_the_default_time_limit_is_a_setting(dsn: str) -> None:

@@ -19,7 +19,7 @@ async def in_force(world: World) -> dict[str, datetime]:
 
 async def signal(world: World, wait: float, model: str | None = "m") -> None:
     """As a task that met a rate limit does, in the transaction of its own."""
-    limit = RateLimited("ann", model, wait, "429")
+    limit = RateLimited("ann", 1, model, wait, "429")
     async with world.engine.database.connection() as connection:
         await world.engine.slowdowns.signal_slowdowns(connection, [limit])
 
@@ -138,11 +138,11 @@ async def test_heartbeats_tell(world: World) -> None:
     everybody = [Presence(name, 1) for name in ("ann", "bob", "cid")]
     try:
         answers = await heartbeats.beat(everybody, [], answer_within_sec=20)
-        assert answers.slowdowns == {"ann": until, "bob": later}
+        assert answers.slowdowns == {everybody[0]: until, everybody[1]: later}
 
         world.age(seconds=30)
         answers = await heartbeats.beat(everybody, [], answer_within_sec=20)
-        assert answers.slowdowns == {"bob": later}
+        assert answers.slowdowns == {everybody[1]: later}
     finally:
         await heartbeats.close()
 

@@ -16,15 +16,17 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s::((?:double precision|[a-z_.]+)(?:\[\])?
 FILL = """
 INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute)
 SELECT 'lane' || i, '{}', '{}', 0.1 FROM generate_series(1, 20) AS i;
-INSERT INTO lineshaft.agent (id, registered_at, last_heartbeat, incarnation, max_concurrent_tasks)
+INSERT INTO lineshaft.agent (id, registered_at, incarnation) VALUES ('a', now(), 1);
+INSERT INTO lineshaft.instance (agent_id, registered_at, last_heartbeat, incarnation, max_concurrent_tasks)
 VALUES ('a', now(), now(), 1, 1000);
 INSERT INTO lineshaft.task (id, dag_id, type, title)
 SELECT 'task_' || i, 'dag_' || i, 'lane' || 1 + mod(i, 20), 't' FROM generate_series(1, 100000) AS i;
 INSERT INTO lineshaft.task_live
-    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, claimed_at, started_at, lease_until)
+    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, incarnation, claimed_at, started_at, lease_until)
 SELECT
     'task_' || i, CASE WHEN mod(i, 10) = 0 THEN 'RUNNING' ELSE 'READY' END::lineshaft.task_status,
-    1 + mod(i, 20), 50, now(), 1, 1, CASE WHEN mod(i, 10) = 0 THEN 'a' END, now(), now(),
+    1 + mod(i, 20), 50, now(), 1, 1, CASE WHEN mod(i, 10) = 0 THEN 'a' END,
+    CASE WHEN mod(i, 10) = 0 THEN 1 END, now(), now(),
     CASE WHEN mod(i, 10) = 0 THEN now() + i * interval '1 second' END
 FROM generate_series(1, 90000) AS i;
 INSERT INTO lineshaft.task_end (id, status, ended_at, epoch)
@@ -38,7 +40,7 @@ IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs
 SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
 CLAIM: dict[str, Any] = NOW | {
     "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "task_id": None, "start": True,
-    "lock_ttl": 600.0, "passed_over": [], "probing": None, "daily_budget": None,
+    "lock_ttl": 600.0, "passed_over": [], "probing": None,
 }  # fmt: skip
 COMPLETE = (
     NOW

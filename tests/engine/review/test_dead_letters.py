@@ -245,7 +245,10 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
     world.age(days=400)
 
     partitions, tally = Partitions(world.engine.database), Tally(world.engine.database)
-    await Janitor(world.engine.maintenance, partitions, tally, keep_tasks=timedelta(days=1)).run_once()
+    engine = world.engine
+    await Janitor(
+        engine.maintenance, engine.fleet, partitions, tally, keep_tasks=timedelta(days=1)
+    ).run_once()
 
     assert world.rows("SELECT id FROM lineshaft.task WHERE id = %s", gone) == []
     assert set(kept) == set(await ids(world, hidden=True))

@@ -40,7 +40,7 @@ MAX_ATTEMPTS = 2
 MAX_WAITS = 10
 CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
 #: Much more than is ever spent, but claims have to look.
-RULES = Rules(BreakerPolicy(CONFIG), daily_budget_usd=Decimal(1_000_000))
+RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
 LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
 AGENTS = ("a1", "a2", "a3")
 
@@ -97,7 +97,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.dsn = self.database.__enter__()
         self.runner = asyncio.Runner()
         self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=RULES, checks=self.checks())
-        self.runner.run(self.engine.database.open())
+        self.runner.run(self.engine.__aenter__())
         self.look = psycopg.connect(self.dsn, autocommit=True)
         for agent in AGENTS:
             self.runner.run(self.engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=2)))

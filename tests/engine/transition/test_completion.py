@@ -206,7 +206,7 @@ async def test_the_winning_call_again_answers_the_same(world: World) -> None:
 
 async def test_a_claim_named_twice_in_one_call_counts_once(world: World) -> None:
     """F-20: slots and money are given back once."""
-    agent = await world.agent()
+    agent = await world.agent(budget_usd=10)
     await world.submit(*[NewTask("code", max_cost_usd=1)] * 4)
     one, two, three, four = await world.claim(agent, 4)
     work = world.engine.work

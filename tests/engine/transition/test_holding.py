@@ -193,8 +193,8 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
     answers = await world.engine.work.heartbeat(
         [Presence("a", 1), Presence("b", 1)],
         [
-            HeldTask(lost.id, lost.epoch, "a", progress=b'"old"', cost_usd=Decimal(7)),
-            HeldTask(held.id, held.epoch, "b", cost_usd=Decimal(1)),
+            HeldTask(lost.id, lost.epoch, Presence("a", 1), progress=b'"old"', cost_usd=Decimal(7)),
+            HeldTask(held.id, held.epoch, Presence("b", 1), cost_usd=Decimal(1)),
         ],
     )
 
@@ -204,6 +204,6 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
 
 
 def test_progress_is_short() -> None:
-    HeldTask("task_1", 1, "a", b'"' + b"x" * 60_000 + b'"')
+    HeldTask("task_1", 1, Presence("a", 1), b'"' + b"x" * 60_000 + b'"')
     with pytest.raises(InvalidInputError, match="progress: must be at most 65536 bytes"):
-        HeldTask("task_1", 1, "a", b'"' + b"x" * 70_000 + b'"')
+        HeldTask("task_1", 1, Presence("a", 1), b'"' + b"x" * 70_000 + b'"')

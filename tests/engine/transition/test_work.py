@@ -154,9 +154,9 @@ async def test_heartbeat(world: World) -> None:
     await world.release(lost)
 
     answers = await world.engine.work.heartbeat(
-        [Presence("a", 1), Presence("b", 1)],
-        [HeldTask(held.id, held.epoch, "a"), HeldTask(lost.id, lost.epoch, "a")],
+        [own := Presence("a", 1), Presence("b", 1)],
+        [HeldTask(held.id, held.epoch, own), HeldTask(lost.id, lost.epoch, own)],
     )
 
-    assert answers.agents == {"a": "active"}
+    assert answers.agents == {own: "active"}
     assert [(ended.id, ended.answer) for ended in answers.over] == [(lost.id, "lost")]

@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
 from psycopg.rows import dict_row
 
-from lineshaft.engine.agents import check_incarnation
+from lineshaft.engine.agents import unknown_instance
 from lineshaft.engine.claim.fast_path import FastPath, claim_fast
 from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.guards.breakers import MODEL, Breakers
@@ -57,7 +56,8 @@ class _Outcome(Protocol):
 
     id: str | None
     now: datetime
-    claim_ttl_sec: float
+    #: None: the instance claims nothing now, or is unknown.
+    claim_ttl_sec: float | None
     #: The agent could take something.
     has_room: bool
     #: There may be a task that other agents can take, but not this one.
@@ -105,19 +105,16 @@ class Claims:
         self,
         database: Database,
         generations: Generations,
-        why_not: Callable[[str, str], Awaitable[LineshaftError]],
+        why_not: Callable[[str, str, int], Awaitable[LineshaftError]],
         breakers: Breakers,
         undelivered: Undelivered,
-        *,
-        daily_budget_usd: Decimal | None = None,
     ) -> None:
-        """`why_not` returns why an agent, named second, can't claim a task."""
+        """`why_not` returns why an instance, named by agent and incarnation, can't claim a task."""
         self._database = database
         self._why_not = why_not
         self._generations = generations
         self._breakers = breakers
         self._undelivered = undelivered
-        self._daily_budget = daily_budget_usd
         self._fast_path = FastPath()
         #: Tasks that this process has claimed since it last turned the generation.
         self._left = 0
@@ -141,7 +138,7 @@ class Claims:
         tried = agent_id in self._probers
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
-        elif self._daily_budget is None and self._fast_path.is_open(agent_id):
+        elif self._fast_path.is_open(agent_id):
             fast = await self._database.run_alone(
                 lambda own: claim_fast(own, {**self._database.now, **parameters})
             )
@@ -221,7 +218,7 @@ class Claims:
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         if not tasks:
-            raise await self._why_not(task_id, agent_id)
+            raise await self._why_not(task_id, agent_id, incarnation)
         return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
@@ -256,7 +253,6 @@ class Claims:
             "passed_over": [],
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,
-            "daily_budget": self._daily_budget,
         }
 
     async def _claim_probes(self, parameters: dict[str, Any], stranded: set[str]) -> list[ClaimedTask]:
@@ -299,10 +295,8 @@ class Claims:
         self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
     async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
-        calls = [(_SQL["claim_tasks"], {**self._database.now, **parameters})]
-        if parameters["daily_budget"] is not None:
-            calls.insert(0, (_SQL["lock_day"], {}))
-        *_, rows = await pipelined(connection, *calls, named=False)
+        call = _SQL["claim_tasks"], {**self._database.now, **parameters}
+        _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
         row = row_type(_SQL["claim_tasks"])
         outcome: _Outcome = row._make(rows[0])
         agent_id = parameters["agent_id"]
@@ -313,12 +307,13 @@ class Claims:
                 rows,
                 started=parameters["start"],
                 claimed_at=outcome.now,
-                claim_ttl_sec=outcome.claim_ttl_sec,
+                claim_ttl_sec=outcome.claim_ttl_sec or 0.0,
             )
             return _Round(tasks, outcome)
-        # Nothing to claim, or the agent is unknown or superseded.
-        found = await fetch_column(connection, _SQL["current_incarnation"], {"agent_id": agent_id})
-        check_incarnation(agent_id, parameters["incarnation"], next(iter(found), None))
+        if outcome.claim_ttl_sec is None and not await fetch_column(
+            connection, _SQL["instance_exists"], parameters
+        ):
+            raise await unknown_instance(connection, agent_id, parameters["incarnation"])
         return _Round([], outcome)
 
     async def _free(self, connection: Connection, task_ids: list[str]) -> None:

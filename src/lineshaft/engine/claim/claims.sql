@@ -1,9 +1,11 @@
--- name: current_incarnation
-SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
+-- name: lock_day
+-- With a daily budget claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees everything
+-- that others have reserved.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0)) FROM lineshaft.limits WHERE daily_budget_usd IS NOT NULL
 
 -- name: claim_tasks
 -- Claims up to `limit` tasks, best first, and with `start` starts them too; or only `task_id`. With `probing` it claims only tasks that these
--- breakers hold back: the caller makes each the probe of its breaker. `daily_budget` is what all agents may spend today, NULL: no limit.
+-- breakers hold back: the caller makes each the probe of its breaker.
 -- `passed_over` are parts of lanes (see `part`) that other claims locked in an earlier round.
 --
 -- Every look-up of READY tasks uses task_live_claimable, (generation, lane_id, rank, submission_no): one probe per lane for the head, then
@@ -11,31 +13,38 @@ SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 -- statistics say.
 --
 -- One statement is enough here, and one is much cheaper than several; this is why it is long. Its snapshot may be older than the locks it
--- waits for, but everything that decides is read again from the locked row: the agent's slots and money, each task, each DAG's money, each
--- document lock.
+-- waits for, but everything that decides is read again from the locked row: the instance's slots, the agent's money, each task, each DAG's
+-- money, each document lock.
 WITH clock AS MATERIALIZED (
     -- Not now(), when the transaction began: what this statement sees may have happened since, while it was planned, and a task must not
     -- seem to have started before its dependencies ended.
     SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
 ),
--- Locked first: two claims of one agent wait for each other instead of both taking its last slot or dollar.
+-- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
-        greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room,
-        budget_usd IS NOT NULL AS has_budget,
-        -- The smaller of what the agent has left and what all agents have left today; NULL: no limit.
-        least(budget_usd - spent_usd - reserved_usd, CASE WHEN %(daily_budget)s::numeric IS NOT NULL THEN (
-            SELECT %(daily_budget)s::numeric - coalesce(sum(
-                CASE WHEN each.spend_day >= clock.today THEN each.spent_on_day_usd ELSE 0 END + each.reserved_usd
-            ), 0)
-            FROM lineshaft.agent AS each, (SELECT (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
-            -- No reservation lasts for a month without a claim or an end.
-            WHERE each.spend_day > clock.today - 31
-        ) END) AS money
-    FROM lineshaft.agent
-    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND set_status IS NULL
+        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+    FROM lineshaft.instance
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
     FOR NO KEY UPDATE
+),
+-- The agent's row is locked only where there is a budget: two claims must not both take its last dollar, but instances without a budget
+-- don't wait for each other.
+own_budget AS MATERIALIZED (
+    SELECT budget_usd - spent_usd - reserved_usd AS money
+    FROM lineshaft.agent
+    WHERE id = %(agent_id)s::text AND budget_usd IS NOT NULL AND (SELECT count(*) FROM me) > 0
+    FOR NO KEY UPDATE
+),
+-- The smaller of what the agent has left and what all agents have left today; NULL: no limit.
+funds AS MATERIALIZED (
+    SELECT
+        least((SELECT money FROM own_budget), limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)) AS money,
+        EXISTS (SELECT FROM own_budget) AS of_agent,
+        limits.daily_budget_usd IS NOT NULL AS of_day
+    FROM lineshaft.limits
+    LEFT JOIN lineshaft.spend ON spend.day = (SELECT (now AT TIME ZONE 'UTC')::date FROM clock)
 ),
 -- Models and types that can't be used now: slowed down after a rate limit, or with a breaker that isn't closed.
 barred AS MATERIALIZED (
@@ -67,7 +76,7 @@ eligible AS MATERIALIZED (
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
       AND lane.required_capabilities <@ me.capabilities
       AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
-      AND (me.money IS NULL OR me.money >= coalesce(lane.max_cost_usd, 0))
+      AND ((SELECT money FROM funds) >= coalesce(lane.max_cost_usd, 0)) IS NOT FALSE
       AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
       AND (%(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[]) OR 'model:' || chosen.model = ANY (%(probing)s::text[]))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
@@ -120,7 +129,7 @@ locked AS MATERIALIZED (
         taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
         -- Nothing to weigh: no lock to take, no money to count. Most tasks. A DAG that has spent more than its budget pays for nothing, not
         -- even for tasks without a cost limit: these are what it was overdrawn by.
-        taken.lock_key IS NULL AND (SELECT money FROM me) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
+        taken.lock_key IS NULL AND (SELECT money FROM funds) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
             SELECT (dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd) IS NOT TRUE FROM lineshaft.dag WHERE dag.id = taken.dag_id
         ) IS TRUE)) AS is_simple
     FROM quota
@@ -150,9 +159,9 @@ locked AS MATERIALIZED (
 weighed AS MATERIALIZED (
     SELECT
         affordable.*,
-        affordable.dag_id IS NOT NULL AND funds.is_seen IS NULL AS has_unseen_dag,
-        coalesce(funds.money >= affordable.cost, true) AS fits_alone,
-        coalesce(funds.money >= sum(affordable.cost) FILTER (WHERE funds.money >= affordable.cost)
+        affordable.dag_id IS NOT NULL AND dag_funds.is_seen IS NULL AS has_unseen_dag,
+        coalesce(dag_funds.money >= affordable.cost, true) AS fits_alone,
+        coalesce(dag_funds.money >= sum(affordable.cost) FILTER (WHERE dag_funds.money >= affordable.cost)
             OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
     FROM (
         SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT is_simple
@@ -161,8 +170,8 @@ weighed AS MATERIALIZED (
         SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
         FROM lineshaft.dag WHERE dag.id = affordable.dag_id
         OFFSET 0
-    ) AS funds ON true
-    WHERE ((SELECT money FROM me) >= affordable.cost_so_far) IS NOT FALSE
+    ) AS dag_funds ON true
+    WHERE ((SELECT money FROM funds) >= affordable.cost_so_far) IS NOT FALSE
 ),
 -- One task per lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
 -- its condition doesn't hold, so the lock can't be released between here and the parking of the tasks that didn't get it.
@@ -258,11 +267,14 @@ moved AS (
     SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
         epoch = live.epoch + 1,
         agent_id = %(agent_id)s::text,
+        incarnation = %(incarnation)s::integer,
         parked = NULL,
         budget_reported = false,
         model = claimable.chosen_model,
         version = (SELECT version FROM me),
         reserved_usd = claimable.cost,
+        agent_reserved = (SELECT of_agent FROM funds),
+        day_reserved = (SELECT of_day FROM funds),
         claimed_at = (SELECT now FROM clock),
         heartbeat_at = (SELECT now FROM clock),
         started_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) END,
@@ -302,13 +314,24 @@ rivals AS MATERIALIZED (
     ) AS rival
 ),
 rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id),
+claimed AS MATERIALIZED (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved),
 counted AS (
+    UPDATE lineshaft.instance
+    SET held = held + claimed.n, last_heartbeat = clock.now, silence_reported = false
+    FROM claimed, clock
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
+),
+agent_reserved AS (
     UPDATE lineshaft.agent
-    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now, silence_reported = false,
-        spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
-    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
-        (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM clock) AS clock
-    WHERE id = %(agent_id)s::text AND claimed.n > 0
+    SET reserved_usd = reserved_usd + claimed.cost
+    FROM claimed, funds
+    WHERE id = %(agent_id)s::text AND funds.of_agent AND claimed.cost > 0
+),
+day_reserved AS (
+    UPDATE lineshaft.limits
+    SET reserved_usd = reserved_usd + claimed.cost
+    FROM claimed, funds
+    WHERE funds.of_day AND claimed.cost > 0
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
@@ -333,7 +356,7 @@ SELECT
     -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
-        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT has_budget FROM me) OR EXISTS (SELECT FROM barred)) THEN EXISTS (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR EXISTS (SELECT FROM barred)) THEN EXISTS (
             SELECT
             FROM me
             CROSS JOIN lineshaft.lane
@@ -428,10 +451,8 @@ LEFT JOIN (
 ) ON true
 ORDER BY moved.n
 
--- name: lock_day
--- With a daily budget claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees everything
--- that others have reserved.
-SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))
+-- name: instance_exists
+SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer
 
 -- name: free_stranded
 -- Locks of tasks that weren't claimed in the end; unless another claim has taken them since.
@@ -463,7 +484,7 @@ SELECT id, output FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
 
 -- name: past_attempts
 -- How earlier attempts ended, also before the last revival.
-SELECT task_id, number, agent_id, model, outcome, category, error, started_at, ended_at, cost_usd
+SELECT task_id, number, agent_id, instance, model, outcome, category, error, started_at, ended_at, cost_usd
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome <> 'validating'
 ORDER BY task_id, epoch

@@ -7,10 +7,11 @@ WITH me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
-        greatest(least(%(limit)s::integer, max_concurrent_tasks - held), 0) AS room
-    FROM lineshaft.agent
-    WHERE id = %(agent_id)s::text AND incarnation = %(incarnation)s::bigint AND status = 'active' AND set_status IS NULL
-      AND budget_usd IS NULL
+        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+    FROM lineshaft.instance
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
+      AND (SELECT budget_usd IS NULL FROM lineshaft.agent WHERE id = %(agent_id)s::text)
+      AND (SELECT daily_budget_usd IS NULL FROM lineshaft.limits)
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
@@ -79,6 +80,7 @@ moved AS (
     SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
         epoch = live.epoch + 1,
         agent_id = %(agent_id)s::text,
+        incarnation = %(incarnation)s::integer,
         model = locked.chosen_model,
         version = me.version,
         reserved_usd = locked.cost,
@@ -103,12 +105,10 @@ moved AS (
         live.heartbeat_sec, live.limit_sec, live.submission_no, locked.resume, locked.effective
 ),
 counted AS (
-    UPDATE lineshaft.agent
-    SET held = held + claimed.n, reserved_usd = reserved_usd + claimed.cost, last_heartbeat = clock.now, silence_reported = false,
-        spent_on_day_usd = CASE WHEN spend_day >= clock.today THEN spent_on_day_usd ELSE 0 END, spend_day = greatest(spend_day, clock.today)
-    FROM (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved) AS claimed,
-        (SELECT now, (now AT TIME ZONE 'UTC')::date AS today FROM me) AS clock
-    WHERE id = %(agent_id)s::text AND claimed.n > 0
+    UPDATE lineshaft.instance
+    SET held = held + claimed.n, last_heartbeat = (SELECT now FROM me), silence_reported = false
+    FROM (SELECT count(*) AS n FROM moved) AS claimed
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)

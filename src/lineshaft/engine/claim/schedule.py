@@ -25,13 +25,12 @@ class Openings:
 
 
 class Schedule:
-    def __init__(self, database: Database, *, daily_budget: bool = False) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._daily_budget = daily_budget
 
     async def openings(self, since: datetime | None = None) -> Openings:
         """`since` is the `now` of the last call; None: this is the first."""
-        parameters = {**self._database.now, "since": since, "daily": self._daily_budget}
+        parameters = {**self._database.now, "since": since}
         async with self._database.connection() as connection:
             (found,) = await fetch_rows(connection, Openings, _SQL["openings"], parameters)
         return found

@@ -11,7 +11,7 @@ SELECT
     extract(epoch FROM least(
         (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now),
         (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now),
-        CASE WHEN %(daily)s::boolean THEN clock.midnight + interval '24 hours' END
+        CASE WHEN clock.daily THEN clock.midnight + interval '24 hours' END
     ) - clock.now)::double precision AS guard_sec,
     clock.now,
     -- Also one that began and ended between two calls.
@@ -20,10 +20,11 @@ SELECT
             SELECT FROM lineshaft.breaker
             WHERE state <> 'closed' AND NOT forced AND probe_at > %(since)s::timestamptz AND probe_at <= clock.now
         )
-        OR coalesce(%(daily)s::boolean AND clock.midnight > %(since)s::timestamptz, false) AS opened
+        OR coalesce(clock.daily AND clock.midnight > %(since)s::timestamptz, false) AS opened
 FROM (
     -- Of today, in UTC.
-    SELECT now, date_trunc('day', now AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS midnight
+    SELECT now, date_trunc('day', now AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS midnight,
+        (SELECT daily_budget_usd IS NOT NULL FROM lineshaft.limits) AS daily
     FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS given
 ) AS clock
 

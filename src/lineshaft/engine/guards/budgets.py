@@ -1,7 +1,7 @@
 """Budgets beyond a single claim: DAG budgets, and the checks of the promoter.
 
-Claims reserve money and ends settle it in their own statements. The daily spend is the sum over all agents:
-an agent's row is written by each of its claims and ends anyway, so there is no shared row to wait for.
+Claims reserve money and ends settle it in their own statements. What is spent on a day has a row of its own,
+which only attempts that cost something touch.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from lineshaft.engine.guards.rules import CostVelocity, Rules
+from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
@@ -30,13 +30,15 @@ class Day:
     day: date
     spent_usd: Decimal
     reserved_usd: Decimal
+    #: None: no limit.
+    budget_usd: Decimal | None
 
 
 class Budgets:
-    def __init__(self, database: Database, locks: TaskLocks, rules: Rules) -> None:
+    def __init__(self, database: Database, locks: TaskLocks, limits: InstallationLimits) -> None:
         self._database = database
         self._locks = locks
-        self._rules = rules
+        self._limits = limits
 
     async def set_dag_budget(self, dag_id: str, ceiling_usd: Decimal | float | None) -> None:
         """Limit the cost of a DAG; None: no limit. Tasks within the budget are claimable at once."""
@@ -85,22 +87,22 @@ class Budgets:
         Returns the number of alerts.
         """
         alerts = 0
-        if self._rules.cost_velocity is not None:
-            alerts += await self._watch_velocity(self._rules.cost_velocity)
-        if self._rules.daily_budget_usd is not None:
-            alerts += await self._watch_day(self._rules.daily_budget_usd)
+        limits = await self._limits.read()
+        if limits.velocity_usd is not None:
+            alerts += await self._watch_velocity(limits.velocity_usd, limits.velocity_window_sec)
+        if limits.daily_budget_usd is not None:
+            alerts += await self._watch_day(limits.daily_budget_usd)
         return alerts
 
-    async def _watch_velocity(self, velocity: CostVelocity) -> int:
+    async def _watch_velocity(self, limit: Decimal, window: float) -> int:
         async def work(connection: Connection) -> int:
-            window = velocity.window.total_seconds()
             now = self._database.now
             spent: Decimal = await fetch_value(connection, _SQL["sample_spend"], {**now, "window": window})
-            if spent <= velocity.limit_usd:
+            if spent <= limit:
                 return 0
             reason = (
                 f"{_usd(spent)} were spent within {window / 60:g} minutes, more than "
-                f"{_usd(velocity.limit_usd)}: everything is paused until it is resumed"
+                f"{_usd(limit)}: everything is paused until it is resumed"
             )
             return int(await fetch_value(connection, _SQL["stop_spending"], {**now, "reason": reason}))
 

@@ -43,13 +43,14 @@ unaffordable AS MATERIALIZED (
     FROM lineshaft.lane
     CROSS JOIN LATERAL (
         SELECT bool_or(agent.budget_usd IS NULL OR agent.budget_usd - agent.spent_usd >= lane.max_cost_usd) AS affordable
-        FROM lineshaft.agent
-        WHERE
-            -- include: agent_status
+        FROM lineshaft.instance
+        JOIN lineshaft.agent ON agent.id = instance.agent_id
+        WHERE instance.set_status IS NULL AND
+            -- include: instance_liveness
             = 'active'
-          AND (agent.types IS NULL OR lane.type = ANY (agent.types))
-          AND lane.required_capabilities <@ agent.capabilities
-          AND (lane.models = '{}' OR agent.models_available = '{}' OR lane.models && agent.models_available)
+          AND (instance.types IS NULL OR lane.type = ANY (instance.types))
+          AND lane.required_capabilities <@ instance.capabilities
+          AND (lane.models = '{}' OR instance.models_available = '{}' OR lane.models && instance.models_available)
     ) AS fleet
     WHERE lane.max_cost_usd > 0 AND NOT fleet.affordable
 ),
@@ -115,12 +116,10 @@ SELECT count(*) AS paused FROM paused
 
 -- name: day
 -- The spend of all agents since midnight UTC, and what is reserved now.
-SELECT clock.today AS day,
-    coalesce(sum(agent.spent_on_day_usd) FILTER (WHERE agent.spend_day >= clock.today), 0)::numeric(14, 6) AS spent_usd,
-    coalesce(sum(agent.reserved_usd), 0)::numeric(14, 6) AS reserved_usd
+SELECT clock.today AS day, coalesce(spend.spent_usd, 0) AS spent_usd, limits.reserved_usd, limits.daily_budget_usd AS budget_usd
 FROM (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today) AS clock
-LEFT JOIN lineshaft.agent ON agent.spend_day > clock.today - 31
-GROUP BY clock.today
+CROSS JOIN lineshaft.limits
+LEFT JOIN lineshaft.spend ON spend.day = clock.today
 
 -- name: alert_daily_budget
 -- Once a day: a claimable task costs more than what is left of the daily budget.

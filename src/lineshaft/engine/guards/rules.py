@@ -1,10 +1,10 @@
 """The operator's settings for guards: thresholds of breakers, limits on spending and on time."""
 
 import logging
-from dataclasses import dataclass
-from datetime import timedelta
-from decimal import Decimal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,30 +17,27 @@ _log = logging.getLogger("lineshaft.guards")
 
 
 @dataclass(frozen=True, slots=True)
-class CostVelocity:
-    """Spending more than this within the window pauses everything."""
-
-    limit_usd: Decimal
-    window: timedelta
-
-
-@dataclass(frozen=True, slots=True)
 class Rules:
     breakers: BreakerPolicy = DEFAULT_POLICY
-    #: What all tasks together may cost in a UTC day; None: no limit.
-    daily_budget_usd: Decimal | None = None
-    cost_velocity: CostVelocity | None = None
+    #: Limits of the installation that the settings name (engine/guards/limits.py).
+    limits: Mapping[str, Any] = field(default_factory=dict)
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":
-        velocity = None
+        limits = {
+            "daily_budget_usd": settings.daily_budget_usd,
+            "velocity_usd": settings.cost_velocity_usd,
+            "default_max_cost_usd": settings.default_max_cost_usd,
+            "crash_cost_fraction": settings.crash_cost_fraction,
+            "velocity_action": settings.cost_velocity_action,
+        }
         if settings.cost_velocity_usd is not None:
-            window = timedelta(minutes=settings.cost_velocity_minutes)
-            velocity = CostVelocity(settings.cost_velocity_usd, window)
+            limits["velocity_window_sec"] = settings.cost_velocity_minutes * 60
         breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else DEFAULT_POLICY
-        return cls(breakers, settings.daily_budget_usd, velocity, settings.default_max_duration_sec)
+        given = {name: value for name, value in limits.items() if value is not None}
+        return cls(breakers, given, settings.default_max_duration_sec)
 
 
 def read_breakers(path: Path) -> BreakerPolicy:

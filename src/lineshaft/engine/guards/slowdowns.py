@@ -28,6 +28,7 @@ class RateLimited:
     """A task met a rate limit: claims avoid its model."""
 
     agent_id: str | None
+    incarnation: int | None
     model: str | None
     slowdown_sec: float
     reason: str
@@ -47,6 +48,7 @@ class Slowdowns:
             {
                 **self._database.now,
                 "agent_ids": [limit.agent_id for limit in signals],
+                "incarnations": [limit.incarnation for limit in signals],
                 "models": [limit.model for limit in signals],
                 "waits": [limit.slowdown_sec for limit in signals],
                 "reasons": [limit.reason[:MAX_REASON] for limit in signals],

@@ -8,11 +8,12 @@ ON CONFLICT (key) DO UPDATE
 -- For what met a rate limit: the model that the task was claimed for, else the agent's first one, else everything.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 signal AS (
-    SELECT coalesce('model:' || coalesce(input.model, agent.models_available[1]), '*') AS key, max(input.wait_sec) AS wait_sec,
+    SELECT coalesce('model:' || coalesce(input.model, instance.models_available[1]), '*') AS key, max(input.wait_sec) AS wait_sec,
         min(input.reason) AS reason
-    FROM unnest(%(agent_ids)s::text[], %(models)s::text[], %(waits)s::double precision[], %(reasons)s::text[])
-        AS input (agent_id, model, wait_sec, reason)
-    LEFT JOIN lineshaft.agent ON agent.id = input.agent_id
+    FROM unnest(
+        %(agent_ids)s::text[], %(incarnations)s::integer[], %(models)s::text[], %(waits)s::double precision[], %(reasons)s::text[]
+    ) AS input (agent_id, incarnation, model, wait_sec, reason)
+    LEFT JOIN lineshaft.instance ON instance.agent_id = input.agent_id AND instance.incarnation = input.incarnation
     GROUP BY 1
     ORDER BY 1
 ),

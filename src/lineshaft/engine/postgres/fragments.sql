@@ -5,18 +5,22 @@
 pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 
 -- fragment: settle_agent
--- The columns of `lineshaft.agent` that change when claims end: `share` has n, reserved, actual (money) and today (a date).
-held = held - share.n, reserved_usd = agent.reserved_usd - share.reserved, spent_usd = spent_usd + share.actual,
-spent_on_day_usd = CASE WHEN spend_day >= share.today THEN spent_on_day_usd ELSE 0 END + share.actual,
-spend_day = greatest(spend_day, share.today)
+-- The columns of `lineshaft.agent` that change when claims end: `share` has reserved and actual (money).
+reserved_usd = agent.reserved_usd - share.reserved, spent_usd = agent.spent_usd + share.actual
 
--- fragment: agent_status
--- The status of an agent: set by hand, otherwise by the age of its heartbeat, otherwise as its process reported.
+-- fragment: spend_today
+-- Books what is spent now: `share` has actual (money), `clock` has now.
+INSERT INTO lineshaft.spend AS today (day, spent_usd)
+SELECT (clock.now AT TIME ZONE 'UTC')::date, share.actual FROM share CROSS JOIN clock WHERE share.actual > 0
+ON CONFLICT (day) DO UPDATE SET spent_usd = today.spent_usd + excluded.spent_usd
+
+-- fragment: instance_liveness
+-- Whether the process of an instance is alive, by the age of its heartbeat: offline if it has left or is silent, otherwise as it reported.
+-- What was set by hand isn't considered.
 CASE
-    WHEN agent.set_status IS NOT NULL THEN agent.set_status::text
-    WHEN agent.last_heartbeat < coalesce(%(now)s::timestamptz, now())
-        - make_interval(secs => greatest(90, 3 * agent.heartbeat_interval_sec)) THEN 'offline'
-    ELSE agent.status::text
+    WHEN instance.last_heartbeat < coalesce(%(now)s::timestamptz, now())
+        - make_interval(secs => greatest(90, 3 * instance.heartbeat_interval_sec)) THEN 'offline'
+    ELSE instance.status::text
 END
 
 -- fragment: slowdown_until
@@ -34,12 +38,12 @@ END
 -- fragment: insert_completed
 -- The end rows of tasks that complete; `gone` are their live rows with what the claims report, `clock` has now.
 INSERT INTO lineshaft.task_end (
-    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, version,
-    cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model,
+    version, cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
 )
 SELECT
     gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
-    gone.revivals, gone.agent_id, gone.model, gone.version, gone.cost_usd + gone.actual,
+    gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.cost_usd + gone.actual,
     gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock

@@ -9,32 +9,19 @@ CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
--- Agents, with their capabilities and budgets.
+-- Agents, with their budgets. Their processes are in instance.
 CREATE TABLE lineshaft.agent (
     registered_at timestamp with time zone NOT NULL,
-    last_heartbeat timestamp with time zone NOT NULL,
-    poll_interval_sec double precision NOT NULL DEFAULT 5,
-    claim_ttl_sec double precision NOT NULL DEFAULT 60,
-    heartbeat_interval_sec double precision NOT NULL DEFAULT 30,
-    incarnation bigint NOT NULL,
-    max_concurrent_tasks integer NOT NULL,
-    held integer NOT NULL DEFAULT 0,
-    status lineshaft.agent_status NOT NULL DEFAULT 'active'::lineshaft.agent_status,
+    deleted_at timestamp with time zone,
+    incarnation integer NOT NULL,
+    set_max_tasks integer,
     set_status lineshaft.agent_status,
-    silence_reported boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     type text,
-    capabilities text[] NOT NULL DEFAULT '{}'::text[],
-    types text[],
-    models_available text[] NOT NULL DEFAULT '{}'::text[],
-    version text,
-    budget_usd numeric(14,6),
-    spent_usd numeric(14,6) NOT NULL DEFAULT 0,
-    reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
-    spent_on_day_usd numeric(14,6) NOT NULL DEFAULT 0,
-    spend_day date,
-    registration_key text COLLATE "C",
-    CONSTRAINT possible_agent CHECK (((held >= 0) AND (reserved_usd >= (0)::numeric))),
+    budget_usd numeric(20,6),
+    spent_usd numeric(20,6) NOT NULL DEFAULT 0,
+    reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
+    CONSTRAINT possible_agent CHECK ((reserved_usd >= (0)::numeric)),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
@@ -52,8 +39,10 @@ CREATE TABLE lineshaft.attempt (
     gate_no smallint NOT NULL DEFAULT 0,
     number smallint NOT NULL,
     revival smallint NOT NULL DEFAULT 0,
+    incarnation integer,
     task_id text COLLATE "C" NOT NULL,
     agent_id text COLLATE "C",
+    instance text COLLATE "C",
     model text,
     version text,
     outcome text NOT NULL,
@@ -122,9 +111,9 @@ CREATE TABLE lineshaft.dag (
     title text NOT NULL,
     idempotency_key text COLLATE "C",
     created_by text,
-    budget_ceiling_usd numeric(14,6),
-    reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
-    spent_usd numeric(14,6) NOT NULL DEFAULT 0,
+    budget_ceiling_usd numeric(20,6),
+    reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
+    spent_usd numeric(20,6) NOT NULL DEFAULT 0,
     CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -210,6 +199,33 @@ CREATE TABLE lineshaft.generation (
     CONSTRAINT generation_pkey PRIMARY KEY (no)
 );
 
+-- Running processes of agents.
+CREATE TABLE lineshaft.instance (
+    registered_at timestamp with time zone NOT NULL,
+    last_heartbeat timestamp with time zone NOT NULL,
+    poll_interval_sec double precision NOT NULL DEFAULT 5,
+    claim_ttl_sec double precision NOT NULL DEFAULT 60,
+    heartbeat_interval_sec double precision NOT NULL DEFAULT 30,
+    incarnation integer NOT NULL,
+    max_concurrent_tasks integer NOT NULL,
+    set_max_tasks integer,
+    held integer NOT NULL DEFAULT 0,
+    status lineshaft.agent_status NOT NULL DEFAULT 'active'::lineshaft.agent_status,
+    set_status lineshaft.agent_status,
+    silence_reported boolean NOT NULL DEFAULT false,
+    agent_id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL DEFAULT ''::text,
+    host text COLLATE "C",
+    version text,
+    capabilities text[] NOT NULL DEFAULT '{}'::text[],
+    types text[],
+    models_available text[] NOT NULL DEFAULT '{}'::text[],
+    registration_key text COLLATE "C",
+    CONSTRAINT possible_instance CHECK ((held >= 0)),
+    CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation),
+    CONSTRAINT instance_name UNIQUE (agent_id, name)
+) WITH (fillfactor=50);
+
 -- Sets of tasks with the same eligibility for agents and the same rate of ageing.
 CREATE TABLE lineshaft.lane (
     id integer GENERATED ALWAYS AS IDENTITY,
@@ -220,6 +236,25 @@ CREATE TABLE lineshaft.lane (
     max_cost_usd numeric(14,6),
     CONSTRAINT lane_pkey PRIMARY KEY (id)
 );
+
+-- Limits of the whole installation.
+CREATE TABLE lineshaft.limits (
+    daily_budget_usd numeric(20,6),
+    velocity_usd numeric(20,6),
+    velocity_window_sec double precision NOT NULL DEFAULT 600,
+    velocity_action text NOT NULL DEFAULT 'stop'::text,
+    default_max_cost_usd numeric(20,6),
+    crash_cost_fraction numeric(7,6) NOT NULL DEFAULT 0,
+    breakers jsonb,
+    reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
+    daily_budget_cut boolean NOT NULL DEFAULT false,
+    applied jsonb NOT NULL DEFAULT '{}'::jsonb,
+    only_row boolean NOT NULL DEFAULT true,
+    CONSTRAINT limits_only_row_check CHECK (only_row),
+    CONSTRAINT limits_velocity_action_check CHECK ((velocity_action = ANY (ARRAY['stop'::text, 'pause'::text]))),
+    CONSTRAINT possible_limits CHECK ((reserved_usd >= (0)::numeric)),
+    CONSTRAINT limits_pkey PRIMARY KEY (only_row)
+) WITH (fillfactor=50);
 
 -- Document locks that are held.
 CREATE TABLE lineshaft.lock (
@@ -282,10 +317,17 @@ CREATE TABLE lineshaft.slowdown (
     CONSTRAINT slowdown_pkey PRIMARY KEY (key)
 );
 
+-- What all tasks together cost on each day (UTC).
+CREATE TABLE lineshaft.spend (
+    day date NOT NULL,
+    spent_usd numeric(20,6) NOT NULL DEFAULT 0,
+    CONSTRAINT spend_pkey PRIMARY KEY (day)
+) WITH (fillfactor=50);
+
 -- Total spend over the last minutes, for the cost-velocity stop.
 CREATE TABLE lineshaft.spend_sample (
     at timestamp with time zone NOT NULL,
-    total_usd numeric(16,6) NOT NULL,
+    total_usd numeric(20,6) NOT NULL,
     CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
 );
 
@@ -361,6 +403,7 @@ CREATE TABLE lineshaft.task_end (
     tokens_input bigint NOT NULL DEFAULT 0,
     tokens_output bigint NOT NULL DEFAULT 0,
     epoch integer NOT NULL,
+    incarnation integer,
     attempts smallint NOT NULL DEFAULT 0,
     revivals smallint NOT NULL DEFAULT 0,
     status lineshaft.task_status NOT NULL,
@@ -409,6 +452,7 @@ CREATE TABLE lineshaft.task_live (
     heartbeat_sec real,
     limit_sec real NOT NULL DEFAULT 3600,
     epoch integer NOT NULL DEFAULT 0,
+    incarnation integer,
     blocked integer NOT NULL DEFAULT 0,
     attempts smallint NOT NULL DEFAULT 0,
     rate_limits smallint NOT NULL DEFAULT 0,
@@ -419,6 +463,8 @@ CREATE TABLE lineshaft.task_live (
     is_gated boolean NOT NULL DEFAULT false,
     awaited boolean NOT NULL DEFAULT false,
     budget_reported boolean NOT NULL DEFAULT false,
+    agent_reserved boolean NOT NULL DEFAULT false,
+    day_reserved boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C",
@@ -463,8 +509,6 @@ CREATE TABLE lineshaft.token (
     CONSTRAINT token_hash UNIQUE (hash)
 );
 
-CREATE INDEX agent_by_spend_day ON lineshaft.agent USING btree (spend_day);
-CREATE UNIQUE INDEX agent_registration_key ON lineshaft.agent USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
 CREATE INDEX attempt_to_approve ON lineshaft.attempt USING btree (gate_since, task_id) WHERE ((outcome = 'validating'::text) AND (gate = 'human'::text));
@@ -476,6 +520,7 @@ CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id)
 CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummarize='on');
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
+CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(max_cost_usd, ('-1'::integer)::numeric));
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));

@@ -4,7 +4,6 @@ Nothing here writes, and nothing counts or skips through a large table: see `lis
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from decimal import Decimal
 from typing import TypeVar
 
 from msgspec import Raw
@@ -50,12 +49,9 @@ T = TypeVar("T")
 
 
 class Queries:
-    def __init__(
-        self, database: Database, *, bounds: Bounds | None = None, daily_budget_usd: Decimal | None = None
-    ) -> None:
+    def __init__(self, database: Database, *, bounds: Bounds | None = None) -> None:
         self._database = database
         self._bounds = bounds or Bounds()
-        self._daily_budget = daily_budget_usd
 
     # Tasks.
 
@@ -103,15 +99,15 @@ class Queries:
         """Why a task is not running, and whether the claim of any agent would get it."""
 
         async def read(reader: Reader, name: str) -> Why | None:
-            return await read_why(reader, name, self._daily_budget)
+            return await read_why(reader, name)
 
         return await self._of_task(task_id, read)
 
-    async def why_not(self, task_id: str, agent_id: str) -> LineshaftError:
-        """Why this agent can't claim this task."""
+    async def why_not(self, task_id: str, agent_id: str, incarnation: int) -> LineshaftError:
+        """Why this instance of an agent can't claim this task."""
 
         async def read(reader: Reader, name: str) -> LineshaftError | None:
-            return await read_refusal(reader, name, agent_id, self._daily_budget)
+            return await read_refusal(reader, name, agent_id, incarnation)
 
         return await self._of_task(task_id, read)
 

@@ -168,7 +168,12 @@ def _claim(row: Row) -> ClaimInfo | None:
     if row["agent_id"] is None:
         return None
     return ClaimInfo(
-        row["agent_id"], row["claimed_at"], row["heartbeat_at"], row["heartbeat_in_force"], row["epoch"]
+        row["agent_id"],
+        row["claimed_at"],
+        row["heartbeat_at"],
+        row["heartbeat_in_force"],
+        row["epoch"],
+        row["instance"],
     )
 
 
@@ -204,6 +209,7 @@ def _failed_attempt(row: Row) -> FailedAttempt:
     return FailedAttempt(
         attempt=row["number"],
         agent=row["agent_id"],
+        instance=row["instance"],
         category=row["category"],
         error=row["error"],
         started_at=row["started_at"],

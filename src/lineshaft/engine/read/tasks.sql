@@ -18,11 +18,12 @@ SELECT
     coalesce(live.attempts, ended.attempts) AS attempts,
     coalesce(live.revivals, ended.revivals) AS revivals,
     coalesce(live.agent_id, ended.agent_id) AS agent_id,
+    instance.name AS instance,
     coalesce(live.model, ended.model) AS model,
     coalesce(live.claimed_at, ended.claimed_at) AS claimed_at,
     live.heartbeat_at,
     live.lease_until,
-    coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, agent.heartbeat_interval_sec, 30) AS heartbeat_in_force,
+    coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, instance.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
     -- Of the current attempt, else of the first one. A batch has no attempts: it started with the first of its descendants.
     CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at)
@@ -56,7 +57,9 @@ FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
-LEFT JOIN lineshaft.agent ON agent.id = coalesce(live.agent_id, ended.agent_id)
+LEFT JOIN lineshaft.instance
+    ON instance.agent_id = coalesce(live.agent_id, ended.agent_id)
+    AND instance.incarnation = coalesce(live.incarnation, ended.incarnation)
 LEFT JOIN lineshaft.attempt AS candidate
     ON live.status = 'VALIDATING' AND candidate.task_id = live.id AND candidate.epoch = live.epoch
 WHERE task.id = ANY (%(ids)s::text[])
@@ -66,7 +69,7 @@ SELECT task_id, depends_on, satisfied FROM lineshaft.edge WHERE task_id = ANY (%
 
 -- name: read_failures
 -- Failed attempts, and rate limits: those don't count as failures but explain why a task is RETRYING.
-SELECT task_id, number, revival, outcome, agent_id, version, category, error, claimed_at, started_at, ended_at, cost_usd
+SELECT task_id, number, revival, outcome, agent_id, instance, version, category, error, claimed_at, started_at, ended_at, cost_usd
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome IN ('failed', 'rate_limited')
 ORDER BY task_id, epoch
@@ -90,13 +93,15 @@ LIMIT %(most)s::integer
 -- row. Cost and tokens of the successful one are the task's totals minus those of earlier attempts.
 WITH recorded AS MATERIALIZED (SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text),
 own AS MATERIALIZED (
-    SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id, live.model, live.version, 'running' AS outcome,
+    SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id,
+        (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation) AS instance, live.model, live.version, 'running' AS outcome,
         live.claimed_at, live.started_at, NULL::timestamptz AS ended_at, live.attempt_cost_usd AS cost_usd,
         0::numeric AS tokens_input, 0::numeric AS tokens_output, NULL::jsonb AS output
     FROM lineshaft.task_live AS live
     WHERE live.id = %(id)s::text AND live.status IN ('CLAIMED', 'RUNNING')
     UNION ALL
-    SELECT ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id, ended.model, ended.version, 'completed',
+    SELECT ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id,
+        (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version, 'completed',
         ended.claimed_at, ended.started_at, ended.ended_at, ended.cost_usd - earlier.cost_usd,
         ended.tokens_input - earlier.tokens_input, ended.tokens_output - earlier.tokens_output,
         jsonb_build_object('data', ended.output, 'artifacts', ended.artifacts, 'decision_report', ended.decision_report)
@@ -109,14 +114,14 @@ own AS MATERIALIZED (
     -- A batch has no attempts of its own.
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
-SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, model, version, outcome, category, error, claimed_at, started_at,
+SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, claimed_at, started_at,
     ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
 FROM (
-    SELECT epoch, number, revival, agent_id, model, version, outcome, category, error, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, claimed_at, started_at, ended_at, cost_usd, tokens_input,
         tokens_output, output
     FROM recorded WHERE recorded.epoch NOT IN (SELECT own.epoch FROM own)
     UNION ALL
-    SELECT epoch, number, revival, agent_id, model, version, outcome, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
         tokens_output, output
     FROM own
 ) AS attempt

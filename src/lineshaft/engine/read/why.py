@@ -44,27 +44,27 @@ class _Facts:
         return explain(self.task, self.upstream, self.models, self.agents)
 
 
-async def read_why(reader: Reader, task_id: str, daily_budget: Decimal | None) -> Why | None:
+async def read_why(reader: Reader, task_id: str) -> Why | None:
     """None: unknown task."""
-    facts = await _read_facts(reader, task_id, daily_budget, agent_id=None)
+    facts = await _read_facts(reader, task_id)
     return None if facts is None else facts.explained()
 
 
 async def read_refusal(
-    reader: Reader, task_id: str, agent_id: str, daily_budget: Decimal | None
+    reader: Reader, task_id: str, agent_id: str, incarnation: int
 ) -> LineshaftError | None:
-    """Why this agent can't claim this task; None: unknown task."""
-    facts = await _read_facts(reader, task_id, daily_budget, agent_id=agent_id)
+    """Why this instance of an agent can't claim this task; None: unknown task."""
+    facts = await _read_facts(reader, task_id, agent_id, incarnation)
     return None if facts is None else _refusal(facts.explained(), facts.agents[0])
 
 
 async def _read_facts(
-    reader: Reader, task_id: str, daily_budget: Decimal | None, *, agent_id: str | None
+    reader: Reader, task_id: str, agent_id: str | None = None, incarnation: int | None = None
 ) -> _Facts | None:
     """`agent_id`: None considers all agents."""
-    task = await reader.send(_SQL["why_task"], id=task_id, daily_budget=daily_budget)
+    task = await reader.send(_SQL["why_task"], id=task_id)
     models = await reader.send(_SQL["why_models"])
-    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id)
+    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
     upstream = await read_upstream(reader, [task_id])
     found = await task.fetchall()
     if not found:
@@ -233,7 +233,7 @@ def _daily_budget(task: Row) -> Iterable[Reason]:
         yield Reason(
             ReasonCode.DAILY_BUDGET,
             f"{_usd(left)} of the daily budget is neither spent nor reserved, and the task may cost "
-            f"{_usd(cost)}. Wait until midnight UTC, or raise LINESHAFT_DAILY_BUDGET_USD.",
+            f"{_usd(cost)}. Wait until midnight UTC, or raise it: lineshaft limits set --daily-budget USD.",
         )
 
 
@@ -258,7 +258,7 @@ def _dag_budget(task: Row) -> Iterable[Reason]:
 
 
 class _Agent:
-    """One agent and the task, with the tests of claim_tasks."""
+    """One instance of an agent and the task, with the tests of claim_tasks."""
 
     def __init__(self, row: Row, task: Row, unusable: dict[str, datetime | None]) -> None:
         self.row = row

@@ -15,11 +15,8 @@ SELECT
     slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
     -- NULL: there is no daily budget.
     (
-        SELECT %(daily_budget)s::numeric - coalesce(sum(
-            CASE WHEN spender.spend_day >= day.today THEN spender.spent_on_day_usd ELSE 0 END + spender.reserved_usd
-        ), 0)
-        FROM (SELECT (clock.now AT TIME ZONE 'UTC')::date AS today) AS day
-        LEFT JOIN lineshaft.agent AS spender ON spender.spend_day > day.today - 31
+        SELECT limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)
+        FROM lineshaft.limits LEFT JOIN lineshaft.spend ON spend.day = (clock.now AT TIME ZONE 'UTC')::date
     ) AS left_today_usd,
     ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
     ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because,
@@ -47,12 +44,18 @@ SELECT key, NULL FROM lineshaft.breaker
 WHERE state <> 'closed' AND (forced OR probe_task_id IS NOT NULL OR coalesce(probe_at >= coalesce(%(now)s::timestamptz, now()), true))
 
 -- name: why_agents
--- An agent that asks for itself is alive, however old its last heartbeat is.
-SELECT id,
-    CASE WHEN %(agent_id)s::text IS NULL THEN
-    -- include: agent_status
-    ELSE coalesce(set_status, status)::text END AS status, types, capabilities, models_available, held, max_concurrent_tasks,
-    budget_usd - spent_usd - reserved_usd AS money
-FROM lineshaft.agent
-WHERE %(agent_id)s::text IS NULL OR id = %(agent_id)s::text
-ORDER BY id
+-- The instances of all agents that may be alive, or only one that asks for itself: that one is alive, however old its last heartbeat is.
+SELECT agent.id,
+    CASE
+        WHEN %(agent_id)s::text IS NULL AND
+        -- include: instance_liveness
+        = 'offline' THEN 'offline'
+        ELSE coalesce(instance.set_status, instance.status)::text
+    END AS status,
+    instance.types, instance.capabilities, instance.models_available, instance.held,
+    coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) AS max_concurrent_tasks,
+    agent.budget_usd - agent.spent_usd - agent.reserved_usd AS money
+FROM lineshaft.instance
+JOIN lineshaft.agent ON agent.id = instance.agent_id
+WHERE %(agent_id)s::text IS NULL OR (agent.id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer)
+ORDER BY agent.id, instance.incarnation

@@ -76,7 +76,8 @@ WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
 -- name: release_agents
 -- The gate runs elsewhere. The caller returns slot, money and lock. The cost of the attempt is booked now; the cost of gates is added.
 UPDATE lineshaft.task_live AS live
-SET agent_id = NULL, lease_until = NULL, limit_at = NULL, heartbeat_at = NULL, reserved_usd = 0,
+SET agent_id = NULL, incarnation = NULL, lease_until = NULL, limit_at = NULL, heartbeat_at = NULL, reserved_usd = 0,
+    agent_reserved = false, day_reserved = false,
     cost_usd = live.cost_usd + live.attempt_cost_usd, attempt_cost_usd = 0
 WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND live.agent_id IS NOT NULL
 
@@ -94,11 +95,11 @@ WITH closed AS (
     FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)
     JOIN lineshaft.task_end AS ended ON ended.id = input.id AND ended.epoch = input.epoch AND ended.status = 'COMPLETED'
     WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
-    RETURNING attempt.task_id, attempt.epoch, attempt.agent_id
+    RETURNING attempt.task_id, attempt.epoch, attempt.agent_id, attempt.incarnation
 ),
 named AS (
     UPDATE lineshaft.task_end AS ended
-    SET agent_id = closed.agent_id
+    SET agent_id = closed.agent_id, incarnation = closed.incarnation
     FROM closed
     WHERE ended.id = closed.task_id AND ended.epoch = closed.epoch AND ended.agent_id IS NULL
 )

@@ -1,12 +1,13 @@
 """Changes of one transition, collected first and then written together.
 
 A transition locks its tasks, decides in Python, and describes the result here. `write` sends everything in
-one pipeline, in the order in which rows are locked everywhere: tasks, agents, document locks, DAGs.
+one pipeline, in the order in which rows are locked everywhere: tasks, instances, agents, document locks,
+DAGs, the day.
 Statements that must see what others have just committed (dependents, waiters for a lock, the status of a DAG)
 come last, under snapshots newer than the locks.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,7 @@ from lineshaft.engine.transition.rows import (
     EndedRow,
     FreedKeyRow,
     HeldLockRow,
+    InstanceShareRow,
     NewEvent,
     RequeuedRow,
 )
@@ -47,7 +49,12 @@ class LockedTask:
     status: str
     dag_id: str | None
     agent_id: str | None
+    #: The instance of the agent that holds it.
+    incarnation: int | None
     reserved_usd: Decimal
+    #: Whether the reservation is part of the agent's reserved money, and of the day's.
+    agent_reserved: bool
+    day_reserved: bool
     cost_usd: Decimal
     attempt_cost_usd: Decimal
     tokens_input: int
@@ -99,7 +106,6 @@ class Unblocked(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    count: int = 0
     reserved: Decimal = NOTHING
     actual: Decimal = NOTHING
     added: int = 0
@@ -117,7 +123,10 @@ class Changes:
     _events: list[NewEvent] = field(default_factory=list)
     _dead_letters: list[DeadLetterRow] = field(default_factory=list)
     _freed_keys: list[FreedKeyRow] = field(default_factory=list)
+    #: How many slots become free, by agent and incarnation.
+    _slots: Counter[tuple[str, int]] = field(default_factory=Counter)
     _agents: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
+    _day: _Share = field(default_factory=_Share)
     _dags: defaultdict[str, _Share] = field(default_factory=lambda: defaultdict(_Share))
     _locks: list[HeldLockRow] = field(default_factory=list)
     #: Claims that ended without evidence about their type: if one was a breaker's probe, another task may be.
@@ -237,6 +246,7 @@ class Changes:
                 numbers=task.attempts + 1,
                 revivals=task.revivals,
                 agent_ids=task.agent_id,
+                incarnations=task.incarnation,
                 models=task.model,
                 versions=task.version,
                 claimed_at=task.claimed_at,
@@ -298,17 +308,18 @@ class Changes:
             self._agents[agent_id].actual += cost
         if task.dag_id is not None:
             self._dags[task.dag_id].actual += cost
+        self._day.actual += cost
 
     def _settle(self, task: LockedTask, cost: Decimal) -> None:
         # A gate that runs elsewhere returned the agent's slot and money when it began.
-        if task.agent_id is None:
+        if task.agent_id is None or task.incarnation is None:
             return
-        shares = [self._agents[task.agent_id]]
+        self._slots[task.agent_id, task.incarnation] += 1
+        shares = [(self._agents[task.agent_id], task.agent_reserved), (self._day, task.day_reserved)]
         if task.dag_id is not None:
-            shares.append(self._dags[task.dag_id])
-        for share in shares:
-            share.count += 1
-            share.reserved += task.reserved_usd
+            shares.append((self._dags[task.dag_id], True))
+        for share, has_reserved in shares:
+            share.reserved += task.reserved_usd if has_reserved else NOTHING
             share.actual += cost
 
     async def write(self, connection: Connection) -> list[str]:
@@ -322,6 +333,9 @@ class Changes:
                 below = connection.cursor(row_factory=scalar_row)
                 await below.execute(_SQL["lock_dags_below"], {"ids": self._prospects, "dag_ids": names})
             await self._send(connection, "settle_dags", dags)
+            if self._day.reserved or self._day.actual:
+                day = {"reserved": self._day.reserved, "actual": self._day.actual}
+                await connection.execute(_SQL["settle_day"], {**self.now, **day})
             await self._send(connection, "free_keys", self._freed_keys)
             await self._send(connection, "insert_dead_letters", self._dead_letters)
             await self._send(connection, "insert_events", self._events)
@@ -350,9 +364,13 @@ class Changes:
         await self._send(connection, "requeue_tasks", self._requeued)
         await self._send(connection, "end_tasks", self._ended)
         await self._send(connection, "record_attempts", self._attempts)
+        slots = [InstanceShareRow(*instance, count) for instance, count in sorted(self._slots.items())]
+        await self._send(connection, "free_slots", slots)
+        # Without money the agent's row isn't written: its instances don't wait for each other.
         agents = [
-            AgentShareRow(name, share.count, share.reserved, share.actual)
+            AgentShareRow(name, share.reserved, share.actual)
             for name, share in sorted(self._agents.items())
+            if share.reserved or share.actual
         ]
         await self._send(connection, "settle_agents", agents)
         await self._send(connection, "release_locks", sorted(self._locks))

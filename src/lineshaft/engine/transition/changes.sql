@@ -16,7 +16,8 @@ SET status = input.status::lineshaft.task_status,
     cost_usd = live.cost_usd + input.cost,
     tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
     last_category = coalesce(input.category, live.last_category),
-    attempt_cost_usd = 0, reserved_usd = 0, agent_id = NULL, model = NULL, version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
+    attempt_cost_usd = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
+    version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
     claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL
 FROM unnest(
         %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
@@ -41,31 +42,32 @@ gone AS (
         input.reason, input.category, input.output
 )
 INSERT INTO lineshaft.task_end (
-    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, model, version, cost_usd,
-    tokens_input, tokens_output, reason, category, output
+    id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model, version,
+    cost_usd, tokens_input, tokens_output, reason, category, output
 )
 SELECT
     id, end_status::lineshaft.task_status, epoch, coalesce(%(now)s::timestamptz, now()), ready_at, claimed_at, started_at,
-    first_started_at, end_attempts, revivals, agent_id, model, version, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
+    first_started_at, end_attempts, revivals, agent_id, incarnation, model, version, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
     reason, category, output
 FROM gone
 
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, ended_at, outcome, category, error, ended_by, cost_usd,
+    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, category, error, ended_by, cost_usd,
     tokens_input, tokens_output
 )
 SELECT
-    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.model, input.version,
+    input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.incarnation,
+    (SELECT name FROM lineshaft.instance WHERE agent_id = input.agent_id AND incarnation = input.incarnation), input.model, input.version,
     coalesce(input.claimed_at, clock.now), input.started_at,
     clock.now, input.outcome, input.category, input.error, input.ended_by, input.cost, input.tokens_in, input.tokens_out
 FROM unnest(
         %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
-        %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
+        %(incarnations)s::integer[], %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
         %(errors)s::text[], %(ended_by)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
     ) AS input (
-        task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, outcome, category, error, ended_by, cost, tokens_in,
+        task_id, epoch, number, revival, agent_id, incarnation, model, version, claimed_at, started_at, outcome, category, error, ended_by, cost, tokens_in,
         tokens_out
     ),
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
@@ -78,16 +80,24 @@ ON CONFLICT (task_id, epoch) DO UPDATE
         tokens_input = greatest(attempt.tokens_input, excluded.tokens_input),
         tokens_output = greatest(attempt.tokens_output, excluded.tokens_output)
 
+-- name: free_slots
+UPDATE lineshaft.instance
+SET held = instance.held - share.n
+FROM unnest(%(agent_ids)s::text[], %(incarnations)s::integer[], %(counts)s::integer[]) AS share (agent_id, incarnation, n)
+WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation
+
 -- name: settle_agents
 UPDATE lineshaft.agent
 SET
     -- include: settle_agent
-FROM (
-    SELECT id, n, reserved, actual, (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS today
-    FROM unnest(%(agent_ids)s::text[], %(counts)s::integer[], %(reserved)s::numeric[], %(actual)s::numeric[])
-        AS settled (id, n, reserved, actual)
-) AS share
+FROM unnest(%(agent_ids)s::text[], %(reserved)s::numeric[], %(actual)s::numeric[]) AS share (id, reserved, actual)
 WHERE agent.id = share.id
+
+-- name: settle_day
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
+share AS MATERIALIZED (SELECT %(reserved)s::numeric AS reserved, %(actual)s::numeric AS actual),
+freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0)
+-- include: spend_today
 
 -- name: settle_dags
 UPDATE lineshaft.dag

@@ -27,25 +27,34 @@ gone AS (
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
-        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
-        live.reserved_usd, input.output, input.artifacts, input.report, input.output_type,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
+        live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, input.output, input.artifacts, input.report, input.output_type,
         coalesce(input.cost, live.attempt_cost_usd) AS actual, input.tokens_in, input.tokens_out
 ),
 ended AS (
     -- include: insert_completed
+),
+freed AS (
+    UPDATE lineshaft.instance
+    SET held = instance.held - share.n
+    FROM (
+        SELECT agent_id, incarnation, count(*) AS n FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id, incarnation ORDER BY 1, 2
+    ) AS share
+    WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation
+    RETURNING instance.agent_id
 ),
 settled AS (
     UPDATE lineshaft.agent
     SET
         -- include: settle_agent
     FROM (
-        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
+        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved, sum(actual) AS actual
         FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
     ) AS share
-    WHERE agent.id = share.agent_id
+    WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
     RETURNING agent.id
 ),
--- The counts enforce the order: agents, locks, DAGs, the same as in claims.
+-- The counts enforce the order: instances, agents, locks, DAGs, the day, the same as in claims.
 lock_released AS (
     DELETE FROM lineshaft.lock
     USING gone
@@ -68,6 +77,14 @@ dag_moved AS (
     ) AS share, clock
     WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) >= 0
     RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
+),
+share AS MATERIALIZED (
+    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved, coalesce(sum(actual), 0) AS actual
+    FROM gone WHERE agent_id IS NOT NULL AND (SELECT count(*) FROM dag_moved) >= 0
+),
+day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),
+day_spent AS (
+    -- include: spend_today
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
@@ -102,10 +119,12 @@ FROM gone
 -- RUNNING → VALIDATING: the output is stored with the attempt. The agent holds the task until a gate runs elsewhere (gates.sql).
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
-        task_id, epoch, number, revival, agent_id, model, version, claimed_at, started_at, outcome, cost_usd, tokens_input, tokens_output,
-        output
+        task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, outcome, cost_usd,
+        tokens_input, tokens_output, output
     )
-    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.model, live.version, live.claimed_at,
+    SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.incarnation,
+        (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation),
+        live.model, live.version, live.claimed_at,
         live.started_at, 'validating', input.cost, input.tokens_in, input.tokens_out, input.output
     FROM lineshaft.task_live AS live
     JOIN unnest(
@@ -138,22 +157,40 @@ gone AS (
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
-        live.revivals, live.agent_id, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output, live.reserved_usd,
-        input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
+        live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.reserved_usd, live.agent_reserved, live.day_reserved, input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
         input.tokens_in, input.tokens_out
 ),
 ended AS (
     -- include: insert_completed
+),
+freed AS (
+    UPDATE lineshaft.instance
+    SET held = instance.held - share.n
+    FROM (
+        SELECT agent_id, incarnation, count(*) AS n FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id, incarnation ORDER BY 1, 2
+    ) AS share
+    WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation
+    RETURNING instance.agent_id
 ),
 settled AS (
     UPDATE lineshaft.agent
     SET
         -- include: settle_agent
     FROM (
-        SELECT (SELECT (now AT TIME ZONE 'UTC')::date FROM clock) AS today, agent_id, count(*) AS n, sum(reserved_usd) AS reserved, sum(actual) AS actual
-        FROM gone GROUP BY agent_id ORDER BY agent_id
+        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved, sum(actual) AS actual
+        FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
     ) AS share
-    WHERE agent.id = share.agent_id
+    WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
+    RETURNING agent.id
+),
+share AS MATERIALIZED (
+    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved, coalesce(sum(actual), 0) AS actual
+    FROM gone WHERE (SELECT count(*) FROM settled) >= 0
+),
+day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),
+day_spent AS (
+    -- include: spend_today
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, epoch)

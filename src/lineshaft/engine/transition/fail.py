@@ -1,10 +1,9 @@
 """Failed attempts: the task is retried, waits for a rate limit, or is dead-lettered with its batch."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +31,6 @@ FAIL = "fail"
 #: Statuses that a repeated call may find.
 _AFTER_FAILURE = (Status.RETRYING, Status.DEAD_LETTERED, Status.READY)
 
-_NONE: Mapping[str, str] = MappingProxyType({})
 _Decision = retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit
 
 
@@ -42,15 +40,10 @@ class _Decided(NamedTuple):
     decision: _Decision
 
 
-class _Incarnation(NamedTuple):
-    id: str
-    incarnation: int
-
-
 @dataclass(frozen=True, slots=True)
-class _FailedAgents:
+class _FailedInstances:
     task_id: str
-    agents: list[str | None]
+    instances: list[str | None]
 
 
 class Fail:
@@ -96,9 +89,9 @@ class Fail:
         return await self._database.run(work)
 
     async def fail_held(
-        self, connection: Connection, agent_id: str, incarnation: int, ids: Sequence[str]
+        self, connection: Connection, agent_id: str, incarnations: Collection[int], ids: Sequence[str]
     ) -> None:
-        """The claims of an incarnation that is superseded fail."""
+        """The claims of instances that are superseded, or whose processes are dead, fail."""
         if not ids:
             return
         locked = await self._locks.lock_with_dependents(connection, ids)
@@ -107,9 +100,8 @@ class Fail:
             [
                 (task, _system_failure(task, retry.SystemReason.AGENT_RESTARTED))
                 for task in locked.values()
-                if task.agent_id == agent_id and task.status in HELD
+                if task.agent_id == agent_id and task.incarnation in incarnations and task.status in HELD
             ],
-            processes={agent_id: _process(agent_id, incarnation)},
         )
 
     async def expire(
@@ -125,12 +117,9 @@ class Fail:
         if not held:
             return []
         reasons = [reason_of(task) for task in held]
-        agents = sorted({task.agent_id for task in held if task.agent_id is not None})
-        found = await fetch_rows(connection, _Incarnation, _SQL["incarnations"], {"agents": agents})
         await self.fail_locked(
             connection,
             [(task, _system_failure(task, reason)) for task, reason in zip(held, reasons, strict=True)],
-            processes={agent.id: _process(agent.id, agent.incarnation) for agent in found},
         )
         return [reason.value for reason in reasons]
 
@@ -140,12 +129,10 @@ class Fail:
         failures: Sequence[tuple[LockedTask, Failure]],
         *,
         ended_by: str | None = None,
-        processes: Mapping[str, str] = _NONE,
     ) -> dict[str, Moved]:
         """Fail attempts at tasks that are locked with their dependents.
 
-        `ended_by`: the call of the claim's holder that ends the attempts; None: something else. `processes`:
-        by agent, the process that may have been lost.
+        `ended_by`: the call of the claim's holder that ends the attempts; None: something else.
         """
         if not failures:
             return {}
@@ -164,9 +151,15 @@ class Fail:
         against: list[FailedAttempt] = []
         for task, failure, decision in [*dead, *rest]:
             if isinstance(decision, ratelimit.WaitForLimit):
-                limits.append(RateLimited(task.agent_id, task.model, decision.slowdown_sec, failure.error))
+                limits.append(
+                    RateLimited(
+                        task.agent_id, task.incarnation, task.model, decision.slowdown_sec, failure.error
+                    )
+                )
             elif breaker.counts_against(failure.kind):
-                lost = processes.get(task.agent_id or "") if failure.category in retry.LOST_PROCESS else None
+                # A category is the agent's word; only Lineshaft knows that a process was lost.
+                is_lost = ended_by is None and failure.category in retry.LOST_PROCESS
+                lost = _process(task) if is_lost else None
                 against.append(FailedAttempt(task.id, task.type, task.model, lost))
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
@@ -177,15 +170,15 @@ class Fail:
     ) -> list[_Decided]:
         rows = await fetch_rows(
             connection,
-            _FailedAgents,
-            _SQL["failed_agents"],
+            _FailedInstances,
+            _SQL["failed_instances"],
             {"ids": [t.id for t, _ in failures], "revivals": [t.revivals for t, _ in failures]},
         )
-        agents = {row.task_id: row.agents for row in rows}
+        instances = {row.task_id: row.instances for row in rows}
         decided = []
         for task, reported in failures:
             failure = _overdrawn(task, reported)
-            decision = self._decide(task, failure, [*agents.get(task.id, []), task.agent_id])
+            decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)])
             decided.append(_Decided(task, failure, decision))
         return decided
 
@@ -201,7 +194,7 @@ class Fail:
             moved[task.id] = Moved(task.id, status)
         return moved
 
-    def _decide(self, task: LockedTask, failure: Failure, agents: list[str | None]) -> _Decision:
+    def _decide(self, task: LockedTask, failure: Failure, instances: list[str | None]) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
             hint = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
@@ -226,7 +219,7 @@ class Fail:
             attempts=task.attempts + 1,
             max_attempts=task.max_attempts,
             policy=rules,
-            failed_agents=agents,
+            failed_agents=instances,
             uniform=self._uniform,
             total_cost_usd=task.cost_usd + failure.spent.cost(task),
             max_total_cost_usd=task.max_total_cost_usd,
@@ -303,9 +296,9 @@ class Fail:
         return found
 
 
-def _process(agent_id: str, incarnation: int) -> str:
-    """The name of a process: a lost one counts once for a breaker."""
-    return f"{agent_id}#{incarnation}"
+def _process(task: LockedTask) -> str | None:
+    """The process that holds a task: a lost one counts once for a breaker."""
+    return None if task.agent_id is None else f"{task.agent_id}#{task.incarnation}"
 
 
 def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:

@@ -1,13 +1,9 @@
--- name: failed_agents
--- Agents that failed at these tasks since the last revival (poison pills, model/retry.py).
-SELECT attempt.task_id, array_agg(DISTINCT attempt.agent_id) AS agents
+-- name: failed_instances
+-- Instances that failed at these tasks since the last revival (poison pills, model/retry.py).
+SELECT attempt.task_id, array_agg(DISTINCT attempt.agent_id || '#' || coalesce(attempt.incarnation::text, '')) AS instances
 FROM lineshaft.attempt
 JOIN unnest(%(ids)s::text[], %(revivals)s::smallint[]) AS wanted (id, revival)
   ON attempt.task_id = wanted.id AND attempt.revival = wanted.revival
 -- An attempt that is being validated is the one that fails now: its agent no longer holds the task, but produced the output.
 WHERE attempt.outcome IN ('failed', 'validating')
 GROUP BY attempt.task_id
-
--- name: incarnations
--- A superseded incarnation holds nothing, so a holder is the current one.
-SELECT id, incarnation FROM lineshaft.agent WHERE id = ANY (%(agents)s::text[])

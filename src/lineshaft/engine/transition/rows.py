@@ -43,6 +43,7 @@ class AttemptRow(NamedTuple):
     numbers: int
     revivals: int
     agent_ids: str | None
+    incarnations: int | None
     models: str | None
     versions: str | None
     claimed_at: datetime | None
@@ -109,9 +110,14 @@ class HeldLockRow(NamedTuple):
     holders: str
 
 
+class InstanceShareRow(NamedTuple):
+    agent_ids: str
+    incarnations: int
+    counts: int
+
+
 class AgentShareRow(NamedTuple):
     agent_ids: str
-    counts: int
     reserved: Decimal
     actual: Decimal
 

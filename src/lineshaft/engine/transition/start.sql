@@ -5,9 +5,10 @@ started AS (
     UPDATE lineshaft.task_live AS live
     SET status = 'RUNNING', started_at = clock.now, first_started_at = coalesce(live.first_started_at, clock.now), heartbeat_at = clock.now,
         limit_at = clock.now + make_interval(secs => live.limit_sec),
-        lease_until = clock.now + make_interval(secs => least(3 * coalesce(live.heartbeat_sec, agent.heartbeat_interval_sec), live.limit_sec))
-    FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch), lineshaft.agent, clock
-    WHERE live.id = input.id AND live.epoch = input.epoch AND live.status = 'CLAIMED' AND agent.id = live.agent_id
+        lease_until = clock.now + make_interval(secs => least(3 * coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec), live.limit_sec))
+    FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch), lineshaft.instance, clock
+    WHERE live.id = input.id AND live.epoch = input.epoch AND live.status = 'CLAIMED' AND instance.agent_id = live.agent_id
+      AND instance.incarnation = live.incarnation
     RETURNING live.id, live.dag_id, live.agent_id, live.epoch
 ),
 logged AS (

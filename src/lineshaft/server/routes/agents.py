@@ -69,7 +69,7 @@ async def heartbeat(call: Call, body: protocol.Heartbeat) -> Answer:
     example={"incarnation": 1},
 )
 async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
-    """Take no more work, and finish the tasks that are held. Waiting claims of the agent end at once."""
+    """Take no more work, and finish the tasks that are held. Waiting claims of the instance end at once."""
     agent_id = call.path["id"]
     call.principal.check_agent(agent_id)
     await call.service.engine.fleet.drain(agent_id, body.incarnation)
@@ -85,12 +85,33 @@ async def drain_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     example={"incarnation": 1},
 )
 async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
-    """Go offline until it registers again. Waiting claims of the agent end at once."""
+    """Go offline: the process ends. Waiting claims of the instance end at once."""
     agent_id = call.path["id"]
     call.principal.check_agent(agent_id)
     await call.service.engine.fleet.leave(agent_id, body.incarnation)
     call.service.long_polls.end(agent_id, body.incarnation)
     return Answer(await call.service.engine.fleet.read(agent_id))
+
+
+@routes.post(
+    "/v1/agents/{id:path}/siblings",
+    Scope.AGENT,
+    protocol.SiblingNames,
+    codes=("not_found",),
+    example={"incarnation": 2, "gone": ["host-a/pid-4711"]},
+)
+async def watch_siblings(call: Call, body: protocol.Siblings) -> Answer:
+    """Report instances on the caller's host whose processes are dead, and learn which ones to watch.
+
+    What a dead instance held fails as `crash` at once, instead of when its lease expires. Only instances of
+    the same agent and the same `host` as the caller's are accepted; others are ignored.
+    """
+    agent_id = call.path["id"]
+    call.principal.check_agent(agent_id)
+    names = await call.service.engine.fleet.siblings(
+        agent_id, body.incarnation, gone=body.gone, everyone=body.everyone
+    )
+    return Answer(protocol.SiblingNames(names))
 
 
 @routes.post(
@@ -101,11 +122,15 @@ async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     example=examples.AGENT,
 )
 async def register_agent(call: Call, body: NewAgent) -> Answer:
-    """Register an agent; 200 if its id was registered before.
+    """Register a process of an agent; 200 if the agent's id was registered before.
 
-    Registering again supersedes the earlier incarnation: the tasks that it held fail as `crash` at once. The
-    budget is a total over the id's life, set by the first registration that has one, or by the token where
-    that has a budget; `warnings` says if another one was declared. A token that is bound to an agent
+    Any number of processes of one agent work side by side, each with an `instance` name of its own. An
+    instance that is registered again supersedes the earlier one: the tasks that it held fail as `crash` at
+    once. The same happens to instances in `gone`, if they are of the same `host`. `incarnation` names the
+    caller in all later calls.
+
+    The budget is a total over the agent's life, set by the first registration that has one, or by the token
+    where that has a budget; `warnings` says if another one was declared. A token that is bound to an agent
     registers only that agent, whose id may then be left out. A repeated call with the same Idempotency-Key
     returns the same and supersedes nothing.
     """
@@ -116,6 +141,13 @@ async def register_agent(call: Call, body: NewAgent) -> Answer:
         principal.check_agent(body.id or principal.agent_id)
     agent = await call.service.engine.fleet.register(body, key=key, budget_usd=principal.agent_budget_usd)
     return Answer(agent, 201 if agent.incarnation == 1 else 200)
+
+
+@routes.delete("/v1/agents/{id:path}", Scope.OPERATE, codes=("not_found", "invalid_transition"))
+async def delete_agent(call: Call) -> Answer:
+    """Delete an agent that has no live instance. Its history, budget and spend are kept."""
+    await call.service.engine.fleet.delete(call.path["id"])
+    return Answer(status=204)
 
 
 @routes.get("/v1/agents", Scope.READ, Page[AgentInfo])
@@ -139,12 +171,15 @@ async def get_agent(call: Call) -> Answer:
     example={"add_budget_usd": 10},
 )
 async def change_agent(call: Call, body: requests.ChangeAgent) -> Answer:
-    """Add to an agent's budget, or change its status or its slots.
+    """Change an agent's budget, its status, or the slots of its instances.
 
-    `draining` and `offline` take no more work until the status is changed to `active`.
+    `budget_usd` is a new total, null for unlimited. `draining` and `offline` take no more work until the
+    status is changed to `active`. `max_concurrent_tasks` applies to each instance, present and future; null
+    returns to what each declares.
     """
     agent = await call.service.engine.fleet.patch(
         call.path["id"],
+        budget_usd=body.budget_usd,
         add_budget_usd=body.add_budget_usd,
         status=body.status,
         max_concurrent_tasks=body.max_concurrent_tasks,

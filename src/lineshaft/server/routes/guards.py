@@ -1,11 +1,27 @@
-"""Guards: breakers, locks, slowdowns, pauses."""
+"""Guards: limits, breakers, locks, slowdowns, pauses."""
+
+from msgspec import UNSET
 
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests, responses
 from lineshaft.server.service import Call
-from lineshaft.types import Breaker, Lock, Page, Scope, Slowdown
+from lineshaft.types import Breaker, Limits, Lock, Page, Scope, Slowdown
 
 routes = Routes()
+
+
+@routes.get("/v1/limits", Scope.READ, Limits)
+async def get_limits(call: Call) -> Answer:
+    """Read the limits of the whole installation, and what was spent today. Null: no limit."""
+    return Answer(await call.service.engine.limits.read())
+
+
+@routes.patch("/v1/limits", Scope.OPERATE, Limits, example={"daily_budget_usd": 100})
+async def change_limits(call: Call, body: requests.ChangeLimits) -> Answer:
+    """Change limits of the whole installation. Every process obeys them from its next claim or heartbeat."""
+    given = {name: getattr(body, name) for name in body.__struct_fields__}
+    changes = {name: value for name, value in given.items() if value is not UNSET}
+    return Answer(await call.service.engine.limits.patch(changes, actor=call.principal.name))
 
 
 @routes.get("/v1/breakers", Scope.READ, Page[Breaker])

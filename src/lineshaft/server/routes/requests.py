@@ -15,7 +15,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
+from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, VelocityAction
 from lineshaft.types.json import null
 from lineshaft.types.protocol import Body, Name, Seconds, Text
 
@@ -60,9 +60,23 @@ class AskEnded(Body, frozen=True, kw_only=True):
 
 
 class ChangeAgent(Body, frozen=True, kw_only=True):
+    #: A new total; null: unlimited.
+    budget_usd: Decimal | float | UnsetType | None = UNSET
     add_budget_usd: Decimal | float | None = None
     status: str | None = None
-    max_concurrent_tasks: int | None = None
+    #: Of each instance; null: as each declares.
+    max_concurrent_tasks: int | UnsetType | None = UNSET
+
+
+class ChangeLimits(Body, frozen=True, kw_only=True):
+    """Null: no limit."""
+
+    daily_budget_usd: Decimal | float | UnsetType | None = UNSET
+    velocity_usd: Decimal | float | UnsetType | None = UNSET
+    velocity_window_sec: float | UnsetType = UNSET
+    velocity_action: VelocityAction | UnsetType = UNSET
+    default_max_cost_usd: Decimal | float | UnsetType | None = UNSET
+    crash_cost_fraction: float | UnsetType = UNSET
 
 
 class CreateToken(Body, frozen=True, kw_only=True):

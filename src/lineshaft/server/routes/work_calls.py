@@ -211,14 +211,18 @@ async def heartbeat(call: Call, items: Items[protocol.HeartbeatItem]) -> Results
     results: Results = list(items)
     left = [number for number, item in enumerate(items) if not isinstance(item, LineshaftError)]
     while left:
-        # An agent that is named twice gets a call of its own: answers are by agent.
-        batch: dict[str, int] = {}
+        # An instance that is named twice gets a call of its own: answers are by instance.
+        batch: dict[Presence, int] = {}
         for number in left:
-            batch.setdefault(results[number].agent_id, number)
+            batch.setdefault(_presence(results[number]), number)
         left = [number for number in left if number not in set(batch.values())]
         for number, result in (await _heartbeat(call, {n: results[n] for n in batch.values()})).items():
             results[number] = result
     return results
+
+
+def _presence(item: protocol.HeartbeatItem) -> Presence:
+    return Presence(item.agent_id, item.incarnation)
 
 
 async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> dict[int, Any]:
@@ -231,11 +235,11 @@ async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> di
             call.principal.check_agent(item.agent_id)
             # A task with an invalid token is lost, as one that was lost since.
             held[number] = [
-                task.held(tokens.find(task.id, task.claim_token), item.agent_id) for task in item.tasks
+                task.held(tokens.find(task.id, task.claim_token), _presence(item)) for task in item.tasks
             ]
         except LineshaftError as error:
             results[number] = error
-    present = [Presence(items[number].agent_id, items[number].incarnation) for number in held]
+    present = [_presence(items[number]) for number in held]
     tasks = [task for some in held.values() for task in some]
     answers = await call.service.engine.work.heartbeat(present, tasks) if held else HeartbeatAnswers({})
     for number, own in held.items():
@@ -251,17 +255,17 @@ async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> di
 async def _heartbeat_result(
     service: Service, item: protocol.HeartbeatItem, held: Sequence[HeldTask], answers: HeartbeatAnswers
 ) -> protocol.HeartbeatResult:
-    agent_id = item.agent_id
-    status = answers.agents.get(agent_id)
+    agent = _presence(item)
+    status = answers.agents.get(agent)
     if status is None:
         # Raises if it is unknown or superseded.
-        status = (await service.engine.fleet.present(agent_id, item.incarnation)).status
+        status = (await service.engine.fleet.present(item.agent_id, item.incarnation)).status
     ended = {(over.id, over.epoch): over.answer for over in answers.over}
     return protocol.HeartbeatResult(
         tasks={task.id: ended.get((task.id, task.epoch), "continue") for task in held},
         status=status,
-        max_concurrent_tasks=answers.slots.get(agent_id, msgspec.UNSET),
-        slowdown_until=answers.slowdowns.get(agent_id, msgspec.UNSET),
+        max_concurrent_tasks=answers.slots.get(agent, msgspec.UNSET),
+        slowdown_until=answers.slowdowns.get(agent, msgspec.UNSET),
     )
 
 

@@ -188,6 +188,8 @@ CREATE TABLE lineshaft.task_live (
     limit_sec real NOT NULL DEFAULT 3600,
     -- Grows with every claim: writes with an older epoch are rejected.
     epoch integer NOT NULL DEFAULT 0,
+    -- The instance of agent_id that holds it.
+    incarnation integer,
     -- Dependencies that are still open.
     blocked integer NOT NULL DEFAULT 0,
     attempts smallint NOT NULL DEFAULT 0,
@@ -205,6 +207,9 @@ CREATE TABLE lineshaft.task_live (
     awaited boolean NOT NULL DEFAULT false,
     -- It was reported that no agent can afford it: once, until it is claimed or there is money again.
     budget_reported boolean NOT NULL DEFAULT false,
+    -- Its reservation is part of the agent's reserved money, and of the day's: they had a limit when it was claimed.
+    agent_reserved boolean NOT NULL DEFAULT false,
+    day_reserved boolean NOT NULL DEFAULT false,
     status lineshaft.task_status NOT NULL,
     id text COLLATE "C" NOT NULL,
     -- NULL while the DAG is virtual, that is has no row: the DAG of a standalone task.
@@ -272,6 +277,8 @@ CREATE TABLE lineshaft.task_end (
     tokens_output bigint NOT NULL DEFAULT 0,
     -- A revived task continues from here, so that no stale claim ever matches.
     epoch integer NOT NULL,
+    -- The instance of agent_id that held it last.
+    incarnation integer,
     attempts smallint NOT NULL DEFAULT 0,
     revivals smallint NOT NULL DEFAULT 0,
     status lineshaft.task_status NOT NULL,
@@ -346,9 +353,9 @@ CREATE TABLE lineshaft.dag (
     title text NOT NULL,
     idempotency_key text COLLATE "C",
     created_by text,
-    budget_ceiling_usd numeric(14, 6),
-    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0,
-    spent_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    budget_ceiling_usd numeric(20, 6),
+    reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
     CONSTRAINT dag_pkey PRIMARY KEY (id),
     CONSTRAINT counters_fit CHECK (completed + cancelled + dead_lettered <= total AND reserved_usd >= 0)
 ) WITH (fillfactor = 70);
@@ -386,8 +393,12 @@ CREATE TABLE lineshaft.attempt (
     -- Counts from 1 after every revival.
     number smallint NOT NULL,
     revival smallint NOT NULL DEFAULT 0,
+    -- The instance of agent_id that made it.
+    incarnation integer,
     task_id text COLLATE "C" NOT NULL,
     agent_id text COLLATE "C",
+    -- The name of the instance.
+    instance text COLLATE "C",
     model text,
     -- Of the program that its agent runs.
     version text,
@@ -444,56 +455,114 @@ CREATE TABLE lineshaft.checkpoint (
 COMMENT ON TABLE lineshaft.checkpoint IS 'The last checkpoint of each task.';
 
 
+-- An agent is a role: a name that has a budget and can be stopped by hand. Its processes are in `instance`. Written only where money is
+-- reserved or spent: instances without money never wait for each other.
 CREATE TABLE lineshaft.agent (
+    registered_at timestamptz NOT NULL,
+    -- Deleted by hand: not in lists until it registers again. Its money still counts.
+    deleted_at timestamptz,
+    -- Of the latest registration; grows with each, so that no stale process ever matches.
+    incarnation integer NOT NULL,
+    -- Set by hand for each instance, present and future. NULL: as each instance declares.
+    set_max_tasks integer,
+    -- Set by hand, draining or offline; it wins until it is cleared by hand. NULL: not set.
+    set_status lineshaft.agent_status,
+    id text COLLATE "C" NOT NULL,
+    type text,
+    -- NULL: unlimited.
+    budget_usd numeric(20, 6),
+    spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    -- What claims have reserved; only those made while there was a budget.
+    reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    CONSTRAINT agent_pkey PRIMARY KEY (id),
+    CONSTRAINT possible_agent CHECK (reserved_usd >= 0)
+) WITH (
+    -- Updated with every claim that reserves money, on no indexed column: leave room on the page.
+    fillfactor = 50
+);
+COMMENT ON TABLE lineshaft.agent IS 'Agents, with their budgets. Their processes are in instance.';
+
+-- One running process of an agent, with what it can do and how much it holds.
+CREATE TABLE lineshaft.instance (
     registered_at timestamptz NOT NULL,
     last_heartbeat timestamptz NOT NULL,
     poll_interval_sec double precision NOT NULL DEFAULT 5,
     claim_ttl_sec double precision NOT NULL DEFAULT 60,
     heartbeat_interval_sec double precision NOT NULL DEFAULT 30,
-    -- A new one with each registration; leases belong to the incarnation, money belongs to the id.
-    incarnation bigint NOT NULL,
+    -- Unique within the agent.
+    incarnation integer NOT NULL,
     max_concurrent_tasks integer NOT NULL,
+    -- As the agent's: copied, so that a claim finds everything that decides in the row that it locks.
+    set_max_tasks integer,
     -- The number of held tasks, updated in the same transaction. Counting rows would read every dead index entry of past claims.
     held integer NOT NULL DEFAULT 0,
-    -- What its process reports: offline once it has left. A process that is just gone is recognised by the age of last_heartbeat.
+    -- What the process reports: offline once it has left. A process that is just gone is recognised by the age of last_heartbeat.
     status lineshaft.agent_status NOT NULL DEFAULT 'active',
-    -- Set by hand, draining or offline; it wins until it is cleared by hand. NULL: not set.
     set_status lineshaft.agent_status,
     -- The offline detector has reported that it is silent: once, until its next heartbeat.
     silence_reported boolean NOT NULL DEFAULT false,
-    id text COLLATE "C" NOT NULL,
-    type text,
+    agent_id text COLLATE "C" NOT NULL,
+    -- Names the process: registering it again supersedes it.
+    name text COLLATE "C" NOT NULL DEFAULT '',
+    -- The machine that it runs on.
+    host text COLLATE "C",
+    -- Of the program that it runs, as it declares it; recorded with each attempt.
+    version text,
     capabilities text[] NOT NULL DEFAULT '{}',
     -- NULL: any type that it is capable of.
     types text[],
     models_available text[] NOT NULL DEFAULT '{}',
-    -- Of the program that it runs, as it declares it; recorded with each attempt.
-    version text,
-    -- NULL: unlimited.
-    budget_usd numeric(14, 6),
-    spent_usd numeric(14, 6) NOT NULL DEFAULT 0,
-    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0,
-    -- Its spend on spend_day, its last UTC day with a claim or an end. The daily spend is the sum over agents: the row is written anyway,
-    -- and agents don't wait for each other.
-    spent_on_day_usd numeric(14, 6) NOT NULL DEFAULT 0,
-    spend_day date,
-    -- The idempotency key that its incarnation was registered with, if any.
+    -- The idempotency key that it was registered with, if any.
     registration_key text COLLATE "C",
-    CONSTRAINT agent_pkey PRIMARY KEY (id),
-    CONSTRAINT possible_agent CHECK (held >= 0 AND reserved_usd >= 0)
+    CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation),
+    CONSTRAINT instance_name UNIQUE (agent_id, name),
+    CONSTRAINT possible_instance CHECK (held >= 0)
 ) WITH (
     -- Updated with every claim and heartbeat, on no indexed column: leave room on the page.
     fillfactor = 50
 );
-COMMENT ON TABLE lineshaft.agent IS 'Agents, with their capabilities and budgets.';
--- The daily budget: agents with recent spend. The day changes once a day, so all other updates stay on their page.
-CREATE INDEX agent_by_spend_day ON lineshaft.agent (spend_day);
-CREATE UNIQUE INDEX agent_registration_key ON lineshaft.agent (registration_key) WHERE registration_key IS NOT NULL;
+COMMENT ON TABLE lineshaft.instance IS 'Running processes of agents.';
+CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance (registration_key) WHERE registration_key IS NOT NULL;
+
+-- What was spent on each day (UTC).
+CREATE TABLE lineshaft.spend (
+    day date NOT NULL,
+    spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    CONSTRAINT spend_pkey PRIMARY KEY (day)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE lineshaft.spend IS 'What all tasks together cost on each day (UTC).';
+
+-- Limits of the installation, which every process obeys. One row. A limit that is NULL isn't in force.
+CREATE TABLE lineshaft.limits (
+    -- What all tasks together may cost in a UTC day.
+    daily_budget_usd numeric(20, 6),
+    -- More than this within the window stops everything, or pauses claims.
+    velocity_usd numeric(20, 6),
+    velocity_window_sec double precision NOT NULL DEFAULT 600,
+    velocity_action text NOT NULL DEFAULT 'stop' CHECK (velocity_action IN ('stop', 'pause')),
+    -- What a task without a limit of its own reserves, where there is a budget.
+    default_max_cost_usd numeric(20, 6),
+    -- The least share of its reservation that a crashed attempt is taken to have cost.
+    crash_cost_fraction numeric(7, 6) NOT NULL DEFAULT 0,
+    -- The thresholds of circuit breakers, as in the file of an operator. NULL: the defaults.
+    breakers jsonb,
+    -- What claims have reserved of the day; only those made while there was a daily budget.
+    reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    -- The daily budget was lowered below what had been spent: running attempts must stop.
+    daily_budget_cut boolean NOT NULL DEFAULT false,
+    -- The values that servers last took from their settings, by name: a setting changes a limit only once.
+    applied jsonb NOT NULL DEFAULT '{}',
+    only_row boolean NOT NULL DEFAULT true CHECK (only_row),
+    CONSTRAINT limits_pkey PRIMARY KEY (only_row),
+    CONSTRAINT possible_limits CHECK (reserved_usd >= 0)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE lineshaft.limits IS 'Limits of the whole installation.';
+INSERT INTO lineshaft.limits DEFAULT VALUES;
 
 -- Samples of the total spend, for the cost-velocity stop; deleted after its window.
 CREATE TABLE lineshaft.spend_sample (
     at timestamptz NOT NULL,
-    total_usd numeric(16, 6) NOT NULL,
+    total_usd numeric(20, 6) NOT NULL,
     CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
 );
 COMMENT ON TABLE lineshaft.spend_sample IS 'Total spend over the last minutes, for the cost-velocity stop.';

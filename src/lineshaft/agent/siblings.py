@@ -1,0 +1,128 @@
+"""Processes of one agent on one machine: their names, and noticing that one has died.
+
+A process that is killed can't report it, and its tasks would wait until their leases expire. But every other
+process of the machine can see that it is gone. So each one watches a few others, and a new one looks at all:
+what a dead process held goes on at once.
+
+The name of an instance says which process it is: host, boot, PID namespace, process id and start time. Only
+processes of the same boot and namespace can be judged; a process id alone may have been used again. This
+works where there is /proc; elsewhere leases expire as usual.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from lineshaft.client.backend import Backend
+from lineshaft.errors import LineshaftError
+from lineshaft.types.agents import MAX_INSTANCE
+from lineshaft.types.work import Presence
+
+_log = logging.getLogger("lineshaft.agent")
+
+#: How often processes are looked at.
+_LOOK_SEC = 1.0
+#: How often to ask which ones to watch: with others on this machine, and alone.
+_ASK_SEC, _ASK_ALONE_SEC = 10.0, 30.0
+#: The agents of one process have names of their own.
+_numbers = count(1)
+_NAME = re.compile(
+    r"(?P<host>.*)/(?P<boot>[0-9a-f-]{8,36})/(?P<namespace>\d+)/(?P<pid>\d+)/(?P<start>\d+)/(?P<no>\d+)"
+)
+
+
+class _Place(NamedTuple):
+    """Where process ids and start times can be compared."""
+
+    boot: str
+    namespace: str
+
+
+@cache
+def host_name() -> str:
+    return socket.gethostname()[:200]
+
+
+@cache
+def _place() -> _Place | None:
+    """None: this system doesn't say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        found = re.search(r"\d+", str(Path("/proc/self/ns/pid").readlink()))
+    except OSError:
+        return None
+    return None if found is None else _Place(boot, found[0])
+
+
+def _started_at(pid: int) -> str | None:
+    """The start time of a running process, in the kernel's ticks; None: there is none."""
+    try:
+        # The name in parentheses may contain anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # A zombie has ended; its parent hasn't noticed yet.
+    state, start = fields[0], fields[19]
+    return None if state in {"Z", "X"} else start
+
+
+def new_name() -> str:
+    """A name for an instance of this process."""
+    place = _place()
+    pid = os.getpid()
+    boot, namespace = place or ("00000000", "0")
+    name = f"{host_name()}/{boot}/{namespace}/{pid}/{_started_at(pid) or 0}/{next(_numbers)}"
+    return name[-MAX_INSTANCE:]
+
+
+def is_dead(name: str) -> bool:
+    """Whether the process of an instance on this machine is known to have ended."""
+    place = _place()
+    found = _NAME.fullmatch(name)
+    if place is None or found is None or (found["boot"], found["namespace"]) != place:
+        return False
+    return _started_at(int(found["pid"])) != found["start"]
+
+
+async def watch(backend: Backend, own: Presence, dead: Callable[[str], bool] = is_dead) -> None:
+    """Report siblings of an instance that have died; until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    watched: Sequence[str] = ()
+    ask_at = loop.time()
+    everyone = True
+    while True:
+        gone = [name for name in watched if dead(name)]
+        if gone or loop.time() >= ask_at:
+            try:
+                watched = await backend.siblings(own.agent_id, own.incarnation, gone=gone, everyone=everyone)
+            except LineshaftError as error:
+                # It is tried again; if this instance was superseded, its heartbeats notice.
+                _log.debug("Asking for the siblings of agent %s failed: %s", own.agent_id, error)
+            else:
+                if gone:
+                    _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(gone))
+                # A new instance looks at all of them, and then keeps an eye on a few.
+                everyone = everyone and any(dead(name) for name in watched)
+                if any(dead(name) for name in watched):
+                    continue
+            ask_at = loop.time() + (_ASK_SEC if watched else _ASK_ALONE_SEC)
+        await asyncio.sleep(_LOOK_SEC)
+
+
+@contextlib.asynccontextmanager
+async def watching(backend: Backend, own: Presence) -> AsyncIterator[None]:
+    """Watch siblings while the block runs."""
+    task = asyncio.create_task(watch(backend, own), name=f"lineshaft siblings of {own.agent_id}")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,113 @@
+"""`lineshaft limits`."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from lineshaft.cli.connection import add_flags, connect
+from lineshaft.cli.output import print_facts, print_json, usd
+from lineshaft.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from lineshaft.types import Limits
+
+_MONEY = {
+    "daily_budget_usd": ("--daily-budget", "what all tasks together may cost in a UTC day"),
+    "velocity_usd": ("--velocity", "spending more than this within the window stops everything"),
+    "default_max_cost_usd": (
+        "--default-max-cost",
+        "what a task without max_cost_usd reserves where there is a budget",
+    ),
+}
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "limits",
+        help="show and change the limits of the whole installation",
+        description="Show and change the limits of the whole installation. Every process obeys them.",
+    )
+    command.set_defaults(run=show_)
+    add_flags(command)
+    actions = command.add_subparsers(title="actions", metavar="ACTION")
+    show = actions.add_parser("show", help="show the limits", description="Show the limits.")
+    show.set_defaults(run=show_)
+    change = actions.add_parser(
+        "set",
+        help="change limits",
+        description="Change limits; 'none' removes one. They are in force at once, in every process.",
+    )
+    for name, (flag, help_) in _MONEY.items():
+        change.add_argument(flag, dest=name, type=_amount, default=..., metavar="USD", help=help_)
+    change.add_argument(
+        "--velocity-window",
+        dest="velocity_window_sec",
+        type=float,
+        default=...,
+        metavar="SECONDS",
+        help="the window of --velocity",
+    )
+    change.add_argument(
+        "--velocity-action",
+        dest="velocity_action",
+        choices=("stop", "pause"),
+        default=...,
+        help="stop: running attempts are released too; pause: only claims stop",
+    )
+    change.add_argument(
+        "--crash-cost-fraction",
+        dest="crash_cost_fraction",
+        type=float,
+        default=...,
+        metavar="SHARE",
+        help="the least share of its reservation that a crashed attempt costs, 0 to 1",
+    )
+    change.set_defaults(run=set_)
+    for action in (show, change):
+        add_flags(action)
+
+
+def _amount(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+def show_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        _show(args, shaft.limits())
+    return 0
+
+
+def set_(args: argparse.Namespace) -> int:
+    names = (*_MONEY, "velocity_window_sec", "velocity_action", "crash_cost_fraction")
+    changes: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not ...}
+    if not changes:
+        raise UsageError("Nothing to change. 'lineshaft limits set --help' lists the limits.")
+    with connect(args) as shaft:
+        _show(args, shaft.change_limits(**changes))
+    return 0
+
+
+def _show(args: argparse.Namespace, limits: "Limits") -> None:
+    if args.json:
+        print_json(limits)
+        return
+    today = f"{usd(limits.spent_today_usd)} USD spent"
+    if limits.daily_budget_usd is not None:
+        left = limits.daily_budget_usd - limits.spent_today_usd - limits.reserved_usd
+        today += f", {usd(limits.reserved_usd)} reserved, {usd(left)} left"
+    velocity = "no limit"
+    if limits.velocity_usd is not None:
+        window, action = limits.velocity_window_sec, limits.velocity_action
+        velocity = f"{usd(limits.velocity_usd)} USD within {window:g} s, then {action}"
+    print_facts(
+        [
+            ("Daily budget", _usd(limits.daily_budget_usd)),
+            ("Today (UTC)", today),
+            ("Velocity", velocity),
+            ("Default cost", _usd(limits.default_max_cost_usd, "none")),
+            ("Crash cost", f"{limits.crash_cost_fraction.normalize():f} of the reservation"),
+        ]
+    )
+
+
+def _usd(amount: Any, none: str = "no limit") -> str:
+    return none if amount is None else f"{usd(amount)} USD"
