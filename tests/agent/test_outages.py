@@ -209,7 +209,8 @@ async def test_an_agent_that_was_marked_offline_claims_again(
     async with at_work(agent, shaft=shaft):
         await shaft.wait(warm_up, PATIENCE)
         connection.execute(
-            "UPDATE lineshaft.instance SET silence_reported = true, last_heartbeat = now() - interval '1 hour'"
+            "UPDATE lineshaft.instance"
+            " SET silence_reported = true, last_heartbeat = now() - interval '1 hour'"
         )
         task = await shaft.submit(NewTask("x"))
         await shaft.wait(task, POLL_SUBSCRIBED / 2)

@@ -445,7 +445,9 @@ async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
         "cancelled": "CANCELLED",
     }
     await engine.operations.retry(dead.id)
-    claim = await engine.claims.claim("a1", 1)
+    # The janitor has forgotten the agent, too.
+    agent = await engine.fleet.register(NewAgent(id="a1"))
+    claim = await engine.claims.claim("a1", agent.incarnation)
     assert claim.inputs == {ups[0].id: b'"input"'}
     # The cancelled task is deleted at its time, and its input with it.
     clock.advance(86_400 * 31)

@@ -22,7 +22,8 @@ VALUES ('a', now(), now(), 1, 1000);
 INSERT INTO lineshaft.task (id, dag_id, type, title)
 SELECT 'task_' || i, 'dag_' || i, 'lane' || 1 + mod(i, 20), 't' FROM generate_series(1, 100000) AS i;
 INSERT INTO lineshaft.task_live
-    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, incarnation, claimed_at, started_at, lease_until)
+    (id, status, lane_id, rank, ready_at, generation, epoch, agent_id, incarnation, claimed_at, started_at,
+    lease_until)
 SELECT
     'task_' || i, CASE WHEN mod(i, 10) = 0 THEN 'RUNNING' ELSE 'READY' END::lineshaft.task_status,
     1 + mod(i, 20), 50, now(), 1, 1, CASE WHEN mod(i, 10) = 0 THEN 'a' END,
@@ -65,16 +66,21 @@ CASES = [
         "claim/claims",
         "claim_tasks",
         CLAIM,
-        ["task_live_claimable", "task_live_pkey", "task_pkey", "agent_pkey"],
+        ["task_live_claimable", "task_live_pkey", "task_pkey", "instance_pkey"],
     ),
-    ("claim/fast_path", "claim_fast", CLAIM, ["task_live_claimable", "task_pkey", "agent_pkey", "dag_pkey"]),
-    ("transition/complete", "complete_fast", COMPLETE, ["task_live_pkey", "agent_pkey"]),
+    (
+        "claim/fast_path",
+        "claim_fast",
+        CLAIM,
+        ["task_live_claimable", "task_pkey", "instance_pkey", "dag_pkey"],
+    ),
+    ("transition/complete", "complete_fast", COMPLETE, ["task_live_pkey", "instance_pkey", "agent_pkey"]),
     ("transition/task_locks", "lock_dependents", IDS, ["edge_dependents", "task_live_pkey"]),
     (
         "transition/complete",
         "complete_tasks",
         COMPLETE,
-        ["task_live_pkey", "agent_pkey", "dag_pkey", "lock_pkey"],
+        ["task_live_pkey", "instance_pkey", "agent_pkey", "dag_pkey", "lock_pkey"],
     ),
     (
         "transition/changes",
@@ -82,7 +88,7 @@ CASES = [
         NOW | IDS,
         ["edge_dependents", "task_live_pkey", "task_end_pkey"],
     ),
-    ("heartbeats", "heartbeat", HEARTBEAT, ["task_live_pkey", "task_end_pkey", "agent_pkey"]),
+    ("heartbeats", "heartbeat", HEARTBEAT, ["task_live_pkey", "task_end_pkey", "instance_pkey"]),
     ("transition/task_locks", "lock_tasks", IDS, ["task_live_pkey", "task_pkey"]),
     ("maintenance", "lock_expired", NOW | {"limit": 100, "without": []}, ["task_live_leased"]),
     ("review/gates", "take_gates", NOW | TAKE, ["attempt_gated", "attempt_pkey", "task_pkey"]),
@@ -147,7 +153,7 @@ GROWING = frozenset({
     "task_key", "dag_key", "dead_letter",
 })  # fmt: skip
 #: Statements that start at one end of an index and stop after a row or so; or that read what few agents hold.
-MAY_SCAN = frozenset({"free_locks_with_parked", "dags_with_parked", "openings", "held_by"})
+MAY_SCAN = frozenset({"free_locks_with_parked", "dags_with_parked", "openings", "held_by", "read_held"})
 HOT = (
     "claim/claims",
     "claim/fast_path",

@@ -391,7 +391,8 @@ async def test_runnable_means_that_some_claim_would_get_it(
     for seed in range(45):
         connection.execute(
             "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
-            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown, lineshaft.pause"
+            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown,"
+            " lineshaft.pause"
         )
         chaos = Chaos(engine, factory, clock, seed)
         await chaos.make()

@@ -222,8 +222,7 @@ CREATE TABLE lineshaft.instance (
     models_available text[] NOT NULL DEFAULT '{}'::text[],
     registration_key text COLLATE "C",
     CONSTRAINT possible_instance CHECK ((held >= 0)),
-    CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation),
-    CONSTRAINT instance_name UNIQUE (agent_id, name)
+    CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation)
 ) WITH (fillfactor=50);
 
 -- Sets of tasks with the same eligibility for agents and the same rate of ageing.

@@ -502,7 +502,8 @@ CREATE TABLE lineshaft.instance (
     -- The offline detector has reported that it is silent: once, until its next heartbeat.
     silence_reported boolean NOT NULL DEFAULT false,
     agent_id text COLLATE "C" NOT NULL,
-    -- Names the process: registering it again supersedes it.
+    -- Names the process: registering it again supersedes it. Unique within the agent, whose row a registration locks. Not by an index: a
+    -- look-up by agent and incarnation might choose it.
     name text COLLATE "C" NOT NULL DEFAULT '',
     -- The machine that it runs on.
     host text COLLATE "C",
@@ -515,7 +516,6 @@ CREATE TABLE lineshaft.instance (
     -- The idempotency key that it was registered with, if any.
     registration_key text COLLATE "C",
     CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation),
-    CONSTRAINT instance_name UNIQUE (agent_id, name),
     CONSTRAINT possible_instance CHECK (held >= 0)
 ) WITH (
     -- Updated with every claim and heartbeat, on no indexed column: leave room on the page.
