@@ -347,7 +347,7 @@ CREATE TABLE lineshaft.task (
     tags text[] NOT NULL DEFAULT '{}'::text[],
     created_by text,
     surface jsonb,
-    CONSTRAINT possible_task CHECK ((((priority >= 0) AND (priority <= 100)) AND (max_attempts > 0))),
+    CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
 
