@@ -237,3 +237,14 @@ async def test_an_async_connection_is_refused_by_the_sync_client(blocking: SyncL
     async with await psycopg.AsyncConnection.connect(dsn) as own:
         with pytest.raises(InvalidInputError, match="is asynchronous"):
             blocking.submit(NewTask("x"), connection=own)
+
+
+def test_a_blocking_call_in_an_open_transaction_holds_up_no_other_submission(
+    blocking: SyncLineshaft, dsn: str, connection: psycopg.Connection
+) -> None:
+    with SyncLineshaft(dsn) as other, psycopg.connect(dsn) as own:
+        blocking.submit(NewTask("new lane"), connection=own)
+        other.submit(NewTask("new lane"))  # ends while the transaction is open
+        assert count(connection) == 1
+
+    assert count(connection) == 2

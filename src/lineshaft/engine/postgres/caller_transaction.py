@@ -13,7 +13,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.pool import raise_translated
 from lineshaft.errors import InvalidInputError
 
 T = TypeVar("T")
@@ -57,6 +58,24 @@ async def nested(connection: Connection) -> AsyncIterator[None]:
             yield
     finally:
         connection.row_factory = theirs
+
+
+@asynccontextmanager
+async def outside(connection: Connection, database: Database) -> AsyncIterator[Connection]:
+    """Another connection to the same database, for what must not wait for the caller's commit.
+
+    The pool's belong to its event loop, so a blocking call opens one of its own: rarely.
+    """
+    if not isinstance(cast("object", connection), _Blocking):
+        async with database.connection() as own:
+            yield own
+        return
+    try:
+        with psycopg.connect(database.dsn, autocommit=True, application_name="lineshaft") as blocking:
+            yield cast("Connection", _Blocking(blocking))
+    except psycopg.Error as error:
+        raise_translated(error)
+        raise
 
 
 async def _adapt(given: Any) -> Connection:

@@ -45,7 +45,7 @@ class PooledConnection:
         try:
             connection: AsyncConnection[Any] = await self._pool.getconn()
         except psycopg.OperationalError as error:
-            _raise_translated(error)
+            raise_translated(error)
             raise
         if _cancellations() > cancelled:
             # In Python 3.11 `wait_for`, which the pool uses, loses a cancellation that arrives together with
@@ -77,14 +77,14 @@ class PooledConnection:
         finally:
             await self._pool.putconn(connection)
         if error is not None:
-            _raise_translated(error)
+            raise_translated(error)
 
 
 #: UNKNOWN is the status of a closed connection.
 _AT_REST = frozenset({TransactionStatus.IDLE, TransactionStatus.UNKNOWN})
 
 
-def _raise_translated(error: BaseException) -> None:
+def raise_translated(error: BaseException) -> None:
     """Raise the LineshaftError that a driver's error means to the caller, if there is one."""
     if isinstance(error, PoolTimeout):
         raise UnavailableError("No database connection became free within 10 s. Try again.") from None

@@ -147,6 +147,7 @@ class Submission:
             results, lanes = await self._write_in(connection, drafts, [dag])
             return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
 
+        await self._create_lanes_outside(connection, drafts)
         return await self._run(write, len(drafts), connection)
 
     async def _write(
@@ -154,7 +155,13 @@ class Submission:
     ) -> dict[str, Submitted]:
         if connection is None and not dags and await self._insert_in_one_statement(drafts):
             return {draft.id: Submitted(draft.id) for draft in drafts}
+        await self._create_lanes_outside(connection, drafts)
         return await self._run(lambda own: self._write_in(own, drafts, dags), len(drafts), connection)
+
+    async def _create_lanes_outside(self, connection: Connection | None, drafts: list[Draft]) -> None:
+        if connection is not None:
+            lanes = [draft.row.lane for draft in drafts]
+            await self._lanes.create_outside(connection, self._database, lanes)
 
     async def _insert_in_one_statement(self, drafts: list[Draft]) -> bool:
         """Possible for a few standalone tasks of cached lanes; returns False if these are not."""
