@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import psycopg
 
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
@@ -373,10 +372,11 @@ def _with_existing(draft: Draft, existing: Mapping[str, str]) -> Draft:
 def _reporting_duplicate_ids() -> Iterator[None]:
     try:
         yield
-    except psycopg.errors.UniqueViolation as error:
-        if error.diag.table_name not in {"task", "task_live"}:
+    except Exception as error:
+        violation = caller_transaction.unique_violation(error)
+        if violation is None or violation.table not in {"task", "task_live"}:
             raise
         raise AlreadyExistsError(
-            f"A task with one of these ids already exists ({error.diag.message_detail}). Omit the id to "
+            f"A task with one of these ids already exists ({violation.detail}). Omit the id to "
             "get a new one, or use an idempotency_key to get the existing task."
         ) from None
