@@ -1,7 +1,7 @@
 """Deletes old history; nothing is deleted unless a retention is set.
 
 Event partitions are created in advance, so that no transition waits for one, and dropped whole when they are
-too old. Their events are counted for the metrics before that.
+too old: days for a short retention, otherwise months. Their events are counted for the metrics before that.
 """
 
 import logging
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
-from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
 
@@ -26,7 +26,6 @@ class Janitor:
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: forever.
     keep_events: timedelta | None = None
-    ahead_days: int = 40
     interval_sec: float = 3_600.0
     batch: int = 1_000
     #: There may be years of history to count or to delete. Each part is a transaction; the next run
@@ -36,7 +35,8 @@ class Janitor:
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
-        made = await self.partitions.ensure_partitions(self.ahead_days)
+        period = Period.for_retention(self.keep_events)
+        made = await self.partitions.ensure_partitions(period.ahead.days, period=period)
         counts["event partitions created"] += len(made.made)
         if made.postponed:
             _log.warning(
