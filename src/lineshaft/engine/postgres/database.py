@@ -18,6 +18,7 @@ from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.pool import PooledConnection, shut_down
 from lineshaft.errors import UnavailableError
 
@@ -67,7 +68,7 @@ class _RawJsonbBinary(Loader):
         return bytes(data)[1:]  # the first byte is jsonb's version
 
 
-class _Connection(AsyncConnection[Any]):
+class _Connection(AsyncConnection[Any], OwnConnection):
     """A connection whose calls can be cancelled."""
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -99,6 +100,7 @@ class Database:
         self._in_use: set[Connection] = set()
         self._pool = AsyncConnectionPool(
             dsn,
+            name=POOL_NAME,
             connection_class=_Connection,
             min_size=1,
             max_size=max_connections,
