@@ -35,6 +35,7 @@ from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.pool import LockedError
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 
 _WAIT_MS = 500
@@ -160,7 +161,7 @@ class Partitions:
         for part in missing(now, now + timedelta(days=ahead_days), strays, existing, period):
             try:
                 rows = await self._database.run(partial(self._make, part), pipeline=False)
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.CheckViolation, _TooManyError):
+            except (LockedError, psycopg.errors.CheckViolation, _TooManyError):
                 # A CheckViolation: the default partition has just got a row of this period.
                 postponed.append(part.name)
             else:
@@ -179,7 +180,7 @@ class Partitions:
             if part.start > soon:
                 try:
                     await self._database.run(partial(self._drop, part, only_empty=True), pipeline=False)
-                except (psycopg.errors.LockNotAvailable, _NotEmptyError):
+                except (LockedError, _NotEmptyError):
                     postponed.append(part.name)
         return postponed
 
@@ -234,7 +235,7 @@ class Partitions:
                 try:
                     if await self._database.run(partial(self._drop, part), pipeline=False):
                         dropped.append(part.name)
-                except psycopg.errors.LockNotAvailable:
+                except LockedError:
                     postponed.append(part.name)
         deleted = 0
         while some := await self._database.run(partial(self._delete_strays, older_than), pipeline=False):

@@ -37,6 +37,9 @@ _CONNECT_SEC = 10
 #: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
 #: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
 ANSWER_WITHIN_SEC = 60.0
+#: How long a statement waits for a row that another transaction holds: an open transaction of somebody else
+#: must not hold up callers for longer.
+_LOCK_WAIT = "10s"
 #: Attempts at a transaction that loses against others, before the error is raised.
 _TRIES = 10
 
@@ -97,6 +100,7 @@ class Database:
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
+        self._limits_lock_wait = "lock_timeout" not in str(conninfo_to_dict(dsn).get("options"))
         self._in_use: set[Connection] = set()
         self._pool = AsyncConnectionPool(
             dsn,
@@ -122,6 +126,8 @@ class Database:
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
         await connection.execute(PLAN_BY_INDEX)
+        if self._limits_lock_wait:
+            await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
 
     async def open(self) -> None:
         try:

@@ -22,6 +22,10 @@ from lineshaft.errors import DatabaseError, InvalidInputError, UnavailableError
 _OUT_OF_RANGE = "22003"
 
 
+class LockedError(UnavailableError):
+    """Another transaction holds what the call needs, and didn't let go of it in time."""
+
+
 class PooledConnection:
     __slots__ = ("_answer_within_sec", "_connection", "_in_use", "_pool", "_timer")
 
@@ -93,6 +97,12 @@ def raise_translated(error: BaseException) -> None:
         raise InvalidInputError(
             f"The call contains a value that is too long: {_first_line(error)}. Shorten it; nothing was "
             "changed."
+        ) from error
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        raise LockedError(
+            "Another transaction has locked a row that this call needs, for longer than the call waits "
+            "(10 s, unless lock_timeout in the database URL says otherwise). Nothing was changed; try again. "
+            "If it stays so, pg_stat_activity shows the transaction."
         ) from error
     if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
         if error.sqlstate is None or error.sqlstate.startswith(_UNAVAILABLE):
