@@ -43,6 +43,8 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     revival: int
     #: The version that its agent declared.
     version: str | None = None
+    #: The end of the traceback, if the agent sent one.
+    traceback: str | None = None
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -185,6 +187,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     outcome: str
     category: str | None
     error: str | None
+    #: The end of the traceback, if the agent sent one.
+    traceback: str | None = None
     claimed_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

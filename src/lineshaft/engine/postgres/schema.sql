@@ -59,6 +59,7 @@ CREATE TABLE lineshaft.attempt (
     outcome text NOT NULL,
     category text,
     error text,
+    traceback text,
     ended_by text,
     cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     output jsonb,
@@ -507,8 +508,8 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 -- Every claim of a task and how it ended: SELECT * FROM lineshaft.attempts WHERE task_id = … ORDER BY epoch
 -- CREATE VIEW lineshaft.attempts
 --   task_id text, epoch integer, number integer, revival integer, outcome text, agent_id text, model text, version
---   text, category text, error text, claimed_at timestamp with time zone, started_at timestamp with time zone, ended_at
---   timestamp with time zone, cost_usd numeric(14,6), tokens_input bigint, tokens_output bigint
+--   text, category text, error text, traceback text, claimed_at timestamp with time zone, started_at timestamp with
+--   time zone, ended_at timestamp with time zone, cost_usd numeric(14,6), tokens_input bigint, tokens_output bigint
 
 -- DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.
 -- CREATE VIEW lineshaft.dags

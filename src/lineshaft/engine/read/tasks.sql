@@ -66,7 +66,7 @@ SELECT task_id, depends_on, satisfied FROM lineshaft.edge WHERE task_id = ANY (%
 
 -- name: read_failures
 -- Failed attempts, and rate limits: those don't count as failures but explain why a task is RETRYING.
-SELECT task_id, number, revival, outcome, agent_id, version, category, error, claimed_at, started_at, ended_at, cost_usd
+SELECT task_id, number, revival, outcome, agent_id, version, category, error, traceback, claimed_at, started_at, ended_at, cost_usd
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome IN ('failed', 'rate_limited')
 ORDER BY task_id, epoch
@@ -109,14 +109,14 @@ own AS MATERIALIZED (
     -- A batch has no attempts of its own.
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
-SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, model, version, outcome, category, error, claimed_at, started_at,
-    ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
+SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, model, version, outcome, category, error, traceback,
+    claimed_at, started_at, ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
 FROM (
-    SELECT epoch, number, revival, agent_id, model, version, outcome, category, error, claimed_at, started_at, ended_at, cost_usd, tokens_input,
-        tokens_output, output
+    SELECT epoch, number, revival, agent_id, model, version, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
+        tokens_input, tokens_output, output
     FROM recorded WHERE recorded.epoch NOT IN (SELECT own.epoch FROM own)
     UNION ALL
-    SELECT epoch, number, revival, agent_id, model, version, outcome, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+    SELECT epoch, number, revival, agent_id, model, version, outcome, NULL, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
         tokens_output, output
     FROM own
 ) AS attempt

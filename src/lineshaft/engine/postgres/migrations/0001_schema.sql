@@ -396,6 +396,8 @@ CREATE TABLE lineshaft.attempt (
     ),
     category text,
     error text,
+    -- The end of it, at most 16 KiB.
+    traceback text,
     -- The call with the claim's token that ended it: fail, complete or release. NULL: something else, so every call is stale.
     ended_by text,
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
@@ -807,18 +809,19 @@ COMMENT ON VIEW lineshaft.dags IS 'DAGs of more than one task, or with a budget.
 CREATE VIEW lineshaft.attempts AS
 SELECT
     task_id, epoch, number::integer AS number, revival::integer AS revival, outcome, agent_id, model, version, category, error,
-    claimed_at, started_at, ended_at, cost_usd, tokens_input, tokens_output
+    traceback, claimed_at, started_at, ended_at, cost_usd, tokens_input, tokens_output
 FROM lineshaft.attempt
 -- A completed attempt is recorded here too if its output was validated.
 WHERE outcome <> 'completed'
 UNION ALL
 SELECT
-    id, epoch, attempts + 1, revivals, 'running', agent_id, model, version, NULL, NULL, claimed_at, started_at, NULL, attempt_cost_usd, 0, 0
+    id, epoch, attempts + 1, revivals, 'running', agent_id, model, version, NULL, NULL, NULL, claimed_at, started_at, NULL, attempt_cost_usd,
+    0, 0
 FROM lineshaft.task_live
 WHERE lease_until IS NOT NULL AND status IN ('CLAIMED', 'RUNNING')
 UNION ALL
 SELECT
-    ended.id, ended.epoch, ended.attempts + 1, ended.revivals, 'completed', ended.agent_id, ended.model, ended.version, NULL, NULL,
+    ended.id, ended.epoch, ended.attempts + 1, ended.revivals, 'completed', ended.agent_id, ended.model, ended.version, NULL, NULL, NULL,
     ended.claimed_at, ended.started_at, ended.ended_at, (ended.cost_usd - earlier.cost_usd)::numeric(14, 6),
     (ended.tokens_input - earlier.tokens_input)::bigint, (ended.tokens_output - earlier.tokens_output)::bigint
 FROM lineshaft.task_end AS ended
@@ -859,6 +862,7 @@ COMMENT ON COLUMN lineshaft.attempt.version IS 'The version of the agent''s prog
 COMMENT ON COLUMN lineshaft.attempt.outcome IS 'validating, completed, failed, rate_limited, released, waiting or cancelled.';
 COMMENT ON COLUMN lineshaft.attempt.category IS 'The category of the error.';
 COMMENT ON COLUMN lineshaft.attempt.error IS 'The error.';
+COMMENT ON COLUMN lineshaft.attempt.traceback IS 'The end of the traceback, if the agent sent one.';
 COMMENT ON COLUMN lineshaft.attempt.ended_by IS 'The call of its agent that ended it; NULL: something else.';
 COMMENT ON COLUMN lineshaft.attempt.cost_usd IS 'Cost in dollars.';
 COMMENT ON COLUMN lineshaft.attempt.output IS '{data, artifacts, decision_report}, once submitted.';
@@ -876,6 +880,7 @@ COMMENT ON COLUMN lineshaft.attempts.model IS 'The model that the claim was give
 COMMENT ON COLUMN lineshaft.attempts.version IS 'The version of the agent''s program, as it declares it.';
 COMMENT ON COLUMN lineshaft.attempts.category IS 'The category of the error.';
 COMMENT ON COLUMN lineshaft.attempts.error IS 'The error.';
+COMMENT ON COLUMN lineshaft.attempts.traceback IS 'The end of the traceback, if the agent sent one.';
 COMMENT ON COLUMN lineshaft.attempts.claimed_at IS 'When it was claimed.';
 COMMENT ON COLUMN lineshaft.attempts.started_at IS 'When the attempt started.';
 COMMENT ON COLUMN lineshaft.attempts.ended_at IS 'When it ended.';
