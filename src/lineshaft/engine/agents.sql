@@ -87,7 +87,7 @@ WITH silent AS (
 -- An agent that stops is offline too; only the event of one that fell silent has its last heartbeat.
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, agent_id, data)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id, jsonb_build_object('last_heartbeat', last_heartbeat) FROM silent
+    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', id, jsonb_build_object('last_heartbeat', lineshaft.iso(last_heartbeat)) FROM silent
 )
 SELECT id FROM silent
 

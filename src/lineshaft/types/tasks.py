@@ -139,6 +139,9 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     created_by: str | None
     created_at: datetime
     ready_at: datetime | None
+    #: Of the first attempt.
+    first_started_at: datetime | None
+    #: Of the current or last attempt.
     started_at: datetime | None
     #: When the task ended, in whatever state.
     ended_at: datetime | None

@@ -24,8 +24,11 @@ SELECT
     live.lease_until,
     coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, agent.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
-    -- Of the current attempt, else of the first one. A batch has no attempts: it started with the first of its descendants.
-    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at)
+    -- Of the current attempt, else of the last one. A batch has no attempts: it started with the first of its descendants.
+    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, ended.started_at, (
+            SELECT attempt.started_at FROM lineshaft.attempt
+            WHERE attempt.task_id = task.id AND attempt.started_at IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
+        ))
         ELSE (
             WITH RECURSIVE inside AS (
                 SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
@@ -38,6 +41,7 @@ SELECT
             LEFT JOIN lineshaft.task_live AS going ON going.id = inside.id
             LEFT JOIN lineshaft.task_end AS gone ON gone.id = inside.id
         ) END AS started_at,
+    coalesce(live.first_started_at, ended.first_started_at) AS first_started_at,
     ended.ended_at,
     ended.reason,
     ended.category,

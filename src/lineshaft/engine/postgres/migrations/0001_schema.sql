@@ -67,6 +67,11 @@ RETURN CASE WHEN deadline > now THEN greatest(
     ))::numeric)::double precision, 0))
 ) END;
 
+-- A time in the JSON of an event, as in all other JSON: in UTC, with a Z. jsonb_build_object would write +00:00.
+CREATE FUNCTION lineshaft.iso(instant timestamptz) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (to_jsonb(instant AT TIME ZONE 'UTC') #>> '{}') || 'Z';
+
 
 CREATE TABLE lineshaft.task (
     created_at timestamptz NOT NULL DEFAULT now(),
