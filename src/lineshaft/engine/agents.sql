@@ -68,7 +68,7 @@ WITH patched AS (
     WHERE id = %(id)s::text
     RETURNING id
 )
-SELECT pg_notify('lineshaft', '*') FROM patched
+SELECT pg_notify(lineshaft.channel(), '*') FROM patched
 
 -- name: log_agent
 INSERT INTO lineshaft.event (at, kinds, agent_id, data)

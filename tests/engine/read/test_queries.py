@@ -161,7 +161,9 @@ async def test_times_in_the_data_of_events_end_in_z(
     await world.engine.maintenance.rekey_deadlines(10)
     await world.engine.fleet.mark_offline()
 
-    found = dict(connection.execute("SELECT kind, data FROM lineshaft.events ORDER BY seq").fetchall())
+    found: dict[str, Any] = dict(
+        connection.execute("SELECT kind, data FROM lineshaft.events ORDER BY seq").fetchall()
+    )
     assert found["task.deadline_missed"] == {"deadline": "2026-02-08T09:00:05Z"}
     assert found["signal.slowdown"]["until"].endswith("Z")
     assert found["agent.offline"] == {"last_heartbeat": "2026-02-08T09:00:00Z"}

@@ -343,7 +343,7 @@ SELECT
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
 
 -- name: wake_all
-SELECT pg_notify('lineshaft', '*')
+SELECT pg_notify(lineshaft.channel(), '*')
 
 -- name: free_probes
 -- Probes without evidence: cancelled, released, rate-limited, over their budget, or waiting for children. Another task may be the probe.
@@ -352,4 +352,4 @@ WITH freed AS (
     WHERE state <> 'closed' AND probe_task_id = ANY (%(ids)s::text[])
     RETURNING key
 )
-SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0
+SELECT pg_notify(lineshaft.channel(), '*') FROM freed HAVING count(*) > 0

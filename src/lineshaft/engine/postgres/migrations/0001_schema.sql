@@ -67,6 +67,12 @@ RETURN CASE WHEN deadline > now THEN greatest(
     ))::numeric)::double precision, 0))
 ) END;
 
+-- The channel of wake-ups. A channel belongs to the whole database, so another program may need the name; every session of the database
+-- must agree on it, callers' own connections too: ALTER DATABASE … SET lineshaft.channel = '…'.
+CREATE FUNCTION lineshaft.channel() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN left(coalesce(nullif(current_setting('lineshaft.channel', true), ''), 'task_ready'), 63);
+
 -- A time in the JSON of an event, as in all other JSON: in UTC, with a Z. jsonb_build_object would write +00:00.
 CREATE FUNCTION lineshaft.iso(instant timestamptz) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
