@@ -195,6 +195,9 @@ RULES: dict[str, LiteralString] = {
         LEFT JOIN lineshaft.task_live AS live ON live.id = breaker.probe_task_id
         WHERE breaker.probe_task_id IS NOT NULL AND (breaker.state <> 'half_open' OR live.agent_id IS NULL)
     """,
+    "times in the data of events end in Z": """
+        SELECT seq, kinds, data FROM lineshaft.event WHERE data::text LIKE '%+00:00"%'
+    """,
     "no task waits for money that is available": """
         SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id

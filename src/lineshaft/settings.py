@@ -201,9 +201,13 @@ class Settings:
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
     )
-    keep_events_days: float | None = _setting(_DAYS, None, "How long to keep events. None: forever.")
     keep_agents_days: float = _setting(
         _DAYS, 30.0, "How long to keep agents that have no process, budget or spend."
+    )
+    keep_events_days: float | None = _setting(
+        _DAYS,
+        None,
+        "How long to keep events: exact to a day, or to a month if it is over 60. None: forever.",
     )
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "The most that all tasks together may cost in a UTC day. None: no limit."

@@ -148,3 +148,21 @@ def test_the_error_says_what_kind_it_is() -> None:
             raise RuntimeError
 
     assert of_exception(Odd()).error == "Odd"
+
+
+def test_the_end_of_a_traceback_is_kept() -> None:
+    """R-018: the place and the error; what a handler says itself needs none."""
+
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise KeyError("é" * 9_000)
+
+    with pytest.raises(KeyError) as caught:
+        deep(5)
+    found = of_exception(caught.value).traceback
+
+    assert found is not None
+    assert len(found.encode()) <= 16 << 10
+    assert found.rstrip().endswith("é'")
+    assert of_exception(Fail("not possible")).traceback is None

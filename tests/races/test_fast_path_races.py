@@ -47,7 +47,7 @@ async def test_the_first_dependent_wakes_who_passed_its_upstream_over(
     one, two = engines
     (up,) = await one.submission.submit([NewTask("up")])
     with psycopg.connect(dsn, autocommit=True) as listener:
-        listener.execute("LISTEN lineshaft")
+        listener.execute("LISTEN task_ready")
         async with await psycopg.AsyncConnection.connect(dsn) as caller:
             await two.submission.submit([NewTask("down", depends_on=[up.id])], connection=caller)
             assert await running(one) == []

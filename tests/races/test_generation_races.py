@@ -67,7 +67,7 @@ async def test_a_turn_of_generations_notifies_agents(world: World, dsn: str) -> 
     await world.agent("ann")
     await world.engine.submission.submit([NewTask("a") for _ in range(3)])
     with psycopg.connect(dsn, autocommit=True) as listener:
-        listener.execute("LISTEN lineshaft")
+        listener.execute("LISTEN task_ready")
         assert await world.engine.maintenance.turn_generation(50)
         assert next(listener.notifies(timeout=60)).payload == "1"
         listener.execute("UPDATE lineshaft.task_live SET generation = 1")

@@ -368,3 +368,24 @@ async def _allowed(call: Awaitable[object]) -> None:
         await call
     except LineshaftError:
         return
+
+
+async def test_an_open_transaction_of_a_caller_holds_up_no_other_submission(
+    engines: tuple[Engine, Engine], dsn: str
+) -> None:
+    """The first task of a lane: the lane is created outside the caller's transaction."""
+    one, two = engines
+    for kind, isolation in (("a", None), ("b", psycopg.IsolationLevel.REPEATABLE_READ)):
+        async with await psycopg.AsyncConnection.connect(dsn) as caller:
+            await caller.set_isolation_level(isolation)
+            await caller.execute("SELECT FROM lineshaft.lane")  # its snapshot is from before the lane
+            await one.submission.submit([NewTask(f"{kind}1")], connection=caller)
+            await one.submission.submit_dag("d", [NewTask(f"{kind}2", key="x")], connection=caller)
+            await one.submission.submit([NewTask(f"{kind}3")] * 60, connection=caller)
+
+            await two.submission.submit([NewTask(f"{kind}1"), NewTask(f"{kind}2")])
+            await two.submission.submit([NewTask(f"{kind}3")] * 60)
+
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT count(*), count(DISTINCT lane_id) FROM lineshaft.task_live")
+        assert found.fetchone() == (248, 6)

@@ -20,7 +20,7 @@ FIELDS = {
     *("retry", "retry_at", "claim", "model", "progress"),
     *("output", "failure_reason", "failure_category", "failure_history", "cost_usd"),
     *("tokens_used", "tags", "created_by", "created_at", "ready_at"),
-    *("started_at", "completed_at", "cancelled_at", "cancel_reason"),
+    *("first_started_at", "started_at", "completed_at", "cancelled_at", "cancel_reason"),
 }
 
 

@@ -537,3 +537,21 @@ async def test_what_an_output_is_said_to_be_is_kept(client: Client) -> None:
     for wrong in ("", "x" * 1001, "a\0b"):
         body = {"claim_token": token, "output": {"type": wrong}}
         assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).code == "invalid_input"
+
+
+async def test_a_traceback_is_stored_with_the_attempt(client: Client) -> None:
+    """R-018: its last 16 KiB, by both ways of failing."""
+    await client.submit()
+    agent = await client.register()
+    task_id, token = await client.hold(agent)
+    long = "x" * 20_000 + "\nthe end"
+    body = {"claim_token": token, "error": "e", "traceback": long}
+    failed = await client.post(f"/v1/tasks/{task_id}/fail", body)
+    assert failed.json["failure_history"][0]["traceback"] == long[-16384:]
+
+    await client.submit("other")
+    task_id, token = await client.hold(agent)
+    item = {"id": task_id, "claim_token": token, "error": "e", "traceback": "short\u0000"}
+    await client.post("/v1/work/fail", {"items": [item]})
+    attempts = await client.get(f"/v1/tasks/{task_id}/attempts")
+    assert attempts.json["items"][0]["traceback"].startswith("short")

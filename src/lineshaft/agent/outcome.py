@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from traceback import format_exception
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
-from lineshaft.types.work import MAX_ERROR
+from lineshaft.types.work import MAX_ERROR, end_of
 
 MAX_OUTPUT_BYTES = 32 << 20
 #: Causes of causes that are looked at.
@@ -108,6 +109,7 @@ class Outcome:
     error: str = ""
     category: str = FailureCategory.CRASH
     retry_after_sec: float | None = None
+    traceback: str | None = None
     delay_sec: float | None = None
     reason: str = ""
 
@@ -124,8 +126,12 @@ RELEASED = Outcome(Verdict.RELEASE)
 _NO_OUTPUT = Outcome(Verdict.COMPLETE, output=b"null")
 
 
-def failed(error: str, category: str, *, retry_after_sec: float | None = None) -> Outcome:
-    return Outcome(Verdict.FAIL, error=error, category=category, retry_after_sec=retry_after_sec)
+def failed(
+    error: str, category: str, *, retry_after_sec: float | None = None, traceback: str | None = None
+) -> Outcome:
+    return Outcome(
+        Verdict.FAIL, error=error, category=category, retry_after_sec=retry_after_sec, traceback=traceback
+    )
 
 
 def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
@@ -186,13 +192,13 @@ def of_exception(error: BaseException) -> Outcome:
         wish = _wish(one)
         if wish is not None:
             return wish
-    text = describe(error)
+    text, trace = describe(error), end_of("".join(format_exception(error)))
     for one in chain:
         category = _category(one)
         if category is not None:
             wait = _retry_after(one) if category is FailureCategory.RATE_LIMIT else None
-            return failed(text, category, retry_after_sec=wait)
-    return failed(text, FailureCategory.CRASH)
+            return failed(text, category, retry_after_sec=wait, traceback=trace)
+    return failed(text, FailureCategory.CRASH, traceback=trace)
 
 
 def _wish(error: BaseException) -> Outcome | None:
@@ -213,7 +219,7 @@ def _wish(error: BaseException) -> Outcome | None:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message, for people and prompts. The log has the traceback."""
+    """The type and the message, for people and prompts. The attempt and the log have the traceback."""
     if isinstance(error, SystemExit):
         return f"The handler called sys.exit({error.code!r})"
     if isinstance(error, asyncio.CancelledError):

@@ -160,7 +160,14 @@ class Writer:
         await self._save_states(items)
         return await self._backend.fail(
             [
-                Failure(run.claim, outcome.error, outcome.category, outcome.retry_after_sec, run.spent)
+                Failure(
+                    run.claim,
+                    outcome.error,
+                    outcome.category,
+                    outcome.retry_after_sec,
+                    run.spent,
+                    traceback=outcome.traceback,
+                )
                 for run, outcome in items
             ]
         )

@@ -199,8 +199,6 @@ def run(args: argparse.Namespace) -> int:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    # The pool reports every connection that it replaces.
-    logging.getLogger("psycopg").setLevel(logging.ERROR)
     agent = Agent(
         args.id,
         type="command",

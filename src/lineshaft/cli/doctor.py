@@ -76,6 +76,7 @@ def _settings_source() -> str:
 
 def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
     from lineshaft.embedded import EmbeddedServer, describe, find_binaries  # noqa: PLC0415 - slow to import
+    from lineshaft.engine.postgres.inspection import with_search_path  # noqa: PLC0415
 
     about = describe(home)
     binaries = about.running or about.binaries
@@ -109,8 +110,9 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
     if not about.problems and (start or about.pid is not None):
         try:
             with EmbeddedServer.start(home) as server:
-                found.facts.append(("  connect", f'psql "{server.dsn}"'))
-                found.report["database"]["dsn"] = server.dsn
+                shown = with_search_path(server.dsn)
+                found.facts.append(("  connect", f'lineshaft sql, or psql "{shown}"'))
+                found.report["database"]["dsn"] = shown
                 _check_database(found, server.dsn, embedded=True)
         except LineshaftError as error:
             found.problems.append(str(error))

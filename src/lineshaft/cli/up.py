@@ -89,18 +89,21 @@ def _allow_many_connections() -> None:
 def _announce(
     args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str], *, required: bool
 ) -> None:
+    from lineshaft.engine.postgres.inspection import with_search_path  # noqa: PLC0415 - brings the driver
+
     settings = server.service.settings
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     embedded = settings.database_url is None
     duties = [duty.name for duty in server.duties]
+    shown = with_search_path(dsn)
     if args.json:
         print_json(
             {
                 "url": url,
                 "pid": os.getpid(),
                 "version": __version__,
-                "database": {"kind": "embedded", "home": str(settings.home), "dsn": dsn}
+                "database": {"kind": "embedded", "home": str(settings.home), "dsn": shown}
                 if embedded
                 else {"kind": "configured"},
                 "migrations_applied": list(applied),
@@ -109,7 +112,7 @@ def _announce(
             }
         )
     else:
-        home = f'embedded PostgreSQL in {settings.home}\nlook inside: psql "{dsn}"'
+        home = f'embedded PostgreSQL in {settings.home}\nlook inside: lineshaft sql, or psql "{shown}"'
         tokens = "required: lineshaft token create --name NAME --scope SCOPE"
         print_facts(
             [

@@ -143,8 +143,8 @@ class Lineshaft(Administration):
     ) -> TaskHandle[Any]:
         """Submit one task. `options` replace fields of the task; `delay` sets `run_at` to so much from now.
 
-        With a `connection` (psycopg's, or a connection or session of SQLAlchemy) it becomes part of that
-        connection's transaction: it exists once you commit, and never did if you roll back.
+        With a `connection` (of psycopg or asyncpg, or a connection or session of SQLAlchemy) it becomes part
+        of that connection's transaction: it exists once you commit, and never did if you roll back.
         """
         check_new_tasks([task])
         if delay is not None:

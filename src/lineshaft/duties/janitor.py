@@ -1,7 +1,7 @@
 """Deletes old history; nothing is deleted unless a retention is set.
 
 Event partitions are created in advance, so that no transition waits for one, and dropped whole when they are
-too old. Their events are counted for the metrics before that.
+too old: days for a short retention, otherwise months. Their events are counted for the metrics before that.
 """
 
 import logging
@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
-from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
 
@@ -33,7 +33,6 @@ class Janitor:
     keep_events: timedelta | None = None
     #: How long an agent is kept that has no instance, budget or spend.
     keep_agents: timedelta = timedelta(days=30)
-    ahead_days: int = 40
     interval_sec: float = 3_600.0
     batch: int = 1_000
     #: There may be years of history to count or to delete. Each part is a transaction; the next run
@@ -43,7 +42,8 @@ class Janitor:
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
-        made = await self.partitions.ensure_partitions(self.ahead_days)
+        period = Period.for_retention(self.keep_events)
+        made = await self.partitions.ensure_partitions(period.ahead.days, period=period)
         counts["event partitions created"] += len(made.made)
         if made.postponed:
             _log.warning(

@@ -131,7 +131,7 @@ instances AS (
     FROM patched
     WHERE instance.agent_id = patched.id
 )
-SELECT pg_notify('lineshaft', '*') FROM patched
+SELECT pg_notify(lineshaft.channel(), '*') FROM patched
 
 -- name: lock_agent
 SELECT id FROM lineshaft.agent WHERE id = %(agent_id)s::text AND deleted_at IS NULL FOR NO KEY UPDATE
@@ -205,7 +205,7 @@ WITH silent AS (
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, agent_id, data)
     SELECT coalesce(%(now)s::timestamptz, now()), '{agent.offline}', agent_id,
-        jsonb_build_object('instance', name, 'incarnation', incarnation, 'last_heartbeat', last_heartbeat)
+        jsonb_build_object('instance', name, 'incarnation', incarnation, 'last_heartbeat', lineshaft.iso(last_heartbeat))
     FROM silent
 )
 SELECT agent_id FROM silent

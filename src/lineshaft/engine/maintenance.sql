@@ -70,7 +70,7 @@ moved AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, data)
-    SELECT clock.now, '{task.deadline_missed}', moved.id, moved.dag_id, moved.agent_id, jsonb_build_object('deadline', moved.deadline)
+    SELECT clock.now, '{task.deadline_missed}', moved.id, moved.dag_id, moved.agent_id, jsonb_build_object('deadline', lineshaft.iso(moved.deadline))
     FROM moved CROSS JOIN clock WHERE moved.deadline <= clock.now
 )
 SELECT moved.id, moved.deadline <= clock.now AS missed FROM moved CROSS JOIN clock

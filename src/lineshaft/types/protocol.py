@@ -35,6 +35,7 @@ from lineshaft.types.work import (
     Release,
     RemainingBudgets,
     Spent,
+    end_of,
 )
 
 MAX_ITEMS = 1_000
@@ -249,9 +250,13 @@ class Fail(Spending, frozen=True, kw_only=True):
     error: str
     category: Name | None = None
     retry_after_sec: Seconds | None = None
+    #: The last 16 KiB are kept, for people: it decides nothing.
+    traceback: str | None = None
 
     def failure(self, claim: ClaimRef) -> Failure:
-        return Failure(claim, self.error, self.category, self.retry_after_sec, self.spent)
+        return Failure(
+            claim, self.error, self.category, self.retry_after_sec, self.spent, traceback=self.traceback
+        )
 
 
 class FailItem(Fail, frozen=True, kw_only=True):
@@ -266,6 +271,7 @@ class FailItem(Fail, frozen=True, kw_only=True):
             error=replace_unstorable(given.error[:MAX_ERROR]),
             category=None if given.category is None else replace_unstorable(given.category),
             retry_after_sec=given.retry_after_sec,
+            traceback=None if given.traceback is None else replace_unstorable(end_of(given.traceback)),
             cost_usd=given.spent.cost_usd,
             tokens_used=_tokens(given.spent),
         )

@@ -47,6 +47,8 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     revival: int
     #: The version that its agent declared.
     version: str | None = None
+    #: The end of the traceback, if the agent sent one.
+    traceback: str | None = None
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -141,6 +143,9 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     created_by: str | None
     created_at: datetime
     ready_at: datetime | None
+    #: Of the first attempt.
+    first_started_at: datetime | None
+    #: Of the current or last attempt.
     started_at: datetime | None
     #: When the task ended, in whatever state.
     ended_at: datetime | None
@@ -191,6 +196,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     outcome: str
     category: str | None
     error: str | None
+    #: The end of the traceback, if the agent sent one.
+    traceback: str | None = None
     claimed_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -32,6 +32,13 @@ MOST_TOKENS = 10**15
 MAX_PROGRESS_BYTES = 64 << 10
 #: Characters of an error that are kept.
 MAX_ERROR = 10_000
+#: Of a traceback the end is kept: it names the place and the error.
+MAX_TRACEBACK_BYTES = 16 << 10
+
+
+def end_of(traceback: str) -> str:
+    """The end of a traceback, as much as is kept."""
+    return traceback.encode(errors="replace")[-MAX_TRACEBACK_BYTES:].decode(errors="ignore")
 
 
 class _Costed(Protocol):
@@ -122,6 +129,8 @@ class Failure:
     category: str | None = None
     retry_after_sec: float | None = None
     spent: Spent = UNREPORTED
+    #: The last 16 KiB are kept.
+    traceback: str | None = None
 
     @property
     def is_rate_limit(self) -> bool:

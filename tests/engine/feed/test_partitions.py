@@ -266,6 +266,83 @@ def test_tables_of_others_are_not_ours(name: str) -> None:
     assert Partition.named(name) is None
 
 
+@pytest.mark.parametrize(
+    ("days", "period"),
+    [(None, Period.MONTH), (1, Period.DAY), (60, Period.DAY), (60.5, Period.MONTH), (365, Period.MONTH)],
+)
+def test_a_short_retention_has_days(days: float | None, period: Period) -> None:
+    assert Period.for_retention(None if days is None else timedelta(days=days)) is period
+
+
+async def test_a_retention_of_a_day_keeps_no_more_than_two(
+    database: Database, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    partitions = Partitions(database)
+    await partitions.ensure_partitions(14, period=Period.DAY)
+    for hours in (0, 20, 40):
+        write(connection, f"after {hours} h", START + timedelta(hours=hours))
+    clock.advance(40 * 3600)
+
+    dropped = await partitions.drop_partitions(timedelta(days=1))
+
+    assert dropped == Dropped(("event_20260208",))
+    assert where(connection) == {"after 20 h": "event_20260209", "after 40 h": "event_20260210"}
+
+
+async def test_from_months_to_days_and_back(
+    database: Database, connection: psycopg.Connection, clock: MovableClock
+) -> None:
+    """No event is lost on the way, readers miss none, and each has a partition."""
+    partitions, events = Partitions(database), Events(database)
+    cursor = (await events.read(NOW, limit=1)).next_cursor
+    written, homes = [], []
+
+    async def live_on(days: int, period: Period) -> Ensured:
+        ensured = await partitions.ensure_partitions(period.ahead.days, period=period)
+        now = clock.now()
+        assert now is not None
+        written.append(f"{now:%m-%d}")
+        write(connection, written[-1], now)
+        homes.append(where(connection)[written[-1]])
+        clock.advance(days * 86400)
+        return ensured
+
+    await live_on(1, Period.MONTH)
+    ensured = await live_on(15, Period.DAY)
+    assert ensured == Ensured()  # the days until the end of next week are in the current month
+    # March was empty: it is replaced. (February has events and stays.)
+    ensured = await live_on(10, Period.DAY)
+    assert ensured.made == tuple(f"event_202603{day:02}" for day in range(1, 11))
+    await live_on(20, Period.DAY)
+    await live_on(10, Period.DAY)
+    ensured = await live_on(30, Period.MONTH)
+    assert ensured.made[-1] == "event_202605"
+    assert "event_20260430" in ensured.made
+    await live_on(30, Period.MONTH)
+
+    assert homes == [
+        "event_202602",
+        "event_202602",
+        "event_202602",
+        "event_20260306",
+        "event_20260326",
+        "event_20260405",
+        "event_202605",
+    ]
+    assert [event.kind for event in (await events.read(cursor, limit=99)).items] == written
+
+
+async def test_a_future_month_with_events_is_not_replaced(
+    database: Database, connection: psycopg.Connection
+) -> None:
+    partitions = Partitions(database)
+    await partitions.ensure_partitions(40)
+    write(connection, "of a clock that is ahead", START + timedelta(days=30))
+
+    assert await partitions.ensure_partitions(30, period=Period.DAY) == Ensured(postponed=("event_202603",))
+    assert where(connection) == {"of a clock that is ahead": "event_202603"}
+
+
 @pytest.mark.parametrize("name", ["event_202612", "event_20240229"])
 def test_a_name_tells_the_range(name: str) -> None:
     part = Partition.named(name)

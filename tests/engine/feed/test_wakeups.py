@@ -11,8 +11,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Waiter, Wakeups
 from lineshaft.engine.submit.lanes import wakeup_payload
+from lineshaft.model.tasks import NewTask
+from tests.world import World
 
 #: Only to end a test that fails; nothing below waits for it.
 LONG = 30.0
@@ -32,7 +35,7 @@ def idle() -> Wakeups:
 
 
 def notify(connection: psycopg.Connection, payload: str) -> None:
-    connection.execute("SELECT pg_notify('lineshaft', %s)", [payload])
+    connection.execute("SELECT pg_notify('task_ready', %s)", [payload])
 
 
 async def start(*waits: Coroutine[Any, Any, bool]) -> list[asyncio.Task[bool]]:
@@ -382,7 +385,41 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
 
 def test_more_lanes_than_a_notification_holds_are_all_of_them(connection: psycopg.Connection) -> None:
     longest = wakeup_payload(range(2**31 - 1, 2**31 - 700, -1))
-    connection.execute("SELECT pg_notify('lineshaft', %s)", [longest])
+    connection.execute("SELECT pg_notify('task_ready', %s)", [longest])
     assert longest.count(",") == 698
     assert wakeup_payload(range(700)) == "*"
     assert wakeup_payload([3, 1, 3]) == "1,3"
+
+
+def notifications(listener: psycopg.Connection) -> list[str]:
+    """Those that have arrived; a statement brings what was committed before it."""
+    listener.execute("SELECT 1")
+    return [each.channel for each in listener.notifies(timeout=0)]
+
+
+async def test_a_program_that_listens_for_task_ready_hears_of_new_tasks(world: World, dsn: str) -> None:
+    """004 §6.4: by every way of submitting."""
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute("LISTEN task_ready")
+        for tasks in ([NewTask("a")], [NewTask("a")], [NewTask("a"), NewTask("b")], [NewTask("a")] * 60):
+            await world.engine.submission.submit(tasks)
+            assert notifications(listener) == ["task_ready"]
+
+
+async def test_another_channel_can_be_chosen_for_the_whole_database(dsn: str) -> None:
+    """Another program may use the name; a caller's own connection agrees too."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        name = conninfo_to_dict(dsn)["dbname"]
+        admin.execute(f"ALTER DATABASE {name} SET lineshaft.channel = 'Our tasks'".encode())
+        admin.execute("LISTEN task_ready")
+        async with Wakeups(dsn, first_pause=0.01) as wakeups, Engine(dsn) as engine:
+            for connection in (None, await psycopg.AsyncConnection.connect(dsn)):
+                (waiting,) = await start(wakeups.waiter(None).wait(LONG))
+                await engine.submission.submit([NewTask("a")], connection=connection)
+                if connection is not None:
+                    await connection.commit()
+                    await connection.close()
+                assert await waiting is True
+            # By notifications, not because the channel had just opened.
+            assert wakeups.moves == 2
+        assert notifications(admin) == []

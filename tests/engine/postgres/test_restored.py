@@ -1,14 +1,21 @@
 """A dump that was restored in another cluster, whose transactions have smaller ids."""
 
+import subprocess
+from pathlib import Path
+
 import psycopg
 import pytest
 
+from lineshaft.embedded import EmbeddedServer
+from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Cursor, Events, Snapshot
-from lineshaft.engine.postgres import migrate
+from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.postgres import describe, migrate
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion
+from tests.conftest import NewDatabase
 from tests.world import World, ref
 
 AHEAD = 1_000_000
@@ -97,3 +104,46 @@ async def test_at_home_nothing_is_touched(world: World, dsn: str, connection: ps
     migrate.up(dsn)
 
     assert connection.execute(rows).fetchall() == before
+
+
+def dump_and_restore(server: EmbeddedServer, source: str, target: str, file: Path) -> None:
+    programs = server.binaries.program
+    subprocess.run([programs("pg_dump"), "--format=custom", "--file", file, source], check=True)
+    subprocess.run([programs("pg_restore"), "--exit-on-error", "--dbname", target, file], check=True)
+
+
+async def test_a_restored_dump_has_the_expected_schema(
+    postgres: EmbeddedServer, new_database: NewDatabase, empty_dsn: str, tmp_path: Path
+) -> None:
+    """PostgreSQL reads a dump's conditions with fewer parentheses than it has written."""
+    migrate.up(empty_dsn)
+    async with Engine(empty_dsn) as engine:
+        await engine.submission.submit([NewTask("t")])
+        await Partitions(engine.database).ensure_partitions(40)
+    with new_database("template0") as restored:
+        dump_and_restore(postgres, empty_dsn, restored, tmp_path / "dump")
+
+        assert describe.drift(restored) == ""
+        migrate.check_ready(restored)
+        with psycopg.connect(restored, autocommit=True) as connection:
+            connection.execute("ALTER TABLE lineshaft.task DROP CONSTRAINT possible_task")
+            connection.execute(
+                "ALTER TABLE lineshaft.task ADD CONSTRAINT possible_task"
+                " CHECK (priority >= 0 AND (priority <= 100 OR max_attempts > 0))"
+            )
+        assert "CONSTRAINT possible_task" in describe.drift(restored)
+
+
+@pytest.mark.parametrize(
+    ("text", "flat"),
+    [
+        ("(((a) AND (b)) AND (c))", "((a) AND (b) AND (c))"),
+        ("((a) AND ((b) AND ((c) AND (d))))", "((a) AND (b) AND (c) AND (d))"),
+        ("(((a) OR (b)) OR ((c) AND (d)))", "((a) OR (b) OR ((c) AND (d)))"),
+        ("((NOT ((a) AND (b))) AND (c))", "((NOT ((a) AND (b))) AND (c))"),
+        ("(f(((a) AND (b)), 'it''s (x AND (y') AND (c))", "(f(((a) AND (b)), 'it''s (x AND (y') AND (c))"),
+        ("(((a) AND (b)) AND (c)) AND (d)", "(a) AND (b) AND (c) AND (d)"),
+    ],
+)
+def test_parentheses_that_mean_nothing_are_left_out(text: str, flat: str) -> None:
+    assert describe.flattened(text) == flat

@@ -9,6 +9,7 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.model.priority import PriorityInputs, effective_priority
 from lineshaft.model.states import ENDED, LIVE, Status
+from tests.engine.postgres.test_plans import FILL
 from tests.factory import Factory
 
 
@@ -45,6 +46,73 @@ def test_looking_for_live_tasks_doesnt_scan_the_history(
 
     assert "task_end_not_completed" in plan
     assert "Seq Scan on task_end" not in plan
+
+
+@pytest.mark.parametrize(
+    ("condition", "index"),
+    [
+        # As 004 has them.
+        ("status IN ('CLAIMED', 'RUNNING') AND heartbeat_at < now() - interval '90 seconds'", "leased"),
+        ("status = 'RETRYING' AND retry_at <= now()", "due"),
+        ("heartbeat_at < now() - interval '90 seconds'", "leased"),
+        ("retry_at <= now()", "due"),
+    ],
+)
+def test_looking_for_stale_and_due_tasks_reads_only_held_and_retrying_ones(
+    connection: psycopg.Connection, condition: str, index: str
+) -> None:
+    """R-240, R-241: by an index, without those that wait and without the history."""
+    connection.execute(FILL.encode())
+    connection.execute("UPDATE lineshaft.task_live SET heartbeat_at = now() WHERE lease_until IS NOT NULL")
+    connection.execute(
+        "UPDATE lineshaft.task_live SET status = 'RETRYING', due_at = now(), ready_at = now(), epoch = 1"
+        " WHERE id IN (SELECT 'task_' || 100 * i + 1 FROM generate_series(1, 100) AS i)"
+    )
+    connection.execute("ANALYZE")
+
+    query = f"EXPLAIN SELECT * FROM lineshaft.tasks WHERE {condition}"
+    plan = "\n".join(line for (line,) in connection.execute(query.encode()).fetchall())
+
+    assert f"task_live_{index}" in plan
+    assert "Seq Scan on task" not in plan, plan
+
+
+def test_the_view_has_the_names_of_the_documents(connection: psycopg.Connection, factory: Factory) -> None:
+    """R-240: a query that was written to 004 works."""
+    held, dead = factory.task(Status.RUNNING), factory.task(Status.DEAD_LETTERED)
+    done = factory.task(Status.COMPLETED)
+    rows = connection.execute(
+        "SELECT id, claim_agent_id, required_capabilities, failure_reason, completed_at FROM lineshaft.tasks"
+    ).fetchall()
+
+    found = {row[0]: row[1:] for row in rows}
+    assert found[held][0] is not None
+    assert (found[held][1], found[held][2], found[held][3]) == ([], None, None)
+    assert found[dead][2] is not None
+    assert (found[dead][3], found[done][3] is not None) == (None, True)
+
+
+def test_attempts_dags_and_agents_are_views(connection: psycopg.Connection, factory: Factory) -> None:
+    running, done = factory.task(Status.RUNNING), factory.task(Status.COMPLETED)
+    rows = connection.execute("SELECT task_id, outcome FROM lineshaft.attempts").fetchall()
+
+    assert set(rows) >= {(running, "running")}
+    assert {outcome for task_id, outcome in rows if task_id == done} <= {"completed"}
+    for view in ("dags", "agents"):
+        connection.execute(f"SELECT * FROM lineshaft.{view}".encode())
+
+
+def test_every_column_has_a_comment(connection: psycopg.Connection) -> None:
+    """R-240: psql shows them."""
+    bare = connection.execute(
+        "SELECT class.relname, attribute.attname FROM pg_class AS class"
+        " JOIN pg_attribute AS attribute ON attribute.attrelid = class.oid"
+        " WHERE class.relnamespace = 'lineshaft'::regnamespace AND class.relkind IN ('r', 'p', 'v')"
+        " AND NOT class.relispartition AND attribute.attnum > 0 AND NOT attribute.attisdropped"
+        " AND col_description(class.oid, attribute.attnum) IS NULL"
+    ).fetchall()
+
+    assert bare == []
 
 
 def test_effective_priority_in_the_view_is_the_models(

@@ -1,14 +1,18 @@
 """Connections on which the database no longer answers."""
 
+import asyncio
+import contextlib
 import gc
+import logging
 
 import pytest
+from psycopg import AsyncConnection
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database
 from lineshaft.errors import UnavailableError
-from tests.proxy import proxied
+from tests.proxy import Proxy, proxied
 
 
 async def test_a_heartbeat_that_was_given_up_leaves_no_error_behind(
@@ -39,3 +43,41 @@ async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
             await shaft.submit(NewTask("t"))
 
         await shaft.submit(NewTask("t"))
+
+
+async def lose_connections(through: str, proxy: Proxy) -> None:
+    async with Database(through, max_connections=2) as database:
+        proxy.reset()
+        with pytest.raises(UnavailableError):
+            await database.run(lambda connection: connection.execute("SELECT 1"))
+        proxy.cut()
+        attempt = asyncio.ensure_future(database.run(lambda connection: connection.execute("SELECT 1")))
+        await proxy.refuses(3)
+        proxy.restore()
+        with contextlib.suppress(UnavailableError):
+            await attempt
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG])
+async def test_the_drivers_reports_about_our_connections_stay_at_debug(
+    dsn: str, caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    """The error that is raised says it once; the pool's warnings are for those who debug it."""
+    async with proxied(dsn) as (through, proxy):
+        with caplog.at_level(level, "psycopg"), caplog.at_level(level, "psycopg.pool"):
+            await lose_connections(through, proxy)
+
+    found = [record for record in caplog.records if record.name.startswith("psycopg")]
+    assert [record.message for record in found if record.levelno > logging.INFO] == []
+    expected = {"error connecting in 'lineshaft'", "discarding closed connection"} if level else set()
+    assert {text for text in expected if any(text in record.message for record in found)} == expected
+
+
+async def test_the_drivers_reports_about_other_connections_are_left_alone(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await AsyncConnection.connect(dsn) as theirs:
+        logging.getLogger("psycopg.pool").warning("discarding closed connection: %s", theirs)
+    logging.getLogger("psycopg.pool").warning("error connecting in %r: %s", "pool-1", "refused")
+
+    assert [record.levelname for record in caplog.records if record.name == "psycopg.pool"] == ["WARNING"] * 2

@@ -79,7 +79,7 @@ async def test_a_reason_is_mended(world: World) -> None:
 
     await world.engine.operations.cancel(task_id, "no\0t \ud800needed")
 
-    assert world.task(task_id)["reason"] == f"no{MARK}t ?needed"
+    assert world.task(task_id)["cancel_reason"] == f"no{MARK}t ?needed"
     event = world.row("SELECT data FROM lineshaft.events WHERE kind = 'task.cancelled'")
     assert event["data"] == {"reason": f"no{MARK}t ?needed"}
 

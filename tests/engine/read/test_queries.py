@@ -5,6 +5,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
@@ -123,6 +124,49 @@ async def test_a_running_task_shows_its_claim(world: World, clock: MovableClock)
     assert (view.status, view.model, view.progress) == (Status.RUNNING, "opus", {"percent": 10})
     assert (view.cost_usd, view.reserved_usd) == (Decimal("0.25"), Decimal(1))
     assert view.started_at == clock.now() - timedelta(seconds=5)
+
+
+async def test_between_attempts_the_last_start_and_the_first_are_shown(
+    world: World, clock: MovableClock
+) -> None:
+    """R-022: in the task and in the view for people, also after the end."""
+    ann = await world.agent("ann")
+    task_id = await world.one(max_attempts=3, retry=RetrySpec(strategy="immediate"))
+    starts = []
+    for _ in range(2):
+        clock.advance(60)
+        starts.append(clock.now())
+        await world.engine.maintenance.promote_due(10)
+        await world.fail(await world.take(ann))
+
+    async def shown() -> set[tuple[Any, Any]]:
+        view, row = await world.engine.read.task(task_id), world.task(task_id)
+        return {(view.first_started_at, view.started_at), (row["first_started_at"], row["started_at"])}
+
+    assert world.status(task_id) == "RETRYING"
+    assert await shown() == {(starts[0], starts[1])}
+    await world.engine.operations.cancel(task_id, "enough")
+    assert await shown() == {(starts[0], starts[1])}
+
+
+async def test_times_in_the_data_of_events_end_in_z(
+    world: World, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    """R-022."""
+    ann = await world.agent("ann")
+    await world.one(deadline=clock.now() + timedelta(seconds=5))
+    await world.fail(await world.take(ann), "429 Too Many Requests", category="rate_limit")
+    await world.engine.slowdowns.end("*")
+    clock.advance(1000)
+    await world.engine.maintenance.rekey_deadlines(10)
+    await world.engine.fleet.mark_offline()
+
+    found: dict[str, Any] = dict(
+        connection.execute("SELECT kind, data FROM lineshaft.events ORDER BY seq").fetchall()
+    )
+    assert found["task.deadline_missed"] == {"deadline": "2026-02-08T09:00:05Z"}
+    assert found["signal.slowdown"]["until"].endswith("Z")
+    assert found["agent.offline"] == {"last_heartbeat": "2026-02-08T09:00:00Z"}
 
 
 async def test_a_failed_attempt_is_history_and_the_last_failure(world: World, clock: MovableClock) -> None:

@@ -370,7 +370,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not hasattr(self, "look"):
             return
         rows = self.look.execute(
-            "SELECT id, status::text, attempts, agent_id FROM lineshaft.tasks"
+            "SELECT id, status::text, attempts, claim_agent_id FROM lineshaft.tasks"
         ).fetchall()
         found = {row[0]: (row[1], row[2]) for row in rows}
         assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}

@@ -156,7 +156,7 @@ async def test_a_child_that_fails_takes_its_batch_along(world: World) -> None:
 
     (three,) = world.rows("SELECT * FROM lineshaft.tasks WHERE type = 'three'")
     assert world.statuses([batch, one.id, two.id]) == ["DEAD_LETTERED", "COMPLETED", "DEAD_LETTERED"]
-    assert (three["status"], three["reason"]) == ("CANCELLED", "sibling failed")
+    assert (three["status"], three["cancel_reason"]) == ("CANCELLED", "sibling failed")
     end = world.end(batch)
     assert (end["reason"], end["category"]) == (f"child {two.id} failed", "dependency")
     assert world.status(after) == "PENDING"

@@ -11,6 +11,10 @@ reader's statement could be planned before the partition was attached, and take 
 see a transaction as finished whose rows are in a partition that it doesn't read, and its cursor would skip
 them permanently. No rows are written into a future period, so there attaching without the lock is safe.
 
+**A change of the period** applies to partitions that have no rows yet: a month that is empty and in the
+future is replaced by days; the current month stays. From days back to months, the missing days of a month are
+created.
+
 **Many rows are not moved.** More than `_MOVE_MOST` would block writers for too long; then the period stays in
 the default partition, and retention deletes its rows there, in batches.
 
@@ -31,6 +35,7 @@ from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.pool import LockedError
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 
 _WAIT_MS = 500
@@ -43,9 +48,23 @@ _NAME = re.compile(r"event_(\d{4})(\d{2})(\d{2})?")
 _SQL = catalog.load(__name__)
 
 
+#: Up to this retention, days are few enough: every reader of the feed looks into each partition.
+_DAYS_UP_TO = timedelta(days=60)
+
+
 class Period(StrEnum):
     MONTH = "month"
     DAY = "day"
+
+    @classmethod
+    def for_retention(cls, keep: timedelta | None) -> "Period":
+        """Whole partitions are dropped, so their length is how much longer than asked events are kept."""
+        return cls.DAY if keep is not None and keep <= _DAYS_UP_TO else cls.MONTH
+
+    @property
+    def ahead(self) -> timedelta:
+        """How far ahead partitions are created: longer than any pause of the duties."""
+        return timedelta(days=14 if self is Period.DAY else 40)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +92,10 @@ class Partition:
         except ValueError:
             return None
         return cls.of(start, Period.DAY if day else Period.MONTH)
+
+    @property
+    def period(self) -> Period:
+        return Period.DAY if self.end - self.start == timedelta(days=1) else Period.MONTH
 
     def overlaps(self, others: Iterable["Partition"]) -> bool:
         return any(self.start < other.end and other.start < self.end for other in others)
@@ -128,15 +151,17 @@ class Partitions:
 
     async def ensure_partitions(self, ahead_days: int, *, period: Period = Period.MONTH) -> Ensured:
         """Create missing partitions up to `ahead_days` from now. Safe to call concurrently."""
+        made, postponed, moved = [], [], 0
+        if period is Period.DAY:
+            postponed += await self._drop_future_months()
         async with self._database.connection() as connection:
             now = await self._now(connection)
             existing = await self._existing(connection)
             strays = await fetch_column(connection, _SQL["list_stray_days"], {})
-        made, postponed, moved = [], [], 0
         for part in missing(now, now + timedelta(days=ahead_days), strays, existing, period):
             try:
                 rows = await self._database.run(partial(self._make, part), pipeline=False)
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.CheckViolation, _TooManyError):
+            except (LockedError, psycopg.errors.CheckViolation, _TooManyError):
                 # A CheckViolation: the default partition has just got a row of this period.
                 postponed.append(part.name)
             else:
@@ -144,6 +169,20 @@ class Partitions:
                     made.append(part.name)
                     moved += rows
         return Ensured(tuple(made), moved, tuple(postponed))
+
+    async def _drop_future_months(self) -> list[str]:
+        """Make room for days; returns months that are in use."""
+        async with self._database.connection() as connection:
+            soon = await self._now(connection) + _MARGIN
+            months = [part for part in await self._existing(connection) if part.period is Period.MONTH]
+        postponed = []
+        for part in months:
+            if part.start > soon:
+                try:
+                    await self._database.run(partial(self._drop, part, only_empty=True), pipeline=False)
+                except (LockedError, _NotEmptyError):
+                    postponed.append(part.name)
+        return postponed
 
     async def _make(self, part: Partition, connection: Connection) -> int | None:
         """Returns the number of rows moved into it; None: another process has created it."""
@@ -196,14 +235,14 @@ class Partitions:
                 try:
                     if await self._database.run(partial(self._drop, part), pipeline=False):
                         dropped.append(part.name)
-                except psycopg.errors.LockNotAvailable:
+                except LockedError:
                     postponed.append(part.name)
         deleted = 0
         while some := await self._database.run(partial(self._delete_strays, older_than), pipeline=False):
             deleted += some
         return Dropped(tuple(dropped), deleted, tuple(postponed))
 
-    async def _drop(self, part: Partition, connection: Connection) -> bool:
+    async def _drop(self, part: Partition, connection: Connection, *, only_empty: bool = False) -> bool:
         await connection.execute(_SQL["lock_partitions"], {})
         if part not in await self._existing(connection):
             return False
@@ -216,6 +255,8 @@ class Partitions:
             await cursor.execute(last, prepare=False)
             xid = await cursor.fetchone()
         if xid is not None:
+            if only_empty:
+                raise _NotEmptyError
             await connection.execute(_SQL["record_horizon"], {"xid": xid, "at": part.end})
         await _run(connection, sql.SQL("DROP TABLE {}").format(table))
         return True
@@ -241,6 +282,10 @@ class Partitions:
     async def _strays(self, connection: Connection, part: Partition) -> int:
         period = {"start": part.start, "end": part.end, "limit": self._move_most + 1}
         return int(await fetch_value(connection, _SQL["count_strays"], period))
+
+
+class _NotEmptyError(Exception):
+    """The partition has rows."""
 
 
 class _TooManyError(Exception):

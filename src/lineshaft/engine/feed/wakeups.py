@@ -1,8 +1,8 @@
 """Wake-ups: waiters learn about new work when it is committed, without polling.
 
-A transaction that makes tasks claimable sends one NOTIFY with the ids of their lanes. Each process has one
-connection that listens, and any number of waiters. A notification about a lane wakes one waiter for that
-lane, not all of them; a waiter that can't use its wake-up, or not alone, passes it on.
+A transaction that makes tasks claimable sends one NOTIFY (on `task_ready`) with the ids of their lanes. Each
+process has one connection that listens, and any number of waiters. A notification about a lane wakes one
+waiter for that lane, not all of them; a waiter that can't use its wake-up, or not alone, passes it on.
 
 **No wake-up is lost.** A waiter that is claiming can't be woken; if no other waits for the lane, the wake-up
 is kept, and the next waiter for the lane is woken at once. The wake-up of a waiter that is cancelled or
@@ -24,12 +24,11 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncCursor, sql
 
 from lineshaft.engine.postgres.pool import shut_down
 
-CHANNEL = "lineshaft"
-_LISTEN = f"LISTEN {CHANNEL}"
+_CHANNEL = "SELECT lineshaft.channel()"
 
 #: How long a waiter sleeps while the channel works, and while it doesn't.
 POLL_SUBSCRIBED = 30.0
@@ -326,7 +325,9 @@ class Wakeups:
                 connection = await AsyncConnection.connect(
                     self._dsn, autocommit=True, application_name="lineshaft wake-ups"
                 )
-            await self._execute(connection, _LISTEN)
+            found = await (await self._execute(connection, _CHANNEL)).fetchone()
+            channel = sql.Identifier(found[0] if found else "")
+            await self._execute(connection, sql.SQL("LISTEN {}").format(channel))
             self._switch(healthy=True)
             while True:
                 # Always run it to its end: leaving early loses notifications that it has received.
@@ -347,7 +348,7 @@ class Wakeups:
             if connection is not None:
                 await connection.close()
 
-    async def _execute(self, connection: AsyncConnection[Any], statement: Any) -> None:
+    async def _execute(self, connection: AsyncConnection[Any], statement: Any) -> AsyncCursor[Any]:
         call = asyncio.ensure_future(connection.execute(statement))
         try:
             await asyncio.wait({call}, timeout=self._answer_timeout)
@@ -360,6 +361,7 @@ class Wakeups:
             error = call.exception()
         if error is not None:
             raise error
+        return call.result()
 
     def _switch(self, *, healthy: bool) -> None:
         self._tried.set()

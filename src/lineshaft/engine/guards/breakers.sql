@@ -33,7 +33,7 @@ logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
     SELECT clock.now, input.kinds::text[], input.data FROM input CROSS JOIN clock WHERE input.kinds IS NOT NULL
 )
-SELECT pg_notify('lineshaft', '*') FROM input WHERE kinds LIKE '%%breaker.closed%%' HAVING count(*) > 0
+SELECT pg_notify(lineshaft.channel(), '*') FROM input WHERE kinds LIKE '%%breaker.closed%%' HAVING count(*) > 0
 
 -- name: free_lost_probes
 -- Probes whose task is not running. There should be none: a half-open breaker without its probe would never close.
@@ -49,5 +49,5 @@ WITH lost AS MATERIALIZED (
     FOR NO KEY UPDATE OF breaker SKIP LOCKED
 ),
 freed AS (UPDATE lineshaft.breaker SET probe_task_id = NULL FROM lost WHERE breaker.key = lost.key RETURNING breaker.key),
-woken AS (SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0)
+woken AS (SELECT pg_notify(lineshaft.channel(), '*') FROM freed HAVING count(*) > 0)
 SELECT freed.key, (SELECT count(*) FROM woken) AS notified FROM freed

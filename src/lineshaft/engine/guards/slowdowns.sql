@@ -25,7 +25,7 @@ written AS (
     RETURNING key, until, reason
 )
 INSERT INTO lineshaft.event (at, kinds, data)
-SELECT clock.now, '{signal.slowdown}', jsonb_build_object('key', written.key, 'until', written.until, 'wait', signal.wait_sec)
+SELECT clock.now, '{signal.slowdown}', jsonb_build_object('key', written.key, 'until', lineshaft.iso(written.until), 'wait', signal.wait_sec)
 FROM written JOIN signal ON signal.key = written.key CROSS JOIN clock
 
 -- name: broadcast_slowdown
@@ -39,7 +39,7 @@ written AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT signalled_at, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', %(wait)s::double precision) FROM written
+    SELECT signalled_at, '{signal.slowdown}', jsonb_build_object('key', key, 'until', lineshaft.iso(until), 'wait', %(wait)s::double precision) FROM written
 )
 SELECT until FROM written
 
@@ -53,6 +53,6 @@ WITH over AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT until, '{signal.slowdown}', jsonb_build_object('key', key, 'until', until, 'wait', 0, 'by_hand', true) FROM over
+    SELECT until, '{signal.slowdown}', jsonb_build_object('key', key, 'until', lineshaft.iso(until), 'wait', 0, 'by_hand', true) FROM over
 )
 SELECT key FROM over

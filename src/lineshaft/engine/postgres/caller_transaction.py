@@ -1,19 +1,21 @@
 """Submission as part of the caller's transaction, on the caller's connection.
 
-The engine uses asynchronous psycopg connections. SQLAlchemy connections and sessions contain a psycopg
-connection, which is unwrapped; a synchronous connection is wrapped so that every await completes at once.
-SQLAlchemy is never imported here.
+The engine uses asynchronous psycopg connections. SQLAlchemy connections and sessions contain a driver's
+connection, which is unwrapped; a synchronous connection is wrapped so that every await completes at once, and
+one of asyncpg so that it looks like psycopg's. Neither SQLAlchemy nor asyncpg is imported here.
 """
 
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.asyncpg_connection import AsyncpgConnection, is_asyncpg
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.pool import raise_translated
 from lineshaft.errors import InvalidInputError
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ _ASYNC_NAMES = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_sessi
 
 def refuse_async(given: Any) -> None:
     """Reject an asynchronous connection in a synchronous call, before anything is sent."""
-    if not _ASYNC_NAMES.isdisjoint(base.__name__ for base in type(given).__mro__):
+    if is_asyncpg(given) or not _ASYNC_NAMES.isdisjoint(base.__name__ for base in type(given).__mro__):
         fault = "is asynchronous: use the asynchronous Lineshaft, and await the call"
         raise InvalidInputError(errors=[("connection", fault)])
 
@@ -48,6 +50,11 @@ async def adapted(given: Any) -> AsyncIterator[Connection | None]:
 @asynccontextmanager
 async def nested(connection: Connection) -> AsyncIterator[None]:
     """A savepoint in the caller's transaction: an error leaves nothing behind, and the connection usable."""
+    other_driver: object = connection
+    if isinstance(other_driver, AsyncpgConnection):
+        async with other_driver.nested():
+            yield
+        return
     if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
         # Otherwise ours would be the outermost transaction, and be committed here.
         await connection.execute("SELECT")
@@ -59,15 +66,49 @@ async def nested(connection: Connection) -> AsyncIterator[None]:
         connection.row_factory = theirs
 
 
+@asynccontextmanager
+async def outside(connection: Connection, database: Database) -> AsyncIterator[Connection]:
+    """Another connection to the same database, for what must not wait for the caller's commit.
+
+    The pool's belong to its event loop, so a blocking call opens one of its own: rarely.
+    """
+    if not isinstance(cast("object", connection), _Blocking):
+        async with database.connection() as own:
+            yield own
+        return
+    try:
+        with psycopg.connect(database.dsn, autocommit=True, application_name="lineshaft") as blocking:
+            yield cast("Connection", _Blocking(blocking))
+    except psycopg.Error as error:
+        raise_translated(error)
+        raise
+
+
+class UniqueViolation(NamedTuple):
+    table: str | None
+    detail: str | None
+
+
+def unique_violation(error: Exception) -> UniqueViolation | None:
+    """What a driver reports about a value that exists already; None for any other error."""
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return UniqueViolation(error.diag.table_name, error.diag.message_detail)
+    if is_asyncpg(error) and getattr(error, "sqlstate", None) == psycopg.errors.UniqueViolation.sqlstate:
+        return UniqueViolation(getattr(error, "table_name", None), getattr(error, "detail", None))
+    return None
+
+
 async def _adapt(given: Any) -> Connection:
     if isinstance(given, psycopg.AsyncConnection):
         return given
     if isinstance(given, psycopg.Connection):
         return cast("Connection", _Blocking(given))
+    if is_asyncpg(given):
+        return cast("Connection", AsyncpgConnection(given))
     if type(given).__module__.partition(".")[0] == "sqlalchemy" or _is_sqlalchemy(given):
         return await _adapt(await _inside_sqlalchemy(given))
     fault = (
-        "must be a psycopg connection, or a SQLAlchemy connection or session that uses psycopg, "
+        "must be a connection of psycopg or asyncpg, or a connection or session of SQLAlchemy that uses one, "
         f"got {type(given).__module__}.{type(given).__qualname__}"
     )
     raise InvalidInputError(errors=[("connection", fault)])
@@ -79,7 +120,7 @@ def _is_sqlalchemy(given: Any) -> bool:
 
 
 async def _inside_sqlalchemy(given: Any) -> Any:
-    """The psycopg connection under a session or a connection, with its transaction begun."""
+    """The driver's connection under a session or a connection, with its transaction begun."""
     names = {base.__name__ for base in type(given).__mro__}
     if names & {"AsyncSession", "async_scoped_session"}:
         given = await given.connection()
@@ -91,6 +132,10 @@ async def _inside_sqlalchemy(given: Any) -> Any:
         if not given.in_transaction():
             await given.begin()
         driver = (await given.get_raw_connection()).driver_connection
+        if is_asyncpg(driver):
+            # SQLAlchemy begins the transaction with the first statement.
+            await given.exec_driver_sql("SELECT 1")
+            return driver
     elif "Connection" in names:
         # Otherwise SQLAlchemy would not know about the transaction, and its commit would do nothing.
         if not given.in_transaction():
@@ -100,8 +145,8 @@ async def _inside_sqlalchemy(given: Any) -> Any:
         driver = given
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         fault = (
-            f"SQLAlchemy uses {type(driver).__module__} here, but only psycopg 3 is supported: "
-            "create the engine with postgresql+psycopg://…"
+            f"SQLAlchemy uses {type(driver).__module__} here, but only psycopg 3 and asyncpg are supported: "
+            "create the engine with postgresql+psycopg://…, or an asynchronous one with postgresql+asyncpg://…"
         )
         raise InvalidInputError(errors=[("connection", fault)])
     return driver

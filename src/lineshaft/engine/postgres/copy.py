@@ -10,6 +10,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait
 
+from lineshaft.engine.postgres.asyncpg_connection import AsyncpgConnection
 from lineshaft.engine.postgres.database import Connection
 
 
@@ -25,9 +26,16 @@ Column = Sequence[Any] | Constant
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    statement: sql.Composed
+    table: LiteralString
+    columns: Sequence[str]
     #: The rows, in parts; a part is made while the server processes the one before.
     parts: Iterable[bytes]
+
+    @property
+    def statement(self) -> sql.Composed:
+        return sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
+            sql.Identifier(self.table), sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        )
 
 
 class RowFormat:
@@ -43,9 +51,11 @@ class RowFormat:
         """`defaults` are the table's own defaults, which need not be sent."""
         sent = {name: _text(value) for name, value in same.items() if value != defaults.get(name)}
         self._end = "".join(f"\t{text}" for text in sent.values()) + "\n"
-        self.statement = sql.SQL("COPY lineshaft.{} ({}) FROM STDIN").format(
-            sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, [*differ, *sent]))
-        )
+        self._table = table
+        self._columns = [*differ, *sent]
+
+    def copy(self, parts: Iterable[bytes]) -> Copy:
+        return Copy(self._table, self._columns, parts)
 
     def rows(self, *columns: Sequence[Any]) -> bytes:
         """Takes the columns in the order of `differ`, at least one."""
@@ -66,11 +76,17 @@ def copy_of(table: LiteralString, columns: Mapping[str, Column], defaults: Mappi
         else:
             differ[name] = column
     row_format = RowFormat(table, list(differ), same, defaults)
-    return Copy(row_format.statement, [row_format.rows(*differ.values())])
+    return row_format.copy([row_format.rows(*differ.values())])
 
 
 async def copy_all(connection: Connection, copies: Sequence[Callable[[], Copy]]) -> None:
     """One after the other; each is formatted while the server processes the one before."""
+    other_driver: object = connection
+    if isinstance(other_driver, AsyncpgConnection):
+        for make in copies:
+            copy = make()
+            await other_driver.copy(copy.table, copy.columns, copy.parts)
+        return
     remaining = iter(copies)
     current: Copy | None = next(remaining)()
     while current is not None:

@@ -18,6 +18,7 @@ from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.pool import PooledConnection, shut_down
 from lineshaft.errors import UnavailableError
 
@@ -36,6 +37,9 @@ _CONNECT_SEC = 10
 #: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
 #: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
 ANSWER_WITHIN_SEC = 60.0
+#: How long a statement waits for a row that another transaction holds: an open transaction of somebody else
+#: must not hold up callers for longer.
+_LOCK_WAIT = "10s"
 #: Attempts at a transaction that loses against others, before the error is raised.
 _TRIES = 10
 
@@ -67,7 +71,7 @@ class _RawJsonbBinary(Loader):
         return bytes(data)[1:]  # the first byte is jsonb's version
 
 
-class _Connection(AsyncConnection[Any]):
+class _Connection(AsyncConnection[Any], OwnConnection):
     """A connection whose calls can be cancelled."""
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -96,9 +100,11 @@ class Database:
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
+        self._limits_lock_wait = "lock_timeout" not in str(conninfo_to_dict(dsn).get("options"))
         self._in_use: set[Connection] = set()
         self._pool = AsyncConnectionPool(
             dsn,
+            name=POOL_NAME,
             connection_class=_Connection,
             min_size=1,
             max_size=max_connections,
@@ -120,6 +126,8 @@ class Database:
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
         await connection.execute(PLAN_BY_INDEX)
+        if self._limits_lock_wait:
+            await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
 
     async def open(self) -> None:
         try:

@@ -1,13 +1,18 @@
 """Describes the actual schema of a database, with the same text on every version of PostgreSQL.
 
+A schema that was dumped and restored has the same text too: conditions are written with as few parentheses
+around AND and OR as possible, because PostgreSQL drops those that mean nothing when it reads a dump.
+
 `schema.sql` is this text for a freshly migrated database, written by `make schema` and compared by a test.
 `lineshaft migrate verify` compares it with a database in use: a dropped index or a column added by hand shows
 as a difference.
 """
 
 import difflib
+import re
 import textwrap
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib.resources import files
 
 import psycopg
@@ -59,7 +64,7 @@ def _describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     rows("spell_names_out")
     members: defaultdict[str | None, list[str]] = defaultdict(list)
     for table, member in rows("columns") + rows("constraints"):
-        members[table].append(f"    {member}")
+        members[table].append(f"    {flattened(member or '')}")
     parts = [
         _HEADER,
         *(f"{enum}\n" for (enum,) in rows("enums")),
@@ -69,10 +74,57 @@ def _describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
         body = ",\n".join(members[table])
         parts.append(f"\n-- {comment}\nCREATE TABLE lineshaft.{table} (\n{body}\n){options};\n")
     parts.append("\n")
-    parts += [f"{index}\n" for (index,) in rows("indexes")]
+    parts += [f"{flattened(index or '')}\n" for (index,) in rows("indexes")]
     for view, columns, comment in rows("views"):
         # As a comment: the text of a view differs between versions, its columns and their types don't.
         body = textwrap.fill(columns or "", 120, initial_indent="--   ", subsequent_indent="--   ")
         parts.append(f"\n-- {comment}\n-- CREATE VIEW lineshaft.{view}\n{body}\n")
-    parts += [f"{program}\n" for (program,) in rows("programs")]
+    parts += [f"{flattened(program or '')}\n" for (program,) in rows("programs")]
     return "".join(parts)
+
+
+#: Quoted text, a parenthesis, an operator, or text without any of them.
+_SIGN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[()]| AND | OR |[^'"() ]+|\s""")
+
+
+class _Group:
+    """What is inside a pair of parentheses: operands of one operator, or a single one."""
+
+    def __init__(self) -> None:
+        self.operator = ""
+        self.operands: list[list[str | _Group]] = [[]]
+
+    def __str__(self) -> str:
+        return self.operator.join("".join(map(_in_parentheses, operand)) for operand in self.flat())
+
+    def flat(self) -> Iterator[list["str | _Group"]]:
+        for operand in self.operands:
+            match operand:
+                case [_Group(operator=self.operator) as same] if self.operator:
+                    yield from same.flat()
+                case _:
+                    yield operand
+
+
+def _in_parentheses(piece: "str | _Group") -> str:
+    return piece if isinstance(piece, str) else f"({piece})"
+
+
+def flattened(text: str) -> str:
+    """The text with `((a AND b) AND c)` as `(a AND b AND c)`, and the same for OR, at any depth.
+
+    PostgreSQL writes the operands of AND and OR in parentheses, so no group mixes the two.
+    """
+    groups = [_Group()]
+    for sign in _SIGN.findall(text):
+        if sign == "(":
+            groups.append(_Group())
+        elif sign == ")" and len(groups) > 1:
+            inner = groups.pop()
+            groups[-1].operands[-1].append(inner)
+        elif sign in {" AND ", " OR "}:
+            groups[-1].operator = sign
+            groups[-1].operands.append([])
+        else:
+            groups[-1].operands[-1].append(sign)
+    return str(groups[0])

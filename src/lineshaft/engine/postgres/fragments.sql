@@ -2,7 +2,7 @@
 
 -- fragment: notify_lanes
 -- Wakes processes that wait for work of these lanes: aggregates the column `lane_id`. A notification is at most 8,000 bytes long.
-pg_notify('lineshaft', CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+pg_notify(lineshaft.channel(), CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 
 -- fragment: settle_agent
 -- The columns of `lineshaft.agent` that change when claims end: `share` has reserved and actual (money).

@@ -36,6 +36,8 @@ def column_literal(values: Sequence[object]) -> str | None:
 def _element(value: object) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
     if not isinstance(value, str):
         return str(value)
     if "\\" in value or '"' in value:

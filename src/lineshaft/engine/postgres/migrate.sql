@@ -18,7 +18,13 @@ CREATE TABLE IF NOT EXISTS lineshaft.migration (
     checksum text NOT NULL,
     started_at timestamptz NOT NULL DEFAULT now(),
     applied_at timestamptz
-)
+);
+COMMENT ON TABLE lineshaft.migration IS 'Migrations of the schema.';
+COMMENT ON COLUMN lineshaft.migration.version IS 'Its number.';
+COMMENT ON COLUMN lineshaft.migration.name IS 'Its name.';
+COMMENT ON COLUMN lineshaft.migration.checksum IS 'SHA-256 of its file.';
+COMMENT ON COLUMN lineshaft.migration.started_at IS 'When it was started.';
+COMMENT ON COLUMN lineshaft.migration.applied_at IS 'When it was applied; NULL: not completely.'
 
 -- name: list_recorded
 SELECT version, name, checksum, applied_at FROM lineshaft.migration ORDER BY version

@@ -70,7 +70,7 @@ async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresu
     pgconn = connection.pgconn
     # Before anything is sent: an error here must not leave a half-filled pipeline behind.
     all_values = [
-        [_text(parameters[name]) for name in statement.parameters]
+        [as_text(parameters[name]) for name in statement.parameters]
         for statement, (_, parameters) in zip(statements, calls, strict=True)
     ]
     pgconn.enter_pipeline_mode()
@@ -109,7 +109,7 @@ class _Statement:
 
     def __init__(self, sql: LiteralString) -> None:
         self.parameters: list[str] = []
-        self.text = _PLACEHOLDER.sub(self._number, sql).encode()
+        self.text = PLACEHOLDER.sub(self._number, sql).encode()
         self.row_type: Any = None
 
     def type_of(self, result: PGresult) -> Any:
@@ -126,7 +126,7 @@ class _Statement:
         return f"${self.parameters.index(name) + 1}"
 
 
-_PLACEHOLDER = re.compile(r"%(?:\((\w+)\)s|%)")
+PLACEHOLDER = re.compile(r"%(?:\((\w+)\)s|%)")
 _statement = lru_cache(maxsize=None)(_Statement)
 #: The prepared statements of each connection, with their names.
 _prepared: WeakKeyDictionary[Connection, dict[_Statement, bytes]] = WeakKeyDictionary()
@@ -196,7 +196,8 @@ def _rows(
     return transformer.load_rows(0, result.ntuples, make_row)
 
 
-def _text(value: object) -> bytes | None:
+def as_text(value: object) -> bytes | None:
+    """A parameter in PostgreSQL's text format."""
     if value is None:
         return None
     if isinstance(value, bool):

@@ -22,6 +22,10 @@ from lineshaft.errors import DatabaseError, InvalidInputError, UnavailableError
 _OUT_OF_RANGE = "22003"
 
 
+class LockedError(UnavailableError):
+    """Another transaction holds what the call needs, and didn't let go of it in time."""
+
+
 class PooledConnection:
     __slots__ = ("_answer_within_sec", "_connection", "_in_use", "_pool", "_timer")
 
@@ -45,7 +49,7 @@ class PooledConnection:
         try:
             connection: AsyncConnection[Any] = await self._pool.getconn()
         except psycopg.OperationalError as error:
-            _raise_translated(error)
+            raise_translated(error)
             raise
         if _cancellations() > cancelled:
             # In Python 3.11 `wait_for`, which the pool uses, loses a cancellation that arrives together with
@@ -77,14 +81,14 @@ class PooledConnection:
         finally:
             await self._pool.putconn(connection)
         if error is not None:
-            _raise_translated(error)
+            raise_translated(error)
 
 
 #: UNKNOWN is the status of a closed connection.
 _AT_REST = frozenset({TransactionStatus.IDLE, TransactionStatus.UNKNOWN})
 
 
-def _raise_translated(error: BaseException) -> None:
+def raise_translated(error: BaseException) -> None:
     """Raise the LineshaftError that a driver's error means to the caller, if there is one."""
     if isinstance(error, PoolTimeout):
         raise UnavailableError("No database connection became free within 10 s. Try again.") from None
@@ -93,6 +97,12 @@ def _raise_translated(error: BaseException) -> None:
         raise InvalidInputError(
             f"The call contains a value that is too long: {_first_line(error)}. Shorten it; nothing was "
             "changed."
+        ) from error
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        raise LockedError(
+            "Another transaction has locked a row that this call needs, for longer than the call waits "
+            "(10 s, unless lock_timeout in the database URL says otherwise). Nothing was changed; try again. "
+            "If it stays so, pg_stat_activity shows the transaction."
         ) from error
     if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
         if error.sqlstate is None or error.sqlstate.startswith(_UNAVAILABLE):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, LiteralString, TypeVar
 
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import dict_row, scalar_row
 
 from lineshaft.engine.postgres.database import Connection
 
@@ -30,15 +30,16 @@ async def fetch_rows(
     connection: Connection, kind: type[Row], statement: LiteralString, parameters: Mapping[str, Any]
 ) -> list[Row]:
     """All rows, as objects that have the columns as fields."""
-    async with connection.cursor(row_factory=class_row(kind)) as cursor:
+    async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(statement, parameters)
-        return await cursor.fetchall()
+        return [kind(**row) for row in await cursor.fetchall()]
 
 
 async def fetch_row(
     connection: Connection, kind: type[Row], statement: LiteralString, parameters: Mapping[str, Any]
 ) -> Row | None:
     """The first row, if there is one."""
-    async with connection.cursor(row_factory=class_row(kind)) as cursor:
+    async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(statement, parameters)
-        return await cursor.fetchone()
+        row = await cursor.fetchone()
+        return None if row is None else kind(**row)

@@ -48,6 +48,7 @@ CREATE TABLE lineshaft.attempt (
     outcome text NOT NULL,
     category text,
     error text,
+    traceback text,
     ended_by text,
     cost_usd numeric(14,6) NOT NULL DEFAULT 0,
     output jsonb,
@@ -388,7 +389,7 @@ CREATE TABLE lineshaft.task (
     tags text[] NOT NULL DEFAULT '{}'::text[],
     created_by text,
     surface jsonb,
-    CONSTRAINT possible_task CHECK ((((priority >= 0) AND (priority <= 100)) AND (max_attempts > 0))),
+    CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
 
@@ -541,6 +542,25 @@ CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) W
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 
+-- Agents. The status is as last reported: last_heartbeat shows whether one is alive.
+-- CREATE VIEW lineshaft.agents
+--   id text, type text, status lineshaft.agent_status, instances bigint, current_tasks bigint, budget_usd
+--   numeric(20,6), spent_usd numeric(20,6), reserved_usd numeric(20,6), budget_remaining_usd numeric, last_heartbeat
+--   timestamp with time zone, registered_at timestamp with time zone
+
+-- Every claim of a task and how it ended: SELECT * FROM lineshaft.attempts WHERE task_id = … ORDER BY epoch
+-- CREATE VIEW lineshaft.attempts
+--   task_id text, epoch integer, number integer, revival integer, outcome text, agent_id text, model text, version
+--   text, category text, error text, traceback text, claimed_at timestamp with time zone, started_at timestamp with
+--   time zone, ended_at timestamp with time zone, cost_usd numeric(14,6), tokens_input bigint, tokens_output bigint
+
+-- DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.
+-- CREATE VIEW lineshaft.dags
+--   id text, title text, status lineshaft.dag_status, created_by text, total integer, completed integer, cancelled
+--   integer, dead_lettered integer, budget_ceiling_usd numeric(20,6), reserved_usd numeric(20,6), spent_usd
+--   numeric(20,6), created_at timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with
+--   time zone
+
 -- All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
 -- CREATE VIEW lineshaft.events
 --   seq bigint, n bigint, kind text, at timestamp with time zone, task_id text, dag_id text, agent_id text, epoch
@@ -549,14 +569,18 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 -- Every task: SELECT * FROM lineshaft.tasks WHERE status = 'RUNNING'
 -- CREATE VIEW lineshaft.tasks
 --   id text, status lineshaft.task_status, type text, title text, priority smallint, effective_priority double
---   precision, dag_id text, parent_id text, idempotency_key text, agent_id text, model text, epoch integer, attempts
---   smallint, max_attempts smallint, blocked integer, parked text, depends_on text[], blocked_by text[], lock_key text,
---   cost_usd numeric(14,6), max_cost_usd numeric(14,6), reserved_usd numeric(14,6), tokens_input bigint, tokens_output
---   bigint, deadline timestamp with time zone, run_at timestamp with time zone, retry_at timestamp with time zone,
---   created_at timestamp with time zone, ready_at timestamp with time zone, claimed_at timestamp with time zone,
---   started_at timestamp with time zone, heartbeat_at timestamp with time zone, lease_until timestamp with time zone,
---   ended_at timestamp with time zone, category text, reason text, progress jsonb, spec jsonb, output jsonb, tags
+--   precision, dag_id text, parent_id text, idempotency_key text, claim_agent_id text, model text, epoch integer,
+--   attempts smallint, max_attempts smallint, blocked integer, parked text, depends_on text[], blocked_by text[],
+--   required_capabilities text[], model_preferences text[], fallback_models text[], lock_key text, cost_usd
+--   numeric(14,6), max_cost_usd numeric(14,6), reserved_usd numeric(14,6), tokens_input bigint, tokens_output bigint,
+--   deadline timestamp with time zone, run_at timestamp with time zone, retry_at timestamp with time zone, created_at
+--   timestamp with time zone, ready_at timestamp with time zone, claimed_at timestamp with time zone, first_started_at
+--   timestamp with time zone, started_at timestamp with time zone, heartbeat_at timestamp with time zone, lease_until
+--   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
+--   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text
+FUNCTION lineshaft.channel()
+FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)

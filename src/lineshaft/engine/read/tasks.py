@@ -217,6 +217,7 @@ def _failed_attempt(row: Row) -> FailedAttempt:
         cost_usd=row["cost_usd"],
         revival=row["revival"],
         version=row["version"],
+        traceback=row["traceback"],
     )
 
 

@@ -25,8 +25,11 @@ SELECT
     live.lease_until,
     coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, instance.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
-    -- Of the current attempt, else of the first one. A batch has no attempts: it started with the first of its descendants.
-    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, live.first_started_at, ended.started_at, ended.first_started_at)
+    -- Of the current attempt, else of the last one. A batch has no attempts: it started with the first of its descendants.
+    CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, ended.started_at, (
+            SELECT attempt.started_at FROM lineshaft.attempt
+            WHERE attempt.task_id = task.id AND attempt.started_at IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
+        ))
         ELSE (
             WITH RECURSIVE inside AS (
                 SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
@@ -39,6 +42,7 @@ SELECT
             LEFT JOIN lineshaft.task_live AS going ON going.id = inside.id
             LEFT JOIN lineshaft.task_end AS gone ON gone.id = inside.id
         ) END AS started_at,
+    coalesce(live.first_started_at, ended.first_started_at) AS first_started_at,
     ended.ended_at,
     ended.reason,
     ended.category,
@@ -69,7 +73,7 @@ SELECT task_id, depends_on, satisfied FROM lineshaft.edge WHERE task_id = ANY (%
 
 -- name: read_failures
 -- Failed attempts, and rate limits: those don't count as failures but explain why a task is RETRYING.
-SELECT task_id, number, revival, outcome, agent_id, instance, version, category, error, claimed_at, started_at, ended_at, cost_usd
+SELECT task_id, number, revival, outcome, agent_id, instance, version, category, error, traceback, claimed_at, started_at, ended_at, cost_usd
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome IN ('failed', 'rate_limited')
 ORDER BY task_id, epoch
@@ -114,14 +118,14 @@ own AS MATERIALIZED (
     -- A batch has no attempts of its own.
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
-SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, claimed_at, started_at,
-    ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
+SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, traceback,
+    claimed_at, started_at, ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
 FROM (
-    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, claimed_at, started_at, ended_at, cost_usd, tokens_input,
-        tokens_output, output
+    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
+        tokens_input, tokens_output, output
     FROM recorded WHERE recorded.epoch NOT IN (SELECT own.epoch FROM own)
     UNION ALL
-    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, NULL, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
         tokens_output, output
     FROM own
 ) AS attempt

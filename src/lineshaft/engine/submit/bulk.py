@@ -7,7 +7,7 @@ one part of the first table while the next one is made. An invalid spec rolls ba
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from lineshaft.engine.postgres.copy import Copy, RowFormat, copy_all, copy_of
+from lineshaft.engine.postgres.copy import RowFormat, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -51,7 +51,7 @@ class UniformTasks:
         await copy_all(
             connection,
             [
-                lambda: Copy(row_format.statement, self._parts(row_format)),
+                lambda: row_format.copy(self._parts(row_format)),
                 lambda: copy_of("task_live", {**live, "id": self.ids}, LIVE_DEFAULTS),
                 lambda: copy_of("event", event_columns({**live, "id": self.ids}, now), {}),
             ],

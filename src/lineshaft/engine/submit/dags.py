@@ -19,7 +19,7 @@ _EDGE_DEFAULTS = {"satisfied": False}
 
 class _KnownDag(NamedTuple):
     dag_id: str
-    tasks: bytes
+    tasks: str
 
 
 async def insert_dag(connection: Connection, now: Mapping[str, Any], dag: DagDraft, total: int) -> None:

@@ -32,4 +32,5 @@ ON CONFLICT (key) DO UPDATE
 RETURNING key
 
 -- name: read_dag_key
-SELECT dag_id, tasks FROM lineshaft.dag_key WHERE key = %(key)s::text
+-- As text: a caller's connection has its own idea of what JSON becomes.
+SELECT dag_id, tasks::text AS tasks FROM lineshaft.dag_key WHERE key = %(key)s::text

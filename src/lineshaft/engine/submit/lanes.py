@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
-from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres import caller_transaction, catalog
+from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import array_literal
 from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.model.priority import Lane
@@ -54,6 +54,17 @@ class Lanes:
             rows = await fetch_rows(connection, _FoundLane, _SQL["find_lanes"], columns)
             found |= {unknown[row.n - 1]: row.id for row in rows}
         return found
+
+    async def create_outside(self, connection: Connection, database: Database, lanes: Iterable[Lane]) -> None:
+        """Create and cache what the caller's transaction needs, on another connection.
+
+        A lane that is created in a transaction blocks every submission to that lane until the transaction
+        ends, and the caller's may be open for long.
+        """
+        unknown = {lane for lane in lanes if lane not in self._known}
+        if unknown:
+            async with caller_transaction.outside(connection, database) as own:
+                self.remember(await self.find(own, unknown))
 
     def known(self, lanes: Iterable[Lane]) -> dict[Lane, int] | None:
         """The numbers of these lanes, if all of them are cached."""

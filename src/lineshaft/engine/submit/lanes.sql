@@ -21,4 +21,4 @@ JOIN lineshaft.lane
  AND coalesce(lane.max_cost_usd, -1) = coalesce(wanted.cost, -1)
 
 -- name: wake_lanes
-SELECT pg_notify('lineshaft', %(lanes)s::text)
+SELECT pg_notify(lineshaft.channel(), %(lanes)s::text)

@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import psycopg
 
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
@@ -147,6 +146,7 @@ class Submission:
             results, lanes = await self._write_in(connection, drafts, [dag])
             return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
 
+        await self._create_lanes_outside(connection, drafts)
         return await self._run(write, len(drafts), connection)
 
     async def _write(
@@ -154,7 +154,13 @@ class Submission:
     ) -> dict[str, Submitted]:
         if connection is None and not dags and await self._insert_in_one_statement(drafts):
             return {draft.id: Submitted(draft.id) for draft in drafts}
+        await self._create_lanes_outside(connection, drafts)
         return await self._run(lambda own: self._write_in(own, drafts, dags), len(drafts), connection)
+
+    async def _create_lanes_outside(self, connection: Connection | None, drafts: list[Draft]) -> None:
+        if connection is not None:
+            lanes = [draft.row.lane for draft in drafts]
+            await self._lanes.create_outside(connection, self._database, lanes)
 
     async def _insert_in_one_statement(self, drafts: list[Draft]) -> bool:
         """Possible for a few standalone tasks of cached lanes; returns False if these are not."""
@@ -366,10 +372,11 @@ def _with_existing(draft: Draft, existing: Mapping[str, str]) -> Draft:
 def _reporting_duplicate_ids() -> Iterator[None]:
     try:
         yield
-    except psycopg.errors.UniqueViolation as error:
-        if error.diag.table_name not in {"task", "task_live"}:
+    except Exception as error:
+        violation = caller_transaction.unique_violation(error)
+        if violation is None or violation.table not in {"task", "task_live"}:
             raise
         raise AlreadyExistsError(
-            f"A task with one of these ids already exists ({error.diag.message_detail}). Omit the id to "
+            f"A task with one of these ids already exists ({violation.detail}). Omit the id to "
             "get a new one, or use an idempotency_key to get the existing task."
         ) from None

@@ -144,5 +144,5 @@ logged AS (
         %(id)s::text
     )
 )
-SELECT pg_notify('lineshaft', %(lane_id)s::integer::text)
+SELECT pg_notify(lineshaft.channel(), %(lane_id)s::integer::text)
 WHERE (%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now())) IS NOT TRUE

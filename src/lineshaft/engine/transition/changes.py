@@ -229,6 +229,7 @@ class Changes:
         spent: Spent,
         category: str | None = None,
         error: str | None = None,
+        traceback: str | None = None,
         ended_by: str | None = None,
     ) -> None:
         """How the claim ended; nothing for a task without a claim.
@@ -254,6 +255,7 @@ class Changes:
                 outcomes=outcome,
                 categories=category,
                 errors=error,
+                tracebacks=traceback,
                 ended_by=ended_by,
                 costs=spent.cost(task),
                 tokens_in=spent.tokens_input,

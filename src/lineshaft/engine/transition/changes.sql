@@ -54,26 +54,27 @@ FROM gone
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, category, error, ended_by, cost_usd,
-    tokens_input, tokens_output
+    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, category, error,
+    traceback, ended_by, cost_usd, tokens_input, tokens_output
 )
 SELECT
     input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.incarnation,
     (SELECT name FROM lineshaft.instance WHERE agent_id = input.agent_id AND incarnation = input.incarnation), input.model, input.version,
     coalesce(input.claimed_at, clock.now), input.started_at,
-    clock.now, input.outcome, input.category, input.error, input.ended_by, input.cost, input.tokens_in, input.tokens_out
+    clock.now, input.outcome, input.category, input.error, input.traceback, input.ended_by, input.cost, input.tokens_in, input.tokens_out
 FROM unnest(
         %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
-        %(incarnations)s::integer[], %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[],
-        %(errors)s::text[], %(ended_by)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
+        %(incarnations)s::integer[], %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[],
+        %(outcomes)s::text[], %(categories)s::text[], %(errors)s::text[], %(tracebacks)s::text[], %(ended_by)s::text[], %(costs)s::numeric[],
+        %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
     ) AS input (
-        task_id, epoch, number, revival, agent_id, incarnation, model, version, claimed_at, started_at, outcome, category, error, ended_by, cost, tokens_in,
-        tokens_out
+        task_id, epoch, number, revival, agent_id, incarnation, model, version, claimed_at, started_at, outcome, category, error, traceback,
+        ended_by, cost, tokens_in, tokens_out
     ),
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 ON CONFLICT (task_id, epoch) DO UPDATE
-    SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, ended_at = excluded.ended_at,
-        ended_by = excluded.ended_by,
+    SET outcome = excluded.outcome, category = excluded.category, error = excluded.error, traceback = excluded.traceback,
+        ended_at = excluded.ended_at, ended_by = excluded.ended_by,
         gate = NULL, gate_due_at = NULL,
         -- Costs that were booked with the output, or by a gate since then, stay.
         cost_usd = greatest(attempt.cost_usd, excluded.cost_usd),
@@ -353,7 +354,7 @@ SELECT
 FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' HAVING count(*) > 0
 
 -- name: wake_all
-SELECT pg_notify('lineshaft', '*')
+SELECT pg_notify(lineshaft.channel(), '*')
 
 -- name: free_probes
 -- Probes without evidence: cancelled, released, rate-limited, over their budget, or waiting for children. Another task may be the probe.
@@ -362,4 +363,4 @@ WITH freed AS (
     WHERE state <> 'closed' AND probe_task_id = ANY (%(ids)s::text[])
     RETURNING key
 )
-SELECT pg_notify('lineshaft', '*') FROM freed HAVING count(*) > 0
+SELECT pg_notify(lineshaft.channel(), '*') FROM freed HAVING count(*) > 0

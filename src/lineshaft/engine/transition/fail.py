@@ -22,10 +22,9 @@ from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import policy
-from lineshaft.types.work import UNREPORTED, ClaimRef, Failure, Moved, Spent
+from lineshaft.types.work import MAX_ERROR, UNREPORTED, ClaimRef, Failure, Moved, Spent, end_of
 
 _SQL = catalog.load(__name__)
-MAX_ERROR = 10_000
 #: The name of the call, in errors and in the attempts that it ends.
 FAIL = "fail"
 #: Statuses that a repeated call may find.
@@ -330,6 +329,7 @@ def _record_failure(
 ) -> Status:
     error = replace_unstorable(failure.error[:MAX_ERROR]) or "no message"
     category = replace_unstorable(failure.kind)
+    traceback = None if failure.traceback is None else replace_unstorable(end_of(failure.traceback))
     spent = failure.spent
     data: dict[str, Any] = {"category": category, "error": error}
     if isinstance(decision, ratelimit.WaitForLimit):
@@ -337,11 +337,25 @@ def _record_failure(
             task, Status.RETRYING, delay_sec=decision.wait_sec, spent=spent, rate_limits=decision.waits
         )
         changes.attempt(
-            task, "rate_limited", spent=spent, category="rate_limit", error=error, ended_by=ended_by
+            task,
+            "rate_limited",
+            spent=spent,
+            category="rate_limit",
+            error=error,
+            traceback=traceback,
+            ended_by=ended_by,
         )
         changes.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
         return Status.RETRYING
-    changes.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=ended_by)
+    changes.attempt(
+        task,
+        "failed",
+        spent=spent,
+        category=category,
+        error=error,
+        traceback=traceback,
+        ended_by=ended_by,
+    )
     data["attempt"] = task.attempts + 1
     if isinstance(decision, retry.Retry):
         changes.requeue(

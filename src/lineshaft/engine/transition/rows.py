@@ -51,6 +51,7 @@ class AttemptRow(NamedTuple):
     outcomes: str
     categories: str | None
     errors: str | None
+    tracebacks: str | None
     ended_by: str | None
     costs: Decimal
     tokens_in: int

@@ -1,22 +1,14 @@
 """Upstream tasks: locked as they are until new edges to them are committed."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import dict_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.model.states import Status
 
 _SQL = catalog.load(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Upstream:
-    id: str
-    #: None: it is live.
-    status: str | None
 
 
 async def hold_upstream(connection: Connection, names: Iterable[str]) -> dict[str, Status | None]:
@@ -31,11 +23,11 @@ async def hold_upstream(connection: Connection, names: Iterable[str]) -> dict[st
         ended, live = connection.cursor(row_factory=scalar_row), connection.cursor(row_factory=scalar_row)
         await ended.execute(_SQL["lock_ended_upstream"], wanted)
         await live.execute(_SQL["lock_upstream"], wanted)
-        upstream = connection.cursor(row_factory=class_row(_Upstream))
+        upstream = connection.cursor(row_factory=dict_row)
         await upstream.execute(_SQL["read_upstream"], wanted)
         held |= {*await ended.fetchall(), *await live.fetchall()}
         found = {
-            task.id: None if task.status is None else Status(task.status)
+            task["id"]: None if task["status"] is None else Status(task["status"])
             for task in await upstream.fetchall()
         }
         # A task that ended, or was revived, under the lock of another transaction isn't held yet. A COMPLETED

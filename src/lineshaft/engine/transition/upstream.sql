@@ -16,7 +16,7 @@ marked AS (
     WHERE live.id = unmarked.id
     RETURNING live.lane_id, live.status
 ),
-woken AS (SELECT pg_notify('lineshaft', '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0)
+woken AS (SELECT pg_notify(lineshaft.channel(), '*') FROM marked WHERE status = 'READY' HAVING count(*) > 0)
 SELECT id FROM held WHERE (SELECT count(*) FROM woken) >= 0
 
 -- name: read_upstream

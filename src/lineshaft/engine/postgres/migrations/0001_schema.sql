@@ -67,6 +67,17 @@ RETURN CASE WHEN deadline > now THEN greatest(
     ))::numeric)::double precision, 0))
 ) END;
 
+-- The channel of wake-ups. A channel belongs to the whole database, so another program may need the name; every session of the database
+-- must agree on it, callers' own connections too: ALTER DATABASE … SET lineshaft.channel = '…'.
+CREATE FUNCTION lineshaft.channel() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN left(coalesce(nullif(current_setting('lineshaft.channel', true), ''), 'task_ready'), 63);
+
+-- A time in the JSON of an event, as in all other JSON: in UTC, with a Z. jsonb_build_object would write +00:00.
+CREATE FUNCTION lineshaft.iso(instant timestamptz) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (to_jsonb(instant AT TIME ZONE 'UTC') #>> '{}') || 'Z';
+
 
 CREATE TABLE lineshaft.task (
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -407,6 +418,8 @@ CREATE TABLE lineshaft.attempt (
     ),
     category text,
     error text,
+    -- The end of it, at most 16 KiB.
+    traceback text,
     -- The call with the claim's token that ended it: fail, complete or release. NULL: something else, so every call is stale.
     ended_by text,
     cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
@@ -800,23 +813,47 @@ INSERT INTO lineshaft.tally_place (since) VALUES ('1:1:');
 
 
 -- For people: one row per task, live or ended.
+--
+-- Live tasks are three parts, so that a filter reads no more than it must: held ones by task_live_leased, RETRYING ones by task_live_due. In
+-- the other parts heartbeat_at and retry_at are constants, so that PostgreSQL leaves them out.
 CREATE VIEW lineshaft.tasks AS
 SELECT
     task.id, live.status, task.type, task.title, live.priority,
     live.rank - lane.boost_per_minute * lineshaft.minutes(now()) AS effective_priority,
-    task.dag_id, task.parent_id, task.idempotency_key, live.agent_id, live.model, live.epoch, live.attempts, task.max_attempts, live.blocked,
-    live.parked,
+    task.dag_id, task.parent_id, task.idempotency_key, live.agent_id AS claim_agent_id, live.model, live.epoch, live.attempts,
+    task.max_attempts, live.blocked, live.parked,
     ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id ORDER BY edge.depends_on) AS depends_on,
     ARRAY(
         SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied ORDER BY edge.depends_on
     ) AS blocked_by,
+    task.required_capabilities, task.model_preferences, task.fallback_models,
     task.lock_key, (live.cost_usd + live.attempt_cost_usd)::numeric(14, 6) AS cost_usd, task.max_cost_usd, live.reserved_usd,
-    live.tokens_input, live.tokens_output, task.deadline,
+    live.tokens_input, live.tokens_output, live.deadline,
     CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
-    CASE WHEN live.status = 'RETRYING' THEN live.due_at END AS retry_at,
-    task.created_at, live.ready_at, live.claimed_at, live.started_at, live.heartbeat_at, live.lease_until, NULL::timestamptz AS ended_at,
-    live.last_category AS category, NULL::text AS reason, live.progress, task.spec, NULL::jsonb AS output, task.tags, task.created_by
-FROM lineshaft.task_live AS live
+    live.retry_at,
+    task.created_at, live.ready_at, live.claimed_at, live.first_started_at,
+    coalesce(live.started_at, (
+        SELECT attempt.started_at FROM lineshaft.attempt
+        WHERE attempt.task_id = task.id AND attempt.started_at IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
+    )) AS started_at,
+    live.held_heartbeat_at AS heartbeat_at, live.lease_until,
+    NULL::timestamptz AS ended_at, NULL::timestamptz AS completed_at,
+    live.last_category AS failure_category,
+    CASE WHEN live.last_category IS NOT NULL THEN (
+        SELECT attempt.error FROM lineshaft.attempt
+        WHERE attempt.task_id = task.id AND attempt.error IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
+    ) END AS failure_reason,
+    NULL::text AS cancel_reason, live.progress, task.spec, NULL::jsonb AS output, task.tags, task.created_by
+FROM (
+    SELECT live.*, live.heartbeat_at AS held_heartbeat_at, NULL::timestamptz AS retry_at
+    FROM lineshaft.task_live AS live WHERE live.lease_until IS NOT NULL AND live.status IN ('CLAIMED', 'RUNNING', 'VALIDATING')
+    UNION ALL
+    SELECT live.*, NULL::timestamptz, live.due_at
+    FROM lineshaft.task_live AS live WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL
+    UNION ALL
+    SELECT live.*, NULL::timestamptz, NULL::timestamptz
+    FROM lineshaft.task_live AS live WHERE live.lease_until IS NULL AND live.status IN ('PENDING', 'READY', 'VALIDATING')
+) AS live
 JOIN lineshaft.task ON task.id = live.id
 JOIN lineshaft.lane ON lane.id = live.lane_id
 UNION ALL
@@ -826,10 +863,506 @@ SELECT
     NULL::text,
     ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id ORDER BY edge.depends_on),
     '{}'::text[] COLLATE "C",
+    task.required_capabilities, task.model_preferences, task.fallback_models,
     task.lock_key, ended.cost_usd, task.max_cost_usd, 0::numeric(14, 6), ended.tokens_input, ended.tokens_output, task.deadline, task.run_at,
     NULL::timestamptz,
-    task.created_at, ended.ready_at, ended.claimed_at, ended.started_at, NULL::timestamptz, NULL::timestamptz, ended.ended_at,
-    ended.category, ended.reason, NULL::jsonb, task.spec, ended.output, task.tags, task.created_by
+    task.created_at, ended.ready_at, ended.claimed_at, ended.first_started_at,
+    coalesce(ended.started_at, (
+        SELECT attempt.started_at FROM lineshaft.attempt
+        WHERE attempt.task_id = task.id AND attempt.started_at IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
+    )),
+    NULL::timestamptz, NULL::timestamptz,
+    ended.ended_at, CASE WHEN ended.status = 'COMPLETED' THEN ended.ended_at END,
+    ended.category, CASE WHEN ended.status = 'DEAD_LETTERED' THEN ended.reason END,
+    CASE WHEN ended.status = 'CANCELLED' THEN ended.reason END, NULL::jsonb, task.spec, ended.output, task.tags, task.created_by
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id;
 COMMENT ON VIEW lineshaft.tasks IS 'Every task: SELECT * FROM lineshaft.tasks WHERE status = ''RUNNING''';
+
+CREATE VIEW lineshaft.dags AS
+SELECT
+    id, title, status, created_by, total, completed, cancelled, dead_lettered, budget_ceiling_usd, reserved_usd, spent_usd, created_at, ended_at,
+    CASE WHEN status = 'completed' THEN ended_at END AS completed_at
+FROM lineshaft.dag;
+COMMENT ON VIEW lineshaft.dags IS 'DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.';
+
+CREATE VIEW lineshaft.attempts AS
+SELECT
+    task_id, epoch, number::integer AS number, revival::integer AS revival, outcome, agent_id, model, version, category, error,
+    traceback, claimed_at, started_at, ended_at, cost_usd, tokens_input, tokens_output
+FROM lineshaft.attempt
+-- A completed attempt is recorded here too if its output was validated.
+WHERE outcome <> 'completed'
+UNION ALL
+SELECT
+    id, epoch, attempts + 1, revivals, 'running', agent_id, model, version, NULL, NULL, NULL, claimed_at, started_at, NULL, attempt_cost_usd,
+    0, 0
+FROM lineshaft.task_live
+WHERE lease_until IS NOT NULL AND status IN ('CLAIMED', 'RUNNING')
+UNION ALL
+SELECT
+    ended.id, ended.epoch, ended.attempts + 1, ended.revivals, 'completed', ended.agent_id, ended.model, ended.version, NULL, NULL, NULL,
+    ended.claimed_at, ended.started_at, ended.ended_at, (ended.cost_usd - earlier.cost_usd)::numeric(14, 6),
+    (ended.tokens_input - earlier.tokens_input)::bigint, (ended.tokens_output - earlier.tokens_output)::bigint
+FROM lineshaft.task_end AS ended
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(cost_usd), 0) AS cost_usd, coalesce(sum(tokens_input), 0) AS tokens_input,
+        coalesce(sum(tokens_output), 0) AS tokens_output
+    FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch < ended.epoch
+) AS earlier
+WHERE ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL;
+COMMENT ON VIEW lineshaft.attempts IS 'Every claim of a task and how it ended: SELECT * FROM lineshaft.attempts WHERE task_id = … ORDER BY epoch';
+
+CREATE VIEW lineshaft.agents AS
+SELECT
+    agent.id, agent.type, coalesce(agent.set_status, of_instances.status) AS status, of_instances.instances, of_instances.current_tasks,
+    agent.budget_usd, agent.spent_usd, agent.reserved_usd, agent.budget_usd - agent.spent_usd - agent.reserved_usd AS budget_remaining_usd,
+    of_instances.last_heartbeat, agent.registered_at
+FROM lineshaft.agent
+CROSS JOIN LATERAL (
+    -- The enum is in this order: active, draining, offline.
+    SELECT coalesce(min(instance.status), 'offline') AS status, count(*) FILTER (WHERE instance.status <> 'offline') AS instances,
+        coalesce(sum(instance.held), 0) AS current_tasks, max(instance.last_heartbeat) AS last_heartbeat
+    FROM lineshaft.instance WHERE instance.agent_id = agent.id
+) AS of_instances
+WHERE agent.deleted_at IS NULL;
+COMMENT ON VIEW lineshaft.agents IS 'Agents. The status is as last reported: last_heartbeat shows whether one is alive.';
+
+-- Every column has a comment, which psql shows.
+
+COMMENT ON COLUMN lineshaft.attempt.claimed_at IS 'When it was claimed.';
+COMMENT ON COLUMN lineshaft.attempt.started_at IS 'When the attempt started.';
+COMMENT ON COLUMN lineshaft.attempt.ended_at IS 'When it ended.';
+COMMENT ON COLUMN lineshaft.attempt.gate_since IS 'Since when it waits for a gate that runs elsewhere.';
+COMMENT ON COLUMN lineshaft.attempt.gate_due_at IS 'When a validator may take it; NULL: a person decides.';
+COMMENT ON COLUMN lineshaft.attempt.tokens_input IS 'Input tokens.';
+COMMENT ON COLUMN lineshaft.attempt.tokens_output IS 'Output tokens.';
+COMMENT ON COLUMN lineshaft.attempt.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.attempt.gate_runs IS 'How often validators have started this gate.';
+COMMENT ON COLUMN lineshaft.attempt.gate_no IS 'The number of the current gate.';
+COMMENT ON COLUMN lineshaft.attempt.number IS 'The number of the attempt, from 1 after every revival.';
+COMMENT ON COLUMN lineshaft.attempt.revival IS 'How often the task had been revived before.';
+COMMENT ON COLUMN lineshaft.attempt.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.attempt.agent_id IS 'The agent.';
+COMMENT ON COLUMN lineshaft.attempt.incarnation IS 'The instance of the agent.';
+COMMENT ON COLUMN lineshaft.attempt.instance IS 'The name of the instance.';
+COMMENT ON COLUMN lineshaft.attempt.model IS 'The model that the claim was given.';
+COMMENT ON COLUMN lineshaft.attempt.version IS 'The version of the agent''s program, as it declares it.';
+COMMENT ON COLUMN lineshaft.attempt.outcome IS 'validating, completed, failed, rate_limited, released, waiting or cancelled.';
+COMMENT ON COLUMN lineshaft.attempt.category IS 'The category of the error.';
+COMMENT ON COLUMN lineshaft.attempt.error IS 'The error.';
+COMMENT ON COLUMN lineshaft.attempt.traceback IS 'The end of the traceback, if the agent sent one.';
+COMMENT ON COLUMN lineshaft.attempt.ended_by IS 'The call of its agent that ended it; NULL: something else.';
+COMMENT ON COLUMN lineshaft.attempt.cost_usd IS 'Cost in dollars.';
+COMMENT ON COLUMN lineshaft.attempt.output IS '{data, artifacts, decision_report}, once submitted.';
+COMMENT ON COLUMN lineshaft.attempt.gate IS 'The method of the gate that it waits for; NULL: none.';
+COMMENT ON COLUMN lineshaft.attempt.gate_error IS 'Why the last validator reached no verdict.';
+COMMENT ON COLUMN lineshaft.attempt.verdicts IS 'A verdict for each gate so far.';
+
+COMMENT ON COLUMN lineshaft.attempts.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.attempts.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.attempts.number IS 'The number of the attempt, from 1 after every revival.';
+COMMENT ON COLUMN lineshaft.attempts.revival IS 'How often the task had been revived before.';
+COMMENT ON COLUMN lineshaft.attempts.outcome IS 'running, validating, completed, failed, rate_limited, released, waiting or cancelled.';
+COMMENT ON COLUMN lineshaft.attempts.agent_id IS 'The agent.';
+COMMENT ON COLUMN lineshaft.attempts.model IS 'The model that the claim was given.';
+COMMENT ON COLUMN lineshaft.attempts.version IS 'The version of the agent''s program, as it declares it.';
+COMMENT ON COLUMN lineshaft.attempts.category IS 'The category of the error.';
+COMMENT ON COLUMN lineshaft.attempts.error IS 'The error.';
+COMMENT ON COLUMN lineshaft.attempts.traceback IS 'The end of the traceback, if the agent sent one.';
+COMMENT ON COLUMN lineshaft.attempts.claimed_at IS 'When it was claimed.';
+COMMENT ON COLUMN lineshaft.attempts.started_at IS 'When the attempt started.';
+COMMENT ON COLUMN lineshaft.attempts.ended_at IS 'When it ended.';
+COMMENT ON COLUMN lineshaft.attempts.cost_usd IS 'Cost in dollars.';
+COMMENT ON COLUMN lineshaft.attempts.tokens_input IS 'Input tokens.';
+COMMENT ON COLUMN lineshaft.attempts.tokens_output IS 'Output tokens.';
+
+COMMENT ON COLUMN lineshaft.breaker.last_failure IS 'The last failure that counted.';
+COMMENT ON COLUMN lineshaft.breaker.opened_at IS 'When it opened.';
+COMMENT ON COLUMN lineshaft.breaker.half_open_at IS 'When it became half open.';
+COMMENT ON COLUMN lineshaft.breaker.probe_at IS 'When a claim may take a probe; NULL: not automatically.';
+COMMENT ON COLUMN lineshaft.breaker.failures IS 'Failures in a row.';
+COMMENT ON COLUMN lineshaft.breaker.state IS 'closed, open or half_open.';
+COMMENT ON COLUMN lineshaft.breaker.forced IS 'Opened by hand; stays open until it is reset.';
+COMMENT ON COLUMN lineshaft.breaker.key IS 'A task type, or another key such as model:NAME.';
+COMMENT ON COLUMN lineshaft.breaker.probe_task_id IS 'The task that tests whether it works again.';
+COMMENT ON COLUMN lineshaft.breaker.losses IS 'Lost processes that were counted in the last 90 s.';
+
+COMMENT ON COLUMN lineshaft.checkpoint.recorded_at IS 'When it was recorded.';
+COMMENT ON COLUMN lineshaft.checkpoint.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.checkpoint.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.checkpoint.data IS 'What the agent saved.';
+
+COMMENT ON COLUMN lineshaft.claim_key.key IS 'The secret key.';
+COMMENT ON COLUMN lineshaft.claim_key.only_row IS 'Keeps the table at one row.';
+
+COMMENT ON COLUMN lineshaft.dag.created_at IS 'When it was created.';
+COMMENT ON COLUMN lineshaft.dag.ended_at IS 'When it ended.';
+COMMENT ON COLUMN lineshaft.dag.total IS 'All its tasks.';
+COMMENT ON COLUMN lineshaft.dag.completed IS 'Tasks that are COMPLETED.';
+COMMENT ON COLUMN lineshaft.dag.cancelled IS 'Tasks that are CANCELLED.';
+COMMENT ON COLUMN lineshaft.dag.dead_lettered IS 'Tasks that are DEAD_LETTERED.';
+COMMENT ON COLUMN lineshaft.dag.status IS 'pending, running, completed, failed or cancelled.';
+COMMENT ON COLUMN lineshaft.dag.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.dag.title IS 'For people.';
+COMMENT ON COLUMN lineshaft.dag.idempotency_key IS 'The key it was submitted with, if any.';
+COMMENT ON COLUMN lineshaft.dag.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.dag.budget_ceiling_usd IS 'What all its tasks together may cost; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.dag.reserved_usd IS 'Money reserved for claims that are held.';
+COMMENT ON COLUMN lineshaft.dag.spent_usd IS 'Money spent.';
+
+COMMENT ON COLUMN lineshaft.dag_key.key IS 'The idempotency key.';
+COMMENT ON COLUMN lineshaft.dag_key.dag_id IS 'The DAG that owns it.';
+COMMENT ON COLUMN lineshaft.dag_key.tasks IS 'Ids of its tasks by the keys of the call.';
+
+COMMENT ON COLUMN lineshaft.dags.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.dags.title IS 'For people.';
+COMMENT ON COLUMN lineshaft.dags.status IS 'pending, running, completed, failed or cancelled.';
+COMMENT ON COLUMN lineshaft.dags.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.dags.total IS 'All its tasks.';
+COMMENT ON COLUMN lineshaft.dags.completed IS 'Tasks that are COMPLETED.';
+COMMENT ON COLUMN lineshaft.dags.cancelled IS 'Tasks that are CANCELLED.';
+COMMENT ON COLUMN lineshaft.dags.dead_lettered IS 'Tasks that are DEAD_LETTERED.';
+COMMENT ON COLUMN lineshaft.dags.budget_ceiling_usd IS 'What all its tasks together may cost; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.dags.reserved_usd IS 'Money reserved for claims that are held.';
+COMMENT ON COLUMN lineshaft.dags.spent_usd IS 'Money spent.';
+COMMENT ON COLUMN lineshaft.dags.created_at IS 'When it was created.';
+COMMENT ON COLUMN lineshaft.dags.ended_at IS 'When it ended.';
+COMMENT ON COLUMN lineshaft.dags.completed_at IS 'When it was completed; NULL unless completed.';
+
+COMMENT ON COLUMN lineshaft.day_alert.day IS 'A UTC day.';
+
+COMMENT ON COLUMN lineshaft.dead_letter.dead_lettered_at IS 'When the task became a dead letter.';
+COMMENT ON COLUMN lineshaft.dead_letter.reviewed_at IS 'When it was decided.';
+COMMENT ON COLUMN lineshaft.dead_letter.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.dead_letter.revival IS 'How often the task had been revived before.';
+COMMENT ON COLUMN lineshaft.dead_letter.poison_pill IS 'It failed for several agents in the same way, or killed them.';
+COMMENT ON COLUMN lineshaft.dead_letter.reviewed IS 'A decision was made; an escalated one still waits for another.';
+COMMENT ON COLUMN lineshaft.dead_letter.hidden IS 'Deleted by a reviewer: not in lists.';
+COMMENT ON COLUMN lineshaft.dead_letter.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.dead_letter.total_cost_usd IS 'What the task cost in all.';
+COMMENT ON COLUMN lineshaft.dead_letter.category IS 'The category of the error.';
+COMMENT ON COLUMN lineshaft.dead_letter.error IS 'The error.';
+COMMENT ON COLUMN lineshaft.dead_letter.pattern IS 'The error without its variable parts.';
+COMMENT ON COLUMN lineshaft.dead_letter.resolution IS 'The decision.';
+COMMENT ON COLUMN lineshaft.dead_letter.reviewer IS 'Who decided.';
+COMMENT ON COLUMN lineshaft.dead_letter.note IS 'What the reviewer wrote.';
+
+COMMENT ON COLUMN lineshaft.destination.read_at IS 'When it last read the feed.';
+COMMENT ON COLUMN lineshaft.destination.name IS 'Its name.';
+COMMENT ON COLUMN lineshaft.destination.cursor IS 'Its place in the event feed.';
+
+COMMENT ON COLUMN lineshaft.edge.task_id IS 'The task that waits.';
+COMMENT ON COLUMN lineshaft.edge.depends_on IS 'The task that it waits for.';
+COMMENT ON COLUMN lineshaft.edge.kind IS 'success: only COMPLETED satisfies it; ended: any end does.';
+COMMENT ON COLUMN lineshaft.edge.satisfied IS 'The dependency is no longer open.';
+
+COMMENT ON COLUMN lineshaft.event.seq IS 'Its number; numbers commit out of order.';
+COMMENT ON COLUMN lineshaft.event.xid IS 'The transaction that wrote it.';
+COMMENT ON COLUMN lineshaft.event.at IS 'When it happened.';
+COMMENT ON COLUMN lineshaft.event.epoch IS 'The claim that it belongs to, if any.';
+COMMENT ON COLUMN lineshaft.event.kinds IS 'What one transaction did to one task, in order.';
+COMMENT ON COLUMN lineshaft.event.task_id IS 'The task, if any.';
+COMMENT ON COLUMN lineshaft.event.dag_id IS 'The DAG, if any.';
+COMMENT ON COLUMN lineshaft.event.agent_id IS 'The agent, if any.';
+COMMENT ON COLUMN lineshaft.event.data IS 'Details.';
+
+COMMENT ON COLUMN lineshaft.event_horizon.xid IS 'The highest transaction of any deleted event.';
+COMMENT ON COLUMN lineshaft.event_horizon.at IS 'The end of what was deleted.';
+
+COMMENT ON COLUMN lineshaft.events.seq IS 'Its number.';
+COMMENT ON COLUMN lineshaft.events.n IS 'The place within the events of one row, from 1.';
+COMMENT ON COLUMN lineshaft.events.kind IS 'The kind of the event, such as task.completed.';
+COMMENT ON COLUMN lineshaft.events.at IS 'When it happened.';
+COMMENT ON COLUMN lineshaft.events.task_id IS 'The task, if any.';
+COMMENT ON COLUMN lineshaft.events.dag_id IS 'The DAG, if any.';
+COMMENT ON COLUMN lineshaft.events.agent_id IS 'The agent, if any.';
+COMMENT ON COLUMN lineshaft.events.epoch IS 'The claim that it belongs to, if any.';
+COMMENT ON COLUMN lineshaft.events.data IS 'Details.';
+
+COMMENT ON COLUMN lineshaft.generation.no IS 'Its number.';
+COMMENT ON COLUMN lineshaft.generation.opened_by IS 'Transactions below this may still write into the one before.';
+COMMENT ON COLUMN lineshaft.generation.opened_at IS 'When it was opened.';
+
+COMMENT ON COLUMN lineshaft.lane.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.lane.type IS 'The task type.';
+COMMENT ON COLUMN lineshaft.lane.required_capabilities IS 'What an agent must be capable of.';
+COMMENT ON COLUMN lineshaft.lane.models IS 'Models that an agent must have one of; empty: any.';
+COMMENT ON COLUMN lineshaft.lane.boost_per_minute IS 'How fast priority grows with age.';
+COMMENT ON COLUMN lineshaft.lane.max_cost_usd IS 'What an agent must be able to afford; NULL: nothing.';
+
+COMMENT ON COLUMN lineshaft.lock.token IS 'A fencing number; it grows with every grant.';
+COMMENT ON COLUMN lineshaft.lock.acquired_at IS 'Since when it is held.';
+COMMENT ON COLUMN lineshaft.lock.expires_at IS 'When it ends unless it is renewed.';
+COMMENT ON COLUMN lineshaft.lock.key IS 'Its key.';
+COMMENT ON COLUMN lineshaft.lock.holder_task_id IS 'The task, or the batch whose children share it.';
+COMMENT ON COLUMN lineshaft.lock.agent_id IS 'The agent that works on the task.';
+
+COMMENT ON COLUMN lineshaft.notification.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.notification.noted_at IS 'When the event was read.';
+COMMENT ON COLUMN lineshaft.notification.due_at IS 'When to send it; while it is being sent, the end of the lease.';
+COMMENT ON COLUMN lineshaft.notification.sent_at IS 'When it was first sent.';
+COMMENT ON COLUMN lineshaft.notification.done_at IS 'When it was delivered or given up.';
+COMMENT ON COLUMN lineshaft.notification.message IS 'The message that has this notice.';
+COMMENT ON COLUMN lineshaft.notification.tries IS 'How often it was sent.';
+COMMENT ON COLUMN lineshaft.notification.given_up IS 'It could not be delivered.';
+COMMENT ON COLUMN lineshaft.notification.destination IS 'Where it goes.';
+COMMENT ON COLUMN lineshaft.notification.kind IS 'The kind of the notice.';
+COMMENT ON COLUMN lineshaft.notification.body IS 'The notice.';
+COMMENT ON COLUMN lineshaft.notification.last_error IS 'Why the last try failed.';
+
+COMMENT ON COLUMN lineshaft.pause.since IS 'Since when.';
+COMMENT ON COLUMN lineshaft.pause.type IS 'The task type; * is all.';
+COMMENT ON COLUMN lineshaft.pause.reason IS 'Why; NULL: paused manually.';
+
+COMMENT ON COLUMN lineshaft.review.no IS 'Its number.';
+COMMENT ON COLUMN lineshaft.review.at IS 'When it was decided.';
+COMMENT ON COLUMN lineshaft.review.not_before IS 'When the retry may start.';
+COMMENT ON COLUMN lineshaft.review.revival IS 'How often the task had been revived before.';
+COMMENT ON COLUMN lineshaft.review.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.review.resolution IS 'The decision.';
+COMMENT ON COLUMN lineshaft.review.reviewer IS 'Who decided; NULL: a manual retry without a review.';
+COMMENT ON COLUMN lineshaft.review.note IS 'What the reviewer wrote.';
+COMMENT ON COLUMN lineshaft.review.spec_before IS 'The spec before the change.';
+COMMENT ON COLUMN lineshaft.review.spec_change IS 'The change.';
+
+COMMENT ON COLUMN lineshaft.slowdown.signalled_at IS 'When it was last signalled.';
+COMMENT ON COLUMN lineshaft.slowdown.until IS 'When it ends.';
+COMMENT ON COLUMN lineshaft.slowdown.key IS 'model:NAME, provider:NAME, or * for all.';
+COMMENT ON COLUMN lineshaft.slowdown.reason IS 'Why.';
+
+COMMENT ON COLUMN lineshaft.spend_sample.at IS 'When it was taken.';
+COMMENT ON COLUMN lineshaft.spend_sample.total_usd IS 'Total spend until then.';
+
+COMMENT ON COLUMN lineshaft.step.recorded_at IS 'When it was recorded.';
+COMMENT ON COLUMN lineshaft.step.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.step.task_id IS 'The task.';
+COMMENT ON COLUMN lineshaft.step.name IS 'The name of the step.';
+COMMENT ON COLUMN lineshaft.step.digest IS 'Of the arguments it was called with; NULL: every call matches.';
+COMMENT ON COLUMN lineshaft.step.cost_usd IS 'Cost in dollars.';
+COMMENT ON COLUMN lineshaft.step.data IS 'Its result.';
+
+COMMENT ON COLUMN lineshaft.tally.value IS 'The total.';
+COMMENT ON COLUMN lineshaft.tally.name IS 'The metric.';
+COMMENT ON COLUMN lineshaft.tally.labels IS 'The values of its labels.';
+
+COMMENT ON COLUMN lineshaft.tally_place.since IS 'The place in the event feed.';
+
+COMMENT ON COLUMN lineshaft.task.created_at IS 'When it was created.';
+COMMENT ON COLUMN lineshaft.task.deadline IS 'When it should have ended; a change is in task_live while the task is live.';
+COMMENT ON COLUMN lineshaft.task.run_at IS 'When it may start.';
+COMMENT ON COLUMN lineshaft.task.priority_boost_per_minute IS 'How fast its priority grows with age.';
+COMMENT ON COLUMN lineshaft.task.max_duration_sec IS 'The time limit of an attempt.';
+COMMENT ON COLUMN lineshaft.task.heartbeat_interval_sec IS 'How often its agent sends heartbeats; NULL: the agent''s interval.';
+COMMENT ON COLUMN lineshaft.task.priority IS '0 (first) to 100 (last), as submitted.';
+COMMENT ON COLUMN lineshaft.task.max_attempts IS 'Attempts before it becomes a dead letter.';
+COMMENT ON COLUMN lineshaft.task.require_decision_report IS 'Its output must have a decision report.';
+COMMENT ON COLUMN lineshaft.task.is_batch IS 'It has no work of its own and ends with its children.';
+COMMENT ON COLUMN lineshaft.task.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.task.dag_id IS 'Its DAG; of a standalone task an id without a row.';
+COMMENT ON COLUMN lineshaft.task.parent_id IS 'The task that created it, or the batch that it belongs to.';
+COMMENT ON COLUMN lineshaft.task.idempotency_key IS 'The key it was submitted with, if any.';
+COMMENT ON COLUMN lineshaft.task.type IS 'The task type.';
+COMMENT ON COLUMN lineshaft.task.title IS 'For people.';
+COMMENT ON COLUMN lineshaft.task.preset IS 'Defaults for retry, boost, limits and reports: factory, loki or officeplane.';
+COMMENT ON COLUMN lineshaft.task.spec IS 'What to do, as it was submitted.';
+COMMENT ON COLUMN lineshaft.task.required_capabilities IS 'What an agent must be capable of.';
+COMMENT ON COLUMN lineshaft.task.model_preferences IS 'Preferred models, best first.';
+COMMENT ON COLUMN lineshaft.task.fallback_models IS 'Models for when the preferred ones are not available.';
+COMMENT ON COLUMN lineshaft.task.max_cost_usd IS 'The most that one attempt may cost; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.task.max_total_cost_usd IS 'The most that all attempts may cost; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.task.lock_key IS 'The document lock that it needs, if any.';
+COMMENT ON COLUMN lineshaft.task.retry IS 'The retry policy; NULL: the preset''s.';
+COMMENT ON COLUMN lineshaft.task.output_type IS 'The type of its output.';
+COMMENT ON COLUMN lineshaft.task.gates IS 'Gates that the output must pass, in order; NULL: none.';
+COMMENT ON COLUMN lineshaft.task.tags IS 'Labels.';
+COMMENT ON COLUMN lineshaft.task.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.task.surface IS 'What a compatible API received and must return.';
+
+COMMENT ON COLUMN lineshaft.task_end.ended_at IS 'When it ended.';
+COMMENT ON COLUMN lineshaft.task_end.ready_at IS 'When it first became READY; its age counts from then.';
+COMMENT ON COLUMN lineshaft.task_end.claimed_at IS 'When it was claimed.';
+COMMENT ON COLUMN lineshaft.task_end.started_at IS 'When the last attempt started.';
+COMMENT ON COLUMN lineshaft.task_end.first_started_at IS 'When its first attempt started.';
+COMMENT ON COLUMN lineshaft.task_end.tokens_input IS 'Input tokens.';
+COMMENT ON COLUMN lineshaft.task_end.tokens_output IS 'Output tokens.';
+COMMENT ON COLUMN lineshaft.task_end.epoch IS 'The number of the last claim.';
+COMMENT ON COLUMN lineshaft.task_end.attempts IS 'Attempts that failed since it was submitted or revived.';
+COMMENT ON COLUMN lineshaft.task_end.revivals IS 'How often it was revived.';
+COMMENT ON COLUMN lineshaft.task_end.status IS 'COMPLETED, CANCELLED or DEAD_LETTERED.';
+COMMENT ON COLUMN lineshaft.task_end.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.task_end.agent_id IS 'The agent of the last claim.';
+COMMENT ON COLUMN lineshaft.task_end.incarnation IS 'The instance of the agent that held it last.';
+COMMENT ON COLUMN lineshaft.task_end.model IS 'The model that the claim was given.';
+COMMENT ON COLUMN lineshaft.task_end.version IS 'The version of the agent''s program, as it declares it.';
+COMMENT ON COLUMN lineshaft.task_end.cost_usd IS 'Cost of all attempts.';
+COMMENT ON COLUMN lineshaft.task_end.reason IS 'Why it failed permanently or was cancelled.';
+COMMENT ON COLUMN lineshaft.task_end.category IS 'The category of the last error.';
+COMMENT ON COLUMN lineshaft.task_end.output IS 'Its output.';
+COMMENT ON COLUMN lineshaft.task_end.artifacts IS 'Artifacts of the output.';
+COMMENT ON COLUMN lineshaft.task_end.decision_report IS 'The report that came with the output.';
+COMMENT ON COLUMN lineshaft.task_end.output_type IS 'The type given with the output; NULL: the task''s.';
+
+COMMENT ON COLUMN lineshaft.task_key.key IS 'The idempotency key.';
+COMMENT ON COLUMN lineshaft.task_key.task_id IS 'The task that owns it.';
+COMMENT ON COLUMN lineshaft.task_key.content_hash IS 'Of the submission, to flag other content under the same key.';
+COMMENT ON COLUMN lineshaft.task_key.expires_at IS 'When the key is free again; NULL: in force.';
+
+COMMENT ON COLUMN lineshaft.task_live.submission_no IS 'First come, first served among equal ranks.';
+COMMENT ON COLUMN lineshaft.task_live.rank IS 'The order of claims inside a lane.';
+COMMENT ON COLUMN lineshaft.task_live.rekey_at IS 'When the rank must be computed again.';
+COMMENT ON COLUMN lineshaft.task_live.ready_at IS 'When it first became READY; its age counts from then.';
+COMMENT ON COLUMN lineshaft.task_live.due_at IS 'When it becomes READY: a retry, a snooze or a start time.';
+COMMENT ON COLUMN lineshaft.task_live.claimed_at IS 'When it was claimed.';
+COMMENT ON COLUMN lineshaft.task_live.started_at IS 'When the current attempt started.';
+COMMENT ON COLUMN lineshaft.task_live.first_started_at IS 'When its first attempt started.';
+COMMENT ON COLUMN lineshaft.task_live.heartbeat_at IS 'The last heartbeat of the claim.';
+COMMENT ON COLUMN lineshaft.task_live.lease_until IS 'When the claim ends without a heartbeat; NULL: not held.';
+COMMENT ON COLUMN lineshaft.task_live.limit_at IS 'The end of the attempt''s time limit.';
+COMMENT ON COLUMN lineshaft.task_live.deadline IS 'When it should have ended.';
+COMMENT ON COLUMN lineshaft.task_live.tokens_input IS 'Input tokens.';
+COMMENT ON COLUMN lineshaft.task_live.tokens_output IS 'Output tokens.';
+COMMENT ON COLUMN lineshaft.task_live.lane_id IS 'Its lane.';
+COMMENT ON COLUMN lineshaft.task_live.generation IS 'The part of the READY index it is in.';
+COMMENT ON COLUMN lineshaft.task_live.heartbeat_sec IS 'The heartbeat interval in force; NULL until it is claimed.';
+COMMENT ON COLUMN lineshaft.task_live.limit_sec IS 'The time limit of an attempt.';
+COMMENT ON COLUMN lineshaft.task_live.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.task_live.blocked IS 'How many dependencies are open.';
+COMMENT ON COLUMN lineshaft.task_live.attempts IS 'Attempts that failed since it was submitted or revived.';
+COMMENT ON COLUMN lineshaft.task_live.rate_limits IS 'Rate limits in a row; they use no attempts.';
+COMMENT ON COLUMN lineshaft.task_live.revivals IS 'How often it was revived.';
+COMMENT ON COLUMN lineshaft.task_live.downstream IS 'Unfinished tasks on the longest chain below it.';
+COMMENT ON COLUMN lineshaft.task_live.priority IS '0 (first) to 100 (last).';
+COMMENT ON COLUMN lineshaft.task_live.is_batch IS 'It has no work of its own and ends with its children.';
+COMMENT ON COLUMN lineshaft.task_live.is_gated IS 'Its output must pass a gate or have a report.';
+COMMENT ON COLUMN lineshaft.task_live.awaited IS 'Another task depends on it.';
+COMMENT ON COLUMN lineshaft.task_live.budget_reported IS 'It was reported that no agent can afford it.';
+COMMENT ON COLUMN lineshaft.task_live.status IS 'Its state.';
+COMMENT ON COLUMN lineshaft.task_live.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.task_live.dag_id IS 'Its DAG; NULL: a standalone task, whose DAG has no row.';
+COMMENT ON COLUMN lineshaft.task_live.agent_id IS 'The agent that holds it.';
+COMMENT ON COLUMN lineshaft.task_live.incarnation IS 'The instance of the agent that holds it.';
+COMMENT ON COLUMN lineshaft.task_live.agent_reserved IS 'Its reservation is part of the agent''s.';
+COMMENT ON COLUMN lineshaft.task_live.day_reserved IS 'Its reservation is part of the day''s.';
+COMMENT ON COLUMN lineshaft.task_live.model IS 'The model that the claim was given.';
+COMMENT ON COLUMN lineshaft.task_live.version IS 'The version of the agent''s program, as it declares it.';
+COMMENT ON COLUMN lineshaft.task_live.parked IS 'Why claims don''t see it although it is READY: lock or dag_budget.';
+COMMENT ON COLUMN lineshaft.task_live.lock_key IS 'The document lock that it needs, if any.';
+COMMENT ON COLUMN lineshaft.task_live.lock_owner IS 'The batch that holds the lock for it; NULL: itself.';
+COMMENT ON COLUMN lineshaft.task_live.reserved_usd IS 'Money reserved for claims that are held.';
+COMMENT ON COLUMN lineshaft.task_live.cost_usd IS 'Cost of earlier attempts.';
+COMMENT ON COLUMN lineshaft.task_live.attempt_cost_usd IS 'Cost of the current attempt so far.';
+COMMENT ON COLUMN lineshaft.task_live.last_category IS 'The category of the last error.';
+COMMENT ON COLUMN lineshaft.task_live.progress IS 'The last progress that its agent reported.';
+
+COMMENT ON COLUMN lineshaft.tasks.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.tasks.status IS 'One of the eleven states, upper-case.';
+COMMENT ON COLUMN lineshaft.tasks.type IS 'The task type.';
+COMMENT ON COLUMN lineshaft.tasks.title IS 'For people.';
+COMMENT ON COLUMN lineshaft.tasks.priority IS '0 (first) to 100 (last).';
+COMMENT ON COLUMN lineshaft.tasks.effective_priority IS 'Priority minus boosts; the lowest value is claimed next.';
+COMMENT ON COLUMN lineshaft.tasks.dag_id IS 'Its DAG; of a standalone task an id without a row.';
+COMMENT ON COLUMN lineshaft.tasks.parent_id IS 'The task that created it, or the batch that it belongs to.';
+COMMENT ON COLUMN lineshaft.tasks.idempotency_key IS 'The key it was submitted with, if any.';
+COMMENT ON COLUMN lineshaft.tasks.claim_agent_id IS 'The agent that holds it, or held it last.';
+COMMENT ON COLUMN lineshaft.tasks.model IS 'The model that the claim was given.';
+COMMENT ON COLUMN lineshaft.tasks.epoch IS 'The number of the claim; it grows with every claim of the task.';
+COMMENT ON COLUMN lineshaft.tasks.attempts IS 'Attempts that failed since it was submitted or revived.';
+COMMENT ON COLUMN lineshaft.tasks.max_attempts IS 'Attempts before it becomes a dead letter.';
+COMMENT ON COLUMN lineshaft.tasks.blocked IS 'How many dependencies are open.';
+COMMENT ON COLUMN lineshaft.tasks.parked IS 'Why claims don''t see it although it is READY: lock or dag_budget.';
+COMMENT ON COLUMN lineshaft.tasks.depends_on IS 'Tasks that it depends on.';
+COMMENT ON COLUMN lineshaft.tasks.blocked_by IS 'Dependencies that are still open.';
+COMMENT ON COLUMN lineshaft.tasks.required_capabilities IS 'What an agent must be capable of.';
+COMMENT ON COLUMN lineshaft.tasks.model_preferences IS 'Preferred models, best first.';
+COMMENT ON COLUMN lineshaft.tasks.fallback_models IS 'Models for when the preferred ones are not available.';
+COMMENT ON COLUMN lineshaft.tasks.lock_key IS 'The document lock that it needs, if any.';
+COMMENT ON COLUMN lineshaft.tasks.cost_usd IS 'Cost of all attempts so far.';
+COMMENT ON COLUMN lineshaft.tasks.max_cost_usd IS 'The most that one attempt may cost; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.tasks.reserved_usd IS 'Money reserved for claims that are held.';
+COMMENT ON COLUMN lineshaft.tasks.tokens_input IS 'Input tokens.';
+COMMENT ON COLUMN lineshaft.tasks.tokens_output IS 'Output tokens.';
+COMMENT ON COLUMN lineshaft.tasks.deadline IS 'When it should have ended.';
+COMMENT ON COLUMN lineshaft.tasks.run_at IS 'When it may start.';
+COMMENT ON COLUMN lineshaft.tasks.retry_at IS 'When it is tried again; NULL unless RETRYING.';
+COMMENT ON COLUMN lineshaft.tasks.created_at IS 'When it was created.';
+COMMENT ON COLUMN lineshaft.tasks.ready_at IS 'When it first became READY; its age counts from then.';
+COMMENT ON COLUMN lineshaft.tasks.claimed_at IS 'When it was claimed.';
+COMMENT ON COLUMN lineshaft.tasks.first_started_at IS 'When its first attempt started.';
+COMMENT ON COLUMN lineshaft.tasks.started_at IS 'When the current or last attempt started.';
+COMMENT ON COLUMN lineshaft.tasks.heartbeat_at IS 'The last heartbeat; NULL unless held.';
+COMMENT ON COLUMN lineshaft.tasks.lease_until IS 'When the claim ends without a heartbeat; NULL: not held.';
+COMMENT ON COLUMN lineshaft.tasks.ended_at IS 'When it was completed, cancelled or dead-lettered.';
+COMMENT ON COLUMN lineshaft.tasks.completed_at IS 'When it was completed; NULL unless COMPLETED.';
+COMMENT ON COLUMN lineshaft.tasks.failure_category IS 'The category of the last error.';
+COMMENT ON COLUMN lineshaft.tasks.failure_reason IS 'The last error.';
+COMMENT ON COLUMN lineshaft.tasks.cancel_reason IS 'Why it was cancelled.';
+COMMENT ON COLUMN lineshaft.tasks.progress IS 'The last progress that its agent reported.';
+COMMENT ON COLUMN lineshaft.tasks.spec IS 'What to do, as it was submitted.';
+COMMENT ON COLUMN lineshaft.tasks.output IS 'Its output; NULL unless COMPLETED.';
+COMMENT ON COLUMN lineshaft.tasks.tags IS 'Labels.';
+COMMENT ON COLUMN lineshaft.tasks.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+
+COMMENT ON COLUMN lineshaft.token.created_at IS 'When it was created.';
+COMMENT ON COLUMN lineshaft.token.revoked_at IS 'When it was revoked; NULL: valid.';
+COMMENT ON COLUMN lineshaft.token.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.token.name IS 'For people.';
+COMMENT ON COLUMN lineshaft.token.scope IS 'read, submit, agent, operate or admin.';
+COMMENT ON COLUMN lineshaft.token.hash IS 'SHA-256 of the token, which is never stored.';
+COMMENT ON COLUMN lineshaft.token.agent_id IS 'The only agent it may act as; NULL: any.';
+COMMENT ON COLUMN lineshaft.token.budget_usd IS 'The budget of that agent.';
+
+COMMENT ON COLUMN lineshaft.agent.registered_at IS 'When one of its instances was last registered.';
+COMMENT ON COLUMN lineshaft.agent.deleted_at IS 'When it was deleted by hand; NULL: it was not.';
+COMMENT ON COLUMN lineshaft.agent.incarnation IS 'Of the latest registration; grows with each.';
+COMMENT ON COLUMN lineshaft.agent.set_max_tasks IS 'Slots of each instance, set by hand; NULL: as each declares.';
+COMMENT ON COLUMN lineshaft.agent.set_status IS 'A status set by hand, which wins until it is cleared.';
+COMMENT ON COLUMN lineshaft.agent.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.agent.type IS 'The kind of agent.';
+COMMENT ON COLUMN lineshaft.agent.budget_usd IS 'What it may cost in all; NULL: unlimited.';
+COMMENT ON COLUMN lineshaft.agent.spent_usd IS 'Money spent.';
+COMMENT ON COLUMN lineshaft.agent.reserved_usd IS 'Money reserved for claims that were made under a budget.';
+COMMENT ON COLUMN lineshaft.instance.registered_at IS 'When it was registered.';
+COMMENT ON COLUMN lineshaft.instance.last_heartbeat IS 'When it was last heard of.';
+COMMENT ON COLUMN lineshaft.instance.poll_interval_sec IS 'How often it looks for work without notifications.';
+COMMENT ON COLUMN lineshaft.instance.claim_ttl_sec IS 'How long a claim lasts until it is started.';
+COMMENT ON COLUMN lineshaft.instance.heartbeat_interval_sec IS 'How often it sends heartbeats by default.';
+COMMENT ON COLUMN lineshaft.instance.incarnation IS 'Its number within the agent; leases belong to it.';
+COMMENT ON COLUMN lineshaft.instance.max_concurrent_tasks IS 'How many tasks it holds at most.';
+COMMENT ON COLUMN lineshaft.instance.set_max_tasks IS 'The same, set by hand for all instances of the agent.';
+COMMENT ON COLUMN lineshaft.instance.held IS 'How many tasks it holds.';
+COMMENT ON COLUMN lineshaft.instance.status IS 'What its process reported last.';
+COMMENT ON COLUMN lineshaft.instance.set_status IS 'A status set by hand for the agent, which wins.';
+COMMENT ON COLUMN lineshaft.instance.silence_reported IS 'It was reported as silent since its last heartbeat.';
+COMMENT ON COLUMN lineshaft.instance.agent_id IS 'The agent.';
+COMMENT ON COLUMN lineshaft.instance.name IS 'The name of the process.';
+COMMENT ON COLUMN lineshaft.instance.host IS 'The machine that it runs on.';
+COMMENT ON COLUMN lineshaft.instance.version IS 'The version of its program, as it declares it.';
+COMMENT ON COLUMN lineshaft.instance.capabilities IS 'What it is capable of.';
+COMMENT ON COLUMN lineshaft.instance.types IS 'Task types that it takes; NULL: any that it is capable of.';
+COMMENT ON COLUMN lineshaft.instance.models_available IS 'Models that it can use.';
+COMMENT ON COLUMN lineshaft.instance.registration_key IS 'The idempotency key of its registration, if any.';
+COMMENT ON COLUMN lineshaft.spend.day IS 'The day, in UTC.';
+COMMENT ON COLUMN lineshaft.spend.spent_usd IS 'Money spent on it.';
+COMMENT ON COLUMN lineshaft.limits.daily_budget_usd IS 'What all tasks together may cost in a UTC day; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.limits.velocity_usd IS 'Spending more than this within the window is too fast; NULL: no limit.';
+COMMENT ON COLUMN lineshaft.limits.velocity_window_sec IS 'The window of velocity_usd.';
+COMMENT ON COLUMN lineshaft.limits.velocity_action IS 'What happens then: stop or pause.';
+COMMENT ON COLUMN lineshaft.limits.default_max_cost_usd IS 'What a task without a limit reserves where there is a budget.';
+COMMENT ON COLUMN lineshaft.limits.crash_cost_fraction IS 'The least share of its reservation that a crashed attempt costs.';
+COMMENT ON COLUMN lineshaft.limits.breakers IS 'Thresholds of circuit breakers; NULL: the defaults.';
+COMMENT ON COLUMN lineshaft.limits.reserved_usd IS 'Money of the day that claims have reserved.';
+COMMENT ON COLUMN lineshaft.limits.daily_budget_cut IS 'The daily budget was lowered below what had been spent.';
+COMMENT ON COLUMN lineshaft.limits.applied IS 'The settings that servers last applied, by name.';
+COMMENT ON COLUMN lineshaft.limits.only_row IS 'There is one row.';
+COMMENT ON COLUMN lineshaft.agents.id IS 'Its id.';
+COMMENT ON COLUMN lineshaft.agents.type IS 'The kind of agent.';
+COMMENT ON COLUMN lineshaft.agents.status IS 'active, draining or offline: as set by hand, otherwise the best of its instances.';
+COMMENT ON COLUMN lineshaft.agents.instances IS 'How many processes it has.';
+COMMENT ON COLUMN lineshaft.agents.current_tasks IS 'How many tasks they hold.';
+COMMENT ON COLUMN lineshaft.agents.budget_usd IS 'What it may cost in all; NULL: unlimited.';
+COMMENT ON COLUMN lineshaft.agents.spent_usd IS 'Money spent.';
+COMMENT ON COLUMN lineshaft.agents.reserved_usd IS 'Money reserved for claims that are held.';
+COMMENT ON COLUMN lineshaft.agents.budget_remaining_usd IS 'Budget minus spent and reserved money; NULL: unlimited.';
+COMMENT ON COLUMN lineshaft.agents.last_heartbeat IS 'When one of its processes was last heard of.';
+COMMENT ON COLUMN lineshaft.agents.registered_at IS 'When one of its processes was last registered.';
