@@ -106,7 +106,8 @@ RULES: dict[str, LiteralString] = {
             WHEN verdict.over AND verdict.all_cancelled THEN dag.status = 'cancelled'
             WHEN verdict.over THEN dag.status = 'completed'
             WHEN verdict.claimed THEN dag.status = 'running'
-            ELSE dag.status IN ('pending', 'running')
+            -- A failed DAG that a task has joined runs again when that task is claimed.
+            ELSE dag.status IN ('pending', 'running') OR (dag.status = 'failed' AND verdict.dead)
         END
     """,
     "a lock is held by a task in an agent's hands, or by a batch with work left": """

@@ -165,6 +165,7 @@ CHECKS: Mapping[str, Check] = {
     "run_at": _instant,
     "depends_on": _dependencies,
     "parent_id": text_fault,
+    "dag_id": text_fault,
     "lock_key": text_fault,
     "max_total_cost_usd": _dollars,
     "heartbeat_interval_sec": _number(MIN_SECONDS, LONGEST_SECONDS),

@@ -107,6 +107,7 @@ class TaskOptions(TaskDefaults, total=False):
     run_at: datetime | None
     depends_on: Sequence[str]
     parent_id: str | None
+    dag_id: str | None
     idempotency_key: str | None
     children: "Sequence[NewTask]"
 
@@ -128,7 +129,10 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline: datetime | None = None
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
+    #: An existing task, whose DAG this one joins.
     parent_id: str | None = None
+    #: An existing DAG to join.
+    dag_id: str | None = None
     lock_key: str | None = None
     required_capabilities: Sequence[str] | None = None
     model_preferences: Sequence[str] | None = None

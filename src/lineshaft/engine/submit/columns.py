@@ -195,6 +195,7 @@ def is_standalone(draft: Draft) -> bool:
     return (
         draft.row.idempotency_key is None
         and draft.parent_id is None
+        and not draft.joins
         and draft.live_dag_id is None
         and not draft.depends_on
     )

@@ -40,6 +40,10 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
     is_batch: bool = False
+    #: It joins an existing DAG, its parent's or the one in `dag_id`, which is found when it is written.
+    joins: bool = False
+    #: `dag_id` is the caller's.
+    names_dag: bool = False
     lock_owner: str | None = None
     content: bytes = b""
     blocked: int = 0
@@ -78,8 +82,11 @@ def draft_task(
     """Check a task and add it, and its children in order, to the drafts."""
     row, spec = resolver(task, place=place)
     task_id = task.id or new_id("task")
+    joins = parent is None and dag_id is None and (task.parent_id or task.dag_id) is not None
     in_dag = dag_id is not None or bool(task.children)
-    dag = dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
+    dag = dag_id or task.dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
+    if parent is not None:
+        refuse_place(task, place, "its batch", dag_id=dag_id, parent_id=parent.id)
     draft = Draft(
         id=task_id,
         row=row,
@@ -87,9 +94,11 @@ def draft_task(
         place=place,
         parent_id=task.parent_id if parent is None else parent.id,
         dag_id=dag,
-        live_dag_id=dag if in_dag else None,
+        live_dag_id=dag if in_dag and not joins else None,
         batch=parent,
         is_batch=bool(task.children),
+        joins=joins,
+        names_dag=task.dag_id is not None,
         lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
     )
     if task.depends_on or row.context_tasks:
@@ -107,6 +116,17 @@ def draft_task(
             )
         _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth)
     return draft
+
+
+def refuse_place(
+    task: NewTask, place: str, where: str, *, dag_id: str | None = None, parent_id: str | None = None
+) -> None:
+    """Refuse a DAG or parent of the caller, unless it is this one: the call places the task elsewhere."""
+    prefix = f"{place}." if place else ""
+    for name, wanted, found in (("dag_id", task.dag_id, dag_id), ("parent_id", task.parent_id, parent_id)):
+        if wanted is not None and wanted != found:
+            fault = f"is {wanted!r}, but the task belongs to {where}: leave it out"
+            raise InvalidInputError(errors=[(f"{prefix}{name}", fault)])
 
 
 def virtual_dag(task_id: str) -> str:
@@ -231,6 +251,8 @@ def draft_dag(
     if not title.strip():
         raise InvalidInputError(errors=[("title", "must not be empty")])
     dag_id = new_id("dag")
+    for number, task in enumerate(tasks):
+        refuse_place(task, f"tasks[{number}]", "the new DAG of this call")
     drafts: list[Draft] = []
     heads = draft_by_key(tasks, dag_id, drafts, rules)
     dag = DagDraft(

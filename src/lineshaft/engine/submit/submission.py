@@ -42,13 +42,13 @@ from lineshaft.engine.submit.drafts import (
     place_in_graph,
     with_refs,
 )
+from lineshaft.engine.submit.joining import Joining
 from lineshaft.engine.submit.lanes import Lanes, wake_lanes
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import (
     AlreadyExistsError,
     DependencyNotFoundError,
     InvalidInputError,
-    NotFoundError,
 )
 from lineshaft.model.priority import Lane
 from lineshaft.model.resolving import all_alike
@@ -80,6 +80,7 @@ class Submission:
     def __init__(self, database: Database, lanes: Lanes, *, rules: TaskRules = DEFAULT_RULES) -> None:
         self._database = database
         self._lanes = lanes
+        self._joining = Joining(database)
         #: Checks and defaults of new tasks.
         self.rules = rules
 
@@ -97,7 +98,7 @@ class Submission:
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
             for head in heads
-            if head.live_dag_id is not None
+            if head.live_dag_id is not None and not head.joins
         ]
         results = await self._write(drafts, dags, connection)
         return [results[head.id] for head in heads]
@@ -211,8 +212,8 @@ class Submission:
                 for draft in drafts
                 if draft.id not in results
             ]
-            await self._check_parents(connection, new)
             satisfied = await self._check_upstream(connection, new)
+            await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
         lanes = await self._lanes.find(connection, [row.lane for row in rows.values()])
@@ -272,15 +273,6 @@ class Submission:
                 duplicates.add(draft.id)
                 results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
         return results
-
-    async def _check_parents(self, connection: Connection, new: list[Draft]) -> None:
-        own = {draft.id for draft in new}
-        outside = {d.parent_id for d in new if d.parent_id is not None and d.parent_id not in own}
-        if not outside:
-            return
-        found = await fetch_column(connection, _SQL["read_parents"], {"ids": sorted(outside)})
-        if missing := sorted(outside.difference(found)):
-            raise NotFoundError(f"There is no task {missing[0]} (parent_id); nothing was changed.")
 
     async def _check_upstream(self, connection: Connection, new: list[Draft]) -> set[str]:
         """Existing upstream tasks that are COMPLETED; rejects unknown and cancelled ones."""

@@ -23,11 +23,6 @@ RETURNING key
 -- Under a new snapshot, which sees the owners.
 SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
 
--- name: read_parents
-SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
-FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
-WHERE task.id = ANY (%(ids)s::text[])
-
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),

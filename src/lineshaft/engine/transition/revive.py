@@ -36,7 +36,6 @@ class _Revivable:
     idempotency_key: str | None
     spec: bytes
     is_batch: bool
-    dag_id: str | None
     lock_owners: list[str]
 
     @property
@@ -121,7 +120,7 @@ class Revive:
         )
         own_first = [*delays, *(name for name in tasks if name not in delays)]
         causes = await self._reviews.record(connection, own_first, review)
-        await self._recount_dags(connection, wanted)
+        await self._recount_dags(connection, tasks, revived)
         await self._dependencies.rekey_paths(connection, list(tasks))
         events = [
             NewEvent.of(
@@ -205,10 +204,12 @@ class Revive:
             if key not in taken:
                 raise _key_in_use(task.id, key)
 
-    async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
+    async def _recount_dags(
+        self, connection: Connection, before: Mapping[str, _Revivable], revived: Sequence[_Revived]
+    ) -> None:
         changes = self._transitions.changes()
-        for task in tasks:
-            changes.revive(task.id, task.dag_id, Status(task.status))
+        for task in revived:
+            changes.revive(task.id, task.dag_id, Status(before[task.id].status))
         await changes.write(connection)
 
 

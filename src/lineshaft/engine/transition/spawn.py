@@ -14,7 +14,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.submit.dags import give_dag_a_row
-from lineshaft.engine.submit.drafts import Draft, draft_by_key
+from lineshaft.engine.submit.drafts import Draft, draft_by_key, refuse_place
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.dependencies import Dependencies
@@ -98,6 +98,10 @@ class Spawn:
         """In the parent's DAG, which may get its row now; also returns the parent as it is then."""
         dag_id = parent.task_dag_id
         drafts: list[Draft] = []
+        for number, task in enumerate(tasks):
+            refuse_place(
+                task, f"tasks[{number}]", "the task that spawns it", dag_id=dag_id, parent_id=parent.id
+            )
         own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
         heads = draft_by_key(own, dag_id, drafts, self._submission.rules).values()
         if parent.dag_id is None:
