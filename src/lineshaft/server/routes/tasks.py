@@ -10,7 +10,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.service import Call
-from lineshaft.types import Attempt, Page, Scope, Task, Why
+from lineshaft.types import Attempt, Page, Scope, Task, Why, documents
 
 routes = Routes()
 
@@ -22,6 +22,7 @@ routes = Routes()
     codes=("dependency_not_found", "already_exists", "not_found"),
     example=examples.TASK,
     check_body=requests.check_task_count,
+    simplify=documents.task,
 )
 async def submit_task(call: Call, body: NewTask) -> Answer:
     """Submit a task.
@@ -44,6 +45,7 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     codes=("dependency_not_found", "already_exists", "not_found"),
     example={"tasks": [examples.TASK]},
     check_body=requests.check_task_count,
+    simplify=documents.with_tasks,
 )
 async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     """Submit up to 10,000 tasks, all or nothing.
