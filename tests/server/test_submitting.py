@@ -245,3 +245,20 @@ def test_a_query_of_many_names_is_refused_at_once() -> None:
         read_query(names, AgentQuery)
 
     assert time.process_time() - began < 2
+
+
+async def test_the_policy_that_is_read_can_be_sent(client: Client) -> None:
+    """R-019: a default task shows 004's lists."""
+    task = await client.submit()
+
+    assert task["retry"] == {
+        "strategy": "exponential",
+        "initial_delay_sec": 10,
+        "backoff_multiplier": 2,
+        "max_delay_sec": 300,
+        "jitter": True,
+        "retry_on": ["timeout", "crash", "rate_limit", "invalid_output"],
+        "no_retry_on": ["auth_failure", "budget_exceeded", "cancelled"],
+    }
+    again = await client.submit(retry=task["retry"])
+    assert again["retry"] == task["retry"]

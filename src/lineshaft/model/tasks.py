@@ -29,7 +29,7 @@ from lineshaft.model.fields import (
     text_fault,
 )
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
-from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, PRESETS, Preset, RetryPolicy
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, PRESETS, Preset, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
 
@@ -416,4 +416,8 @@ def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
         for name, value in stored.items()
         if value is not UNSET
     }
-    return replace(base, **given)
+    found = replace(base, **given)
+    # An effective policy that was read and sent back, as `RetryPolicy.effective` makes it of left-out lists.
+    if found.no_retry_on is not None and found.retry_on == DEFAULT_RETRY_ON:
+        found = replace(found, retry_on=None)
+    return found

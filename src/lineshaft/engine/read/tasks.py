@@ -137,7 +137,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: 
         depends_on=[edge["depends_on"] for edge in edges],
         blocked_by=[] if status.ended else [e["depends_on"] for e in edges if not e["satisfied"]],
         blocked_reason=_blocked_reason(dead_upstream),
-        retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]),
+        retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]).effective,
         claim=_claim(row),
         progress_json=raw(row["progress"]),
         output=_output(row),
