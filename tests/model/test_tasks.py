@@ -537,3 +537,17 @@ def test_a_retry_policy_that_was_read_can_be_sent_and_means_the_same(
     for category in (*FailureCategory, "my_own", "strange"):
         assert again.retries(category) is original.retries(category), category
     assert again.effective == original.effective
+
+
+@pytest.mark.parametrize(
+    "creator", ["agent:a1", "human:ann", "cron:daily", "event:push", "dag:d", "system:rule"]
+)
+def test_a_creator_has_a_known_prefix(creator: str) -> None:
+    """R-023."""
+    assert resolve(NewTask("x", created_by=creator)).created_by == creator
+
+
+@pytest.mark.parametrize("creator", ["ann", "robot:r2", "human:", "human: ", "Human:ann", ":ann", ""])
+def test_any_other_creator_is_refused(creator: str) -> None:
+    """R-023."""
+    assert set(faults(NewTask("x", created_by=creator))) == {"created_by"}

@@ -7,7 +7,7 @@ from tests.server.client import Client
 DIAMOND: dict[str, Any] = {
     "title": "Diamond",
     "budget_ceiling_usd": 5,
-    "created_by": "me",
+    "created_by": "human:me",
     "tasks": [
         {"key": "top", "type": "a"},
         {"key": "left", "type": "a", "depends_on": ["top"]},

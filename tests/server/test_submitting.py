@@ -69,7 +69,7 @@ async def test_what_was_asked_is_what_is_there(client: Client) -> None:
         "heartbeat_interval_sec": 0.5,
         "max_attempts": 4,
         "tags": ["a", "b"],
-        "created_by": "me",
+        "created_by": "human:me",
         "idempotency_key": "key-1",
     }
 

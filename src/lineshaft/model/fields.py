@@ -153,6 +153,18 @@ def _preset(value: Any) -> str | None:
     )
 
 
+#: Who creates tasks and DAGs: each prefix is followed by a name.
+CREATORS = ("agent:", "human:", "cron:", "event:", "dag:", "system:")
+
+
+def _creator(value: Any) -> str | None:
+    if fault := text_fault(value):
+        return fault
+    if value.startswith(CREATORS) and value.partition(":")[2].strip():
+        return None
+    return f"must be one of {', '.join(CREATORS)} and a name, such as human:ann, got {shown(value)}"
+
+
 #: Checks by field of a task.
 CHECKS: Mapping[str, Check] = {
     "type": text_fault,
@@ -172,7 +184,7 @@ CHECKS: Mapping[str, Check] = {
     "max_attempts": _number(1, MAX_ATTEMPTS, whole=True),
     "idempotency_key": text_fault,
     "tags": _texts,
-    "created_by": text_fault,
+    "created_by": _creator,
     "preset": _preset,
 }
 #: Checks of fields that may also be in `spec.constraints`.

@@ -52,7 +52,7 @@ async def test_a_task_shows_what_was_asked(world: World, clock: MovableClock) ->
         output=OutputContract(type="json", validation="json-schema", validation_schema={"type": "object"}),
         idempotency_key="key",
         tags=["a", "b"],
-        created_by="me",
+        created_by="human:me",
     )
 
     task = await world.engine.read.task(task_id)
@@ -70,7 +70,7 @@ async def test_a_task_shows_what_was_asked(world: World, clock: MovableClock) ->
     assert (task.output.type, task.output.validation) == ("json", "json-schema")
     assert task.output.validation_schema == {"type": "object"}
     assert (task.status, task.depends_on, task.blocked_by) == (Status.PENDING, [upstream], [upstream])
-    assert (task.idempotency_key, task.created_by, task.created_at) == ("key", "me", clock.now())
+    assert (task.idempotency_key, task.created_by, task.created_at) == ("key", "human:me", clock.now())
     assert task.effective_priority == pytest.approx(40 - 20), "one hour before the deadline it is 20"
     assert task.tier is Tier.HIGH
     assert (task.claim, task.model, task.attempts) == (None, None, 0)
@@ -293,12 +293,12 @@ async def test_a_dag_shows_its_graph_and_money(world: World) -> None:
         NewTask("d", key="d", depends_on=["c"], priority=0),
     ]
     submitted = await world.engine.submission.submit_dag(
-        "a DAG", tasks, budget_ceiling_usd=5, created_by="me"
+        "a DAG", tasks, budget_ceiling_usd=5, created_by="human:me"
     )
     a, b, c, d = (submitted.tasks[key].id for key in "abcd")
 
     dag = await world.engine.read.dag(submitted.id)
-    assert (dag.title, dag.status, dag.created_by, dag.virtual) == ("a DAG", "pending", "me", False)
+    assert (dag.title, dag.status, dag.created_by, dag.virtual) == ("a DAG", "pending", "human:me", False)
     assert (dag.tasks, dag.roots, dag.leaves) == ([a, b, c, d], [a], [b, d])
     assert (dag.critical_path, dag.counts) == ([a, c, d], {"PENDING": 3, "READY": 1})
 
@@ -328,11 +328,11 @@ async def test_a_dead_letter_is_still_to_be_done(world: World) -> None:
 
 async def test_a_virtual_dag_is_answered_from_its_task(world: World, clock: MovableClock) -> None:
     ann = await world.agent("ann")
-    task_id = await world.one(title="Alone", created_by="me", max_cost_usd=1)
+    task_id = await world.one(title="Alone", created_by="human:me", max_cost_usd=1)
     dag_id = (await world.engine.read.task(task_id)).dag_id
 
     dag = await world.engine.read.dag(dag_id)
-    assert (dag.id, dag.title, dag.created_by, dag.virtual) == (dag_id, "Alone", "me", True)
+    assert (dag.id, dag.title, dag.created_by, dag.virtual) == (dag_id, "Alone", "human:me", True)
     assert (dag.status, dag.tasks, dag.counts) == ("pending", [task_id], {"READY": 1})
 
     task = await world.take(ann)

@@ -145,6 +145,7 @@ def _draft_children(
             priority=task.priority if child.priority is None else child.priority,
             max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
             preset=task.preset if child.preset is None else child.preset,
+            created_by=task.created_by if child.created_by is None else child.created_by,
             # A batch has no work of its own to postpone, but its first child has.
             run_at=task.run_at if child.run_at is None and number == 0 else child.run_at,
         )
@@ -264,6 +265,8 @@ def draft_dag(
     )
     if idempotency_key is not None:
         check_fields(idempotency_key=idempotency_key)
+    if created_by is not None:
+        check_fields(created_by=created_by)
     return dag, heads, drafts
 
 

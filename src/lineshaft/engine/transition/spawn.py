@@ -102,7 +102,11 @@ class Spawn:
             refuse_place(
                 task, f"tasks[{number}]", "the task that spawns it", dag_id=dag_id, parent_id=parent.id
             )
-        own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
+        creator = f"agent:{parent.agent_id}"
+        own = [
+            msgspec.structs.replace(task, parent_id=parent.id, created_by=task.created_by or creator)
+            for task in tasks
+        ]
         heads = draft_by_key(own, dag_id, drafts, self._submission.rules).values()
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)
