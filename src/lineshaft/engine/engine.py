@@ -80,11 +80,19 @@ class Engine:
         self.schedule = Schedule(self.database, daily_budget=daily_budget is not None)
 
         # Work.
-        fail = Fail(transitions, lanes, self.breakers, self.slowdowns)
+        fail = Fail(
+            transitions,
+            lanes,
+            self.breakers,
+            self.slowdowns,
+            max_retry_after_sec=self.rules.max_retry_after_sec,
+        )
         acceptance = Acceptance(transitions, fail, self.breakers)
         self.gates = Gates(transitions, acceptance, self.checks)
         self.submission = Submission(
-            self.database, lanes, rules=TaskRules(self.checks.faults, self.rules.max_duration_sec)
+            self.database,
+            lanes,
+            rules=TaskRules(self.checks.faults, self.rules.max_duration_sec, self.rules.max_dag_tasks),
         )
         self.work = Work(
             self.database,

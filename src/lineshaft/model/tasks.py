@@ -32,6 +32,8 @@ from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, PRESETS, Preset, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
+#: Tasks that a DAG may be created with, unless the installation has another limit.
+MAX_DAG_TASKS = 10_000
 
 #: The built-in methods to check an output; a registry of checks may have more.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
@@ -212,6 +214,8 @@ class TaskRules(NamedTuple):
     gate_faults: GateFaults | None = None
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
+    #: Tasks that a call may create in one DAG, including children.
+    max_dag_tasks: int = MAX_DAG_TASKS
 
 
 DEFAULT_RULES = TaskRules()

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from lineshaft.engine.read.metrics import Tally
 from lineshaft.errors import (
     InvalidInputError,
 )
@@ -129,3 +130,19 @@ async def test_keys_that_are_out_of_their_window_are_taken_over(world: World) ->
     second = await world.one(idempotency_key="k")
     assert second != first
     assert world.row("SELECT * FROM lineshaft.task_key")["task_id"] == second
+
+
+async def test_a_duplicate_is_logged_and_counted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """R-170: from wherever it comes; the first submission isn't one."""
+    caplog.set_level("INFO", logger="lineshaft")
+    tally = Tally(world.engine.database)
+    keyed = [NewTask("x", idempotency_key="key-1"), NewTask("y", idempotency_key="key-2")]
+    await world.submit(*keyed)
+    assert (await tally.totals()).duplicates == 0
+
+    await world.submit(keyed[0], NewTask("z"), keyed[1])
+    await world.dag(keyed[0])
+
+    assert (await tally.totals()).duplicates == 3
+    logged = [record.getMessage() for record in caplog.records if "Duplicate" in record.getMessage()]
+    assert logged == [f"Duplicate task detected: key-{n}" for n in (1, 2, 1)]

@@ -5,6 +5,7 @@ CREATE TYPE lineshaft.breaker_state AS ENUM ('closed', 'open', 'half_open');
 CREATE TYPE lineshaft.dag_status AS ENUM ('pending', 'running', 'completed', 'failed', 'cancelled');
 CREATE TYPE lineshaft.edge_kind AS ENUM ('success', 'ended');
 CREATE TYPE lineshaft.task_status AS ENUM ('CREATED', 'PENDING', 'READY', 'CLAIMED', 'RUNNING', 'VALIDATING', 'COMPLETED', 'FAILED', 'RETRYING', 'DEAD_LETTERED', 'CANCELLED');
+CREATE SEQUENCE lineshaft.duplicate_no AS bigint;
 CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;

@@ -219,7 +219,10 @@ def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
         draft.downstream = min(lengths[draft.id], 32_000)
 
 
+#: Standalone tasks of one call.
 MAX_BATCH = 10_000
+#: The highest limit that an installation may set for the tasks of a DAG.
+LARGEST_DAG = 100_000
 
 
 def draft_each(tasks: Sequence[NewTask], rules: TaskRules) -> tuple[list[Draft], list[Draft]]:
@@ -248,7 +251,7 @@ def draft_dag(
     """A DAG, the drafts of its tasks by key; and all drafts, including children."""
     if not tasks:
         raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-    check_number(len(tasks))
+    check_dag_size(len(tasks), rules.max_dag_tasks)
     if not title.strip():
         raise InvalidInputError(errors=[("title", "must not be empty")])
     dag_id = new_id("dag")
@@ -282,7 +285,7 @@ def draft_by_key(
         key = task.key or head.id
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
-    check_number(len(drafts))
+    check_dag_size(len(drafts), rules.max_dag_tasks)
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads
@@ -293,4 +296,12 @@ def check_number(tasks: int) -> None:
         raise InvalidInputError(
             f"A call can submit at most {MAX_BATCH} tasks, including children; this one has {tasks}. "
             "Split it into several calls."
+        )
+
+
+def check_dag_size(tasks: int, limit: int) -> None:
+    if tasks > limit:
+        raise InvalidInputError(
+            f"A DAG can have at most {limit} tasks, including children; this call has {tasks}. Split it into "
+            "several DAGs, or raise LINESHAFT_MAX_DAG_TASKS."
         )

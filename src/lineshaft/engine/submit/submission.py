@@ -6,6 +6,7 @@ meantime. The first transaction that inserts an idempotency key owns it: twenty 
 task.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ T = TypeVar("T")
 _COPY_FROM = 50
 
 _SQL = catalog.load(__name__)
+_log = logging.getLogger(__name__)
 
 
 class _Clock(NamedTuple):
@@ -267,12 +269,17 @@ class Submission:
                 if owner.task_id != draft.id:
                     mismatch = draft.content not in bytes(owner.content_hash)
                     results[draft.id] = Submitted(owner.task_id, duplicate=True, mismatch=mismatch)
-        duplicates = set(results)
+        await self._report_duplicates(connection, [draft for draft in drafts if draft.id in results])
         for draft in drafts:
-            if draft.parent_id in duplicates:
-                duplicates.add(draft.id)
+            if draft.parent_id in results:
                 results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
         return results
+
+    async def _report_duplicates(self, connection: Connection, duplicates: Sequence[Draft]) -> None:
+        for draft in duplicates:
+            _log.info("Duplicate task detected: %s", draft.row.idempotency_key)
+        if duplicates:
+            await connection.execute(_SQL["count_duplicates"], {"n": len(duplicates)})
 
     async def _check_upstream(self, connection: Connection, new: list[Draft]) -> set[str]:
         """Existing upstream tasks that are COMPLETED; rejects unknown and cancelled ones."""

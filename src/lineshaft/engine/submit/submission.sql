@@ -23,6 +23,9 @@ RETURNING key
 -- Under a new snapshot, which sees the owners.
 SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
 
+-- name: count_duplicates
+SELECT nextval('lineshaft.duplicate_no') FROM generate_series(1, %(n)s::integer)
+
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),

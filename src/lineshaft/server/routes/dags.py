@@ -17,7 +17,7 @@ routes = Routes()
     {201: responses.SubmittedDag, 200: responses.SubmittedDag},
     codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
     example=examples.DAG,
-    check_body=requests.check_task_count,
+    check_body=requests.check_dag_count,
     simplify=documents.dag,
 )
 async def submit_dag(call: Call, body: NewDag) -> Answer:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from lineshaft.engine.submit.drafts import MAX_BATCH, check_number
+from lineshaft.engine.submit.drafts import LARGEST_DAG, MAX_BATCH, check_dag_size, check_number
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import is_storable
@@ -143,6 +143,12 @@ def check_task_count(body: bytes) -> None:
     if len(body) > MAX_BATCH * _SHORTEST_TASK:
         found = _count(body)
         check_number(_number_of(found.tasks) + _number_of(found.children))
+
+
+def check_dag_count(body: bytes) -> None:
+    """As `check_task_count`, for tasks of one DAG: the engine knows the limit of the installation."""
+    if len(body) > LARGEST_DAG * _SHORTEST_TASK:
+        check_dag_size(_number_of(_count(body).tasks), LARGEST_DAG)
 
 
 def _number_of(tasks: tuple[_Task, ...]) -> int:

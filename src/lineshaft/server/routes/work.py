@@ -283,7 +283,7 @@ async def cancel_task(call: Call, body: protocol.Cancel) -> Answer:
     {201: protocol.SpawnedTasks},
     codes=(*_CLAIM_CODES, "cycle_detected", "dependency_not_found", "already_exists"),
     example={**_TOKEN, "tasks": [examples.TASK], "wait": True},
-    check_body=requests.check_task_count,
+    check_body=requests.check_dag_count,
     simplify=documents.with_tasks,
 )
 async def create_subtasks(call: Call, body: protocol.Subtasks) -> Answer:

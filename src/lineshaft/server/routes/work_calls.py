@@ -65,7 +65,7 @@ def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
     try:
         simplify = None
         if kind is protocol.SpawnItem:
-            requests.check_task_count(bytes(item))
+            requests.check_dag_count(bytes(item))
             simplify = documents.with_tasks
         found: B = documents.decode(item, _decoder(kind), simplify)
     except msgspec.MsgspecError as error:

@@ -36,6 +36,10 @@ CREATE SEQUENCE lineshaft.generation_no AS integer MINVALUE 1;
 -- Always by setval: nextval logs ahead, so that after a crash or a failover it would be 32 numbers further.
 SELECT setval('lineshaft.generation_no', 1);
 
+-- How many submissions met a known idempotency key, for metrics. A row would make concurrent submissions wait for each other. (After a
+-- crash of the server it may be up to 32 too high: nextval logs ahead.)
+CREATE SEQUENCE lineshaft.duplicate_no AS bigint CACHE 1;
+
 -- A fencing number: it grows with every grant of any lock and is never reused.
 CREATE SEQUENCE lineshaft.lock_token AS bigint CACHE 1;
 
