@@ -19,9 +19,19 @@ if TYPE_CHECKING:
 
 #: Flags that are fields of the task.
 _FIELDS = (
-    *("title", "deadline", "run_at", "lock_key", "preset", "idempotency_key", "created_by", "parent_id"),
+    *(
+        "title",
+        "deadline",
+        "run_at",
+        "lock_key",
+        "preset",
+        "idempotency_key",
+        "created_by",
+        "parent_id",
+        "dag_id",
+    ),
     *("depends_on", "required_capabilities", "model_preferences", "tags"),
-    *("priority", "max_cost_usd", "max_attempts", "max_duration_sec"),
+    *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
 )
 
 
@@ -74,7 +84,15 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     field("--tag", nargs="+", dest="tags", metavar="TAG", help="labels for filters")
     field("--preset", choices=("factory", "loki", "officeplane"), help="defaults for retries and limits")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
+    field(
+        "--idempotency-ttl",
+        type=float,
+        dest="idempotency_ttl_sec",
+        metavar="SEC",
+        help="free the key so long after the task has completed; default: never",
+    )
     field("--created-by", metavar="WHO", help="such as human:ann")
+    field("--dag-id", metavar="ID", help="join this DAG")
     field("--parent-id", metavar="ID", help=argparse.SUPPRESS)
 
 

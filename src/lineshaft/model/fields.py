@@ -183,6 +183,7 @@ CHECKS: Mapping[str, Check] = {
     "heartbeat_interval_sec": _number(MIN_SECONDS, LONGEST_SECONDS),
     "max_attempts": _number(1, MAX_ATTEMPTS, whole=True),
     "idempotency_key": text_fault,
+    "idempotency_ttl_sec": _number(0, LONGEST_SECONDS),
     "tags": _texts,
     "created_by": _creator,
     "preset": _preset,

@@ -111,6 +111,7 @@ class TaskOptions(TaskDefaults, total=False):
     parent_id: str | None
     dag_id: str | None
     idempotency_key: str | None
+    idempotency_ttl_sec: Duration | None
     children: "Sequence[NewTask]"
 
 
@@ -147,6 +148,8 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry: RetrySpec | None = None
     output: OutputContract | None = None
     idempotency_key: str | None = None
+    #: How long the key stays in force after the task has completed; None: forever.
+    idempotency_ttl_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
     #: Run in this order; the task itself then has no work of its own.
@@ -186,6 +189,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     gates: bytes | None
     require_decision_report: bool
     idempotency_key: str | None
+    idempotency_ttl_sec: float | None
     tags: tuple[str, ...]
     created_by: str | None
     surface: bytes | None
@@ -245,6 +249,8 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
+    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
+        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
     spec = stored_json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)
@@ -282,6 +288,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         gates=checks,
         require_decision_report=defaults.require_decision_report if report is None else report,
         idempotency_key=task.idempotency_key,
+        idempotency_ttl_sec=task.idempotency_ttl_sec,
         tags=_names(task.tags),
         created_by=task.created_by,
         surface=surface,

@@ -386,6 +386,7 @@ CREATE TABLE lineshaft.task_key (
     task_id text COLLATE "C" NOT NULL,
     content_hash bytea NOT NULL,
     expires_at timestamp with time zone,
+    ttl_sec double precision,
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
 

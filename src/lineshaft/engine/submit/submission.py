@@ -256,6 +256,7 @@ class Submission:
                 "keys": keys,
                 "task_ids": [keyed[key].id for key in keys],
                 "hashes": [keyed[key].content for key in keys],
+                "ttls": [keyed[key].row.idempotency_ttl_sec for key in keys],
             },
         )
         owners = {key: _KeyOwner(key, keyed[key].id, keyed[key].content) for key in taken}

@@ -10,13 +10,15 @@ SELECT
 -- name: take_keys
 -- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
 -- taken over.
-INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
-SELECT key, task_id, content_hash
-FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
+INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash, ttl_sec)
+SELECT key, task_id, content_hash, ttl_sec
+FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[], %(ttls)s::double precision[])
+    AS wanted (key, task_id, content_hash, ttl_sec)
 ORDER BY key
 ON CONFLICT (key) DO UPDATE
-    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL
-    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL, ttl_sec = excluded.ttl_sec
+    WHERE
+        -- include: key_is_free
 RETURNING key
 
 -- name: read_keys

@@ -72,13 +72,16 @@ FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS want
 ORDER BY key
 ON CONFLICT (key) DO UPDATE
     SET task_id = excluded.task_id, expires_at = NULL,
+        -- The window of another task isn't this one's.
+        ttl_sec = CASE WHEN known.task_id = excluded.task_id THEN known.ttl_sec END,
         content_hash = CASE
             WHEN known.task_id <> excluded.task_id THEN excluded.content_hash
             WHEN position(excluded.content_hash IN known.content_hash) > 0 THEN known.content_hash
             -- A person changed the spec: both the original request and the present spec match the task.
             ELSE known.content_hash || excluded.content_hash
         END
-    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+    WHERE
+        -- include: key_is_free
 RETURNING key
 
 -- name: waited_for

@@ -306,7 +306,8 @@ CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector(
     WHERE decision_report IS NOT NULL;
 
 
--- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered.
+-- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered, and a while after the task
+-- has completed if the caller gave it a window.
 CREATE TABLE lineshaft.task_key (
     key text COLLATE "C" NOT NULL,
     task_id text COLLATE "C" NOT NULL,
@@ -314,6 +315,8 @@ CREATE TABLE lineshaft.task_key (
     content_hash bytea NOT NULL,
     -- NULL: no expiry.
     expires_at timestamptz,
+    -- The window: how long the key stays in force after the task has completed. NULL: forever.
+    ttl_sec double precision,
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
 COMMENT ON TABLE lineshaft.task_key IS 'Idempotency keys, in force until they expire.';
