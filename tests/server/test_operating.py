@@ -43,8 +43,10 @@ async def test_adding_dependencies(client: Client) -> None:
 
     assert (added.status, added.json["status"], added.json["blocked_by"]) == (200, "PENDING", [one["id"]])
     assert (cycle.status, cycle.code) == (422, "cycle_detected")
+    assert [error["loc"] for error in cycle.json["errors"]] == ["depends_on"]
     assert set(cycle.json["cycle"]) == {one["id"], two["id"]}
     assert (missing.status, missing.code) == (422, "dependency_not_found")
+    assert [error["loc"] for error in missing.json["errors"]] == ["depends_on"]
 
 
 async def test_cancelling_cascades_and_can_be_repeated(client: Client) -> None:

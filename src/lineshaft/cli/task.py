@@ -100,7 +100,7 @@ def list_(args: argparse.Namespace) -> int:
                 task.title[:40],
                 _priority(task),
                 f"{task.attempts}/{task.max_attempts}",
-                task.claim and task.claim.agent_id,
+                task.claim.agent_id,
                 usd(task.cost_usd),
                 age(task.created_at),
             )
@@ -143,7 +143,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Parent", task.parent_id or ""),
         ("Waits for", ", ".join(task.blocked_by)),
         ("Blocked", task.blocked_reason or ""),
-        ("Agent", task.claim.agent_id if task.claim else ""),
+        ("Agent", task.claim.agent_id or ""),
         ("Model", task.model or ""),
         ("Version", version or ""),
         ("Attempts", f"{task.attempts} of {task.max_attempts} used"),

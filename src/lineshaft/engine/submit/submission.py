@@ -295,9 +295,10 @@ class Submission:
                     continue
                 place = f"{draft.place}." if draft.place else ""
                 if name not in statuses:
+                    fault = f"{name!r} is neither a key of this call nor an existing task"
                     raise DependencyNotFoundError(
-                        f"{place}depends_on: {name!r} is neither a key of this call nor an existing task; "
-                        "nothing was changed."
+                        f"{place}depends_on: {fault}; nothing was changed.",
+                        errors=[(f"{place}depends_on", fault)],
                     )
                 if statuses[name] is Status.CANCELLED:
                     raise InvalidInputError(

@@ -1,7 +1,8 @@
 """Spawning children: they are created in the parent's DAG, and the parent may wait for them.
 
-A parent that waits uses no attempt, and gives back its slot, its money and its document lock. With a key the
-children are created once, however often the call is repeated: a step of the parent records their ids.
+A parent that waits uses no attempt, and gives back its slot, its money and its document lock. Children are
+created once, however often the call is repeated: a step of the parent records their ids, under the key of the
+call or, without one, a digest of the children that holds for one claim.
 """
 
 import hashlib
@@ -75,13 +76,12 @@ class Spawn:
             await self._steps.save_checkpoints_in(connection, [NewCheckpoint(item.claim, item.checkpoint)])
         changes = self._transitions.changes()
         # While the parent is locked: of two concurrent calls the second finds the children of the first.
-        known = None if item.key is None else await self._steps.read(connection, item.claim.id, step)
+        known = await self._steps.read(connection, item.claim.id, step)
         if known is not None:
             submitted = _submitted(known.data)
         else:
             parent, submitted = await self._create(connection, changes, parent, item.tasks)
-            if item.key is not None or item.wait:
-                await self._steps.insert(connection, item.claim, step, _record(item, submitted))
+            await self._steps.insert(connection, item.claim, step, _record(item, submitted))
         ends = await self._ends(connection, [child.id for child in submitted])
         # Without a key the caller doesn't learn about ends: it gets them with its next claim.
         paused = item.wait and (item.key is None or any(child.id not in ends for child in submitted))
