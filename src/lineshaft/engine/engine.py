@@ -33,6 +33,7 @@ from lineshaft.engine.transition.change import Change
 from lineshaft.engine.transition.complete import Acceptance, Complete
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.matching import Matching
 from lineshaft.engine.transition.release import Release
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.engine.transition.spawn import Spawn
@@ -118,7 +119,8 @@ class Engine:
         self.fleet = Fleet(self.database, fail)
 
         # People.
-        self.operations = Operations(cancel, revive, Change(transitions), dependencies, pauses)
+        self.matching = Matching(self.read, cancel, revive)
+        self.operations = Operations(cancel, revive, Change(transitions, lanes), dependencies, pauses)
         self.dead_letters = DeadLetters(self.database, reviews, cancel, revive, dependencies)
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)

@@ -10,9 +10,17 @@ from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, NewAgent, RegisteredAgent
+from lineshaft.types.changes import TaskChange
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
-from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
+from lineshaft.types.filters import (
+    DagFilter,
+    DeadLetterFilter,
+    MatchedTasks,
+    TaskFilter,
+    TaskFilters,
+    TaskOrder,
+)
 from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
 from lineshaft.types.page import Page
 from lineshaft.types.problems import Fault, Problem
@@ -64,6 +72,7 @@ __all__ = [
     "Fault",
     "Gate",
     "Lock",
+    "MatchedTasks",
     "NewAgent",
     "NewDag",
     "NewTask",
@@ -92,8 +101,10 @@ __all__ = [
     "Submitted",
     "SubmittedDag",
     "Task",
+    "TaskChange",
     "TaskDefaults",
     "TaskFilter",
+    "TaskFilters",
     "TaskOptions",
     "TaskOrder",
     "TaskOutput",

@@ -92,6 +92,30 @@ class Revive:
 
         return await self._database.run(work)
 
+    async def retry_many(self, ids: Sequence[str]) -> list[str]:
+        """As `retry`, all of them or none."""
+
+        async def work(connection: Connection) -> list[str]:
+            promoted = [
+                row
+                for name in ids
+                if (
+                    row := await fetch_row(
+                        connection, _Promoted, _SQL["promote_retry"], {**self._database.now, "id": name}
+                    )
+                )
+            ]
+            if promoted:
+                events = [NewEvent.of(["task.ready"], row.id, row.dag_id) for row in promoted]
+                await log_events(connection, self._database.now, events)
+                await wake_ready(connection, [row.id for row in promoted])
+            due = {row.id for row in promoted}
+            if ended := {name: 0.0 for name in ids if name not in due}:
+                await self.revive(connection, ended, MANUAL_RETRY)
+            return list(ids)
+
+        return await self._database.run(work)
+
     async def revive(
         self, connection: Connection, delays: Mapping[str, float], review: NewReview
     ) -> dict[str, Status]:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
@@ -37,10 +36,14 @@ class ChangeDag(Body, frozen=True, kw_only=True):
     budget_ceiling_usd: Decimal | float | UnsetType | None = UNSET
 
 
-class Change(Body, frozen=True, kw_only=True):
-    priority: int | UnsetType = UNSET
-    deadline: datetime | UnsetType | None = UNSET
-    tags: list[str] | UnsetType = UNSET
+class RetryMatching(Body, frozen=True, kw_only=True):
+    filter: TaskFilter
+    #: Only report which tasks match.
+    dry_run: bool = False
+
+
+class CancelMatching(RetryMatching, frozen=True, kw_only=True):
+    reason: Text = "cancelled by hand"
 
 
 class Dependencies(Body, frozen=True, kw_only=True):
