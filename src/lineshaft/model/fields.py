@@ -153,6 +153,10 @@ def _preset(value: Any) -> str | None:
     )
 
 
+def _on_failure(value: Any) -> str | None:
+    return None if value in {"block", "ignore"} else f"must be block or ignore, got {shown(value)}"
+
+
 #: Who creates tasks and DAGs: each prefix is followed by a name.
 CREATORS = ("agent:", "human:", "cron:", "event:", "dag:", "system:")
 
@@ -187,6 +191,7 @@ CHECKS: Mapping[str, Check] = {
     "tags": _texts,
     "created_by": _creator,
     "preset": _preset,
+    "on_failure": _on_failure,
 }
 #: Checks of fields that may also be in `spec.constraints`.
 LIMIT_CHECKS: Mapping[str, Check] = {

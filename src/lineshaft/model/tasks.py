@@ -112,6 +112,7 @@ class TaskOptions(TaskDefaults, total=False):
     dag_id: str | None
     idempotency_key: str | None
     idempotency_ttl_sec: Duration | None
+    on_failure: str | None
     children: "Sequence[NewTask]"
 
 
@@ -152,6 +153,8 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     idempotency_ttl_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
+    #: Of a spawned task that becomes a dead letter: `block` its DAG (the default) or `ignore` it there.
+    on_failure: str | None = None
     #: Run in this order; the task itself then has no work of its own.
     children: "Sequence[NewTask]" = ()
     #: Defaults for retry, boost, limits and reports; a child inherits its parent's.
@@ -193,6 +196,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     tags: tuple[str, ...]
     created_by: str | None
     surface: bytes | None
+    ignore_failure: bool
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
 
@@ -292,6 +296,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         tags=_names(task.tags),
         created_by=task.created_by,
         surface=surface,
+        ignore_failure=task.on_failure == "ignore",
         context_tasks=refs,
     )
 

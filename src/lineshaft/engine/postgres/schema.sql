@@ -328,6 +328,7 @@ CREATE TABLE lineshaft.task (
     max_attempts smallint NOT NULL DEFAULT 3,
     require_decision_report boolean NOT NULL DEFAULT false,
     is_batch boolean NOT NULL DEFAULT false,
+    ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C" NOT NULL,
     parent_id text COLLATE "C",

@@ -85,6 +85,9 @@ def draft_task(
     joins = parent is None and dag_id is None and (task.parent_id or task.dag_id) is not None
     in_dag = dag_id is not None or bool(task.children)
     dag = dag_id or task.dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
+    if task.on_failure is not None and (task.parent_id is None or parent is not None):
+        fault = "is for subtasks, which have a parent and are not part of a batch"
+        raise InvalidInputError(errors=[(f"{place}.on_failure" if place else "on_failure", fault)])
     if parent is not None:
         refuse_place(task, place, "its batch", dag_id=dag_id, parent_id=parent.id)
     draft = Draft(

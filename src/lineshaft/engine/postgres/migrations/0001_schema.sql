@@ -84,6 +84,8 @@ CREATE TABLE lineshaft.task (
     require_decision_report boolean NOT NULL DEFAULT false,
     -- A batch has no work of its own: it ends with its children.
     is_batch boolean NOT NULL DEFAULT false,
+    -- A spawned task: as a dead letter it counts as cancelled for its DAG.
+    ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C" NOT NULL,
     parent_id text COLLATE "C",
