@@ -1,7 +1,6 @@
 """Changing a task: priority, deadline, tags and limits of one that hasn't ended, limits of a dead letter."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -20,17 +19,6 @@ from lineshaft.model.states import Status
 from lineshaft.types.changes import LIMITS, TaskChange
 
 _SQL = catalog.load(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    priority: int
-    deadline: datetime | None
-    tags: list[str]
-    max_cost_usd: Decimal | None
-    max_total_cost_usd: Decimal | None
-    max_attempts: int
-    max_duration_sec: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +93,16 @@ class Change:
 
     async def _write(
         self, connection: Connection, task_id: str, wanted: dict[str, Any], lane_id: int | None
-    ) -> _Before:
+    ) -> TaskChange:
         parameters = {
             **self._database.now,
-            **dict.fromkeys(_Before.__dataclass_fields__),
+            **dict.fromkeys(TaskChange.__struct_fields__),
             **wanted,
             "id": task_id,
             "lane_id": lane_id,
-            "keep": [name for name in _Before.__dataclass_fields__ if name not in wanted],
+            "keep": [name for name in TaskChange.__struct_fields__ if name not in wanted],
         }
-        (before,) = await fetch_rows(connection, _Before, _SQL["change_task"], parameters)
+        (before,) = await fetch_rows(connection, TaskChange, _SQL["change_task"], parameters)
         return before
 
     async def _lane(self, connection: Connection, task: LockedTask, cost: Decimal | None) -> int:
@@ -126,7 +114,7 @@ class Change:
         return (await self._lanes.find(connection, [lane]))[lane]
 
 
-def _changed(before: _Before, wanted: dict[str, Any]) -> dict[str, Any]:
+def _changed(before: TaskChange, wanted: dict[str, Any]) -> dict[str, Any]:
     """For the event; money as a number."""
     return {
         name: {"from": _plain(getattr(before, name)), "to": _plain(value)}
