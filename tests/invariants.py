@@ -111,21 +111,29 @@ RULES: dict[str, LiteralString] = {
         SELECT dag.id, dag.status, verdict.* FROM lineshaft.dag CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE live.id IS NULL) = count(*) AS over,
                 count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') > 0 AS dead,
-                count(*) FILTER (WHERE ended.status = 'CANCELLED') = count(*) AS all_cancelled,
+                -- Not tolerated by its parent, which has completed or spawned it with on_failure = ignore.
+                count(*) FILTER (
+                    WHERE ended.status = 'DEAD_LETTERED' AND NOT task.ignore_failure
+                      AND parent.status IS DISTINCT FROM 'COMPLETED'
+                ) > 0 AS blocking,
+                count(*) FILTER (WHERE ended.status = 'COMPLETED') = 0 AS all_cancelled,
                 count(*) FILTER (WHERE live.epoch > 0) > 0 AS claimed,
                 count(*) FILTER (WHERE live.id IS NOT NULL AND live.id NOT IN (SELECT id FROM stuck)) > 0
                     AS can_run
             FROM lineshaft.task
             LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
             LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+            LEFT JOIN lineshaft.task_end AS parent ON parent.id = task.parent_id
             WHERE task.dag_id = dag.id
         ) AS verdict
         WHERE NOT CASE
-            WHEN verdict.dead AND NOT verdict.can_run THEN dag.status = 'failed'
+            WHEN verdict.dead AND NOT verdict.can_run AND (verdict.blocking OR NOT verdict.over)
+                THEN dag.status = 'failed'
             WHEN verdict.over AND verdict.all_cancelled THEN dag.status = 'cancelled'
             WHEN verdict.over THEN dag.status = 'completed'
             WHEN verdict.claimed THEN dag.status = 'running'
-            ELSE dag.status IN ('pending', 'running')
+            -- A failed DAG that a task has joined runs again when that task is claimed.
+            ELSE dag.status IN ('pending', 'running') OR (dag.status = 'failed' AND verdict.dead)
         END
     """,
     "a lock is held by a task in an agent's hands, or by a batch with work left": """

@@ -39,6 +39,7 @@ class CycleError(LineshaftError):
     def __init__(self, cycle: Sequence[str]) -> None:
         """`cycle` starts and ends with the same task; each task depends on the next."""
         self.cycle = tuple(cycle)
+        self.errors = (("depends_on", f"forms a cycle: {' → '.join(self.cycle)}"),)
         super().__init__(
             f"The dependencies form a cycle: {' → '.join(self.cycle)} (each depends on the next). "
             "Remove one of these dependencies; nothing was changed."
@@ -55,6 +56,11 @@ class DependencyNotFoundError(LineshaftError):
     """A task depends on one that doesn't exist; nothing was changed."""
 
     code = "dependency_not_found"
+
+    def __init__(self, message: str | None = None, *, errors: Sequence[tuple[str, str]] = ()) -> None:
+        """`errors` are (field, fault) pairs."""
+        self.errors = tuple(errors)
+        super().__init__(message)
 
 
 class AlreadyExistsError(LineshaftError):

@@ -198,6 +198,14 @@ class Settings:
         3600.0,
         "The time limit of an attempt at a task without max_duration_sec; officeplane's is 300 s.",
     )
+    max_dag_tasks: int = _setting(
+        _whole(1, 100_000),
+        10_000,
+        "The most tasks that a DAG may be submitted with, or that may be spawned at once.",
+    )
+    max_retry_after_sec: float = _setting(
+        _TIME_LIMIT, 3600.0, "The longest wait that a provider may ask for with Retry-After."
+    )
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
     )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -274,3 +275,27 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
     assert said.code == 1
     assert "doesn't answer" in said.err
     assert "lineshaft up" in said.err
+
+
+def _json(cli: Cli, *arguments: str) -> Any:
+    return json.loads(cli(*arguments, "--json").out)
+
+
+def test_tasks_by_filter(cli: Cli) -> None:
+    ids = {_json(cli, "submit", "crawl", "--tag", "t")["id"] for _ in range(2)}
+
+    rehearsed = _json(cli, "task", "cancel-matching", "--tag", "t", "--dry-run")
+    cancelled = _json(cli, "task", "cancel-matching", "--tag", "t", "--reason", "outdated")
+    retried = cli("task", "retry-matching", "--type", "crawl", "--status", "CANCELLED").out
+
+    assert set(rehearsed["ids"]) == set(cancelled["ids"]) == ids
+    assert set(retried.splitlines()[:-1]) == ids
+    assert retried.splitlines()[-1] == "Retried: 2 tasks."
+
+
+def test_the_limits_of_a_task(cli: Cli) -> None:
+    task_id = _json(cli, "submit", "x", "--max-cost", "1")["id"]
+
+    changed = _json(cli, "task", "change", task_id, "--max-cost", "none", "--max-attempts", "7")
+
+    assert (changed["max_cost_usd"], changed["max_attempts"]) == (None, 7)

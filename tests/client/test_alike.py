@@ -79,7 +79,7 @@ async def a_history(shaft: Lineshaft) -> None:
             run_at=datetime(2099, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
             deadline=datetime(2100, 1, 1, tzinfo=UTC),
             retry=RetrySpec(strategy="fixed", initial_delay_sec=1.5),
-            created_by="ann",
+            created_by="human:ann",
             idempotency_key="k",
         )
     )

@@ -213,3 +213,27 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
     assert blocking.resolve(task_id, Resolution.RETRY, reviewer="ann").status is Status.READY
     assert blocking.resolve_all(Resolution.CANCEL, reviewer="ann").resolved == []
     assert blocking.cancel_dag(dag).status == "cancelled"
+
+
+async def test_by_filter(shaft: Lineshaft) -> None:
+    """Over both transports."""
+    tasks = [await shaft.submit(NewTask("crawl", tags=["t"])) for _ in range(2)]
+    ids = {task.id for task in tasks}
+
+    assert set((await shaft.cancel_matching(tag="t", dry_run=True)).ids) == ids
+    assert (await shaft.cancel_matching("outdated", tag="t")).count == 2
+    assert (await shaft.get(tasks[0])).cancel_reason == "outdated"
+    assert set((await shaft.retry_matching(type=["crawl"], status="CANCELLED")).ids) == ids
+    with pytest.raises(InvalidInputError, match="filter"):
+        await shaft.retry_matching()
+
+
+async def test_limits_are_changed(shaft: Lineshaft) -> None:
+    task = await shaft.submit(NewTask("x", max_cost_usd=1))
+
+    changed = await shaft.change(
+        task, max_cost_usd=None, max_total_cost_usd=3, max_attempts=2, max_duration_sec=timedelta(minutes=1)
+    )
+
+    assert (changed.max_cost_usd, changed.max_total_cost_usd) == (None, Decimal(3))
+    assert (changed.max_attempts, changed.max_duration_sec) == (2, 60)

@@ -32,7 +32,7 @@ def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> NoticeEv
         (
             event("task.dead_lettered", {"error": "it\nbroke", "poison_pill": False}, task_id="t"),
             "dead_letter",
-            "Task t failed permanently: it broke",
+            "Task t moved to dead letter queue: it broke",
         ),
         (event("task.dead_lettered", {"reason": "child c failed"}, task_id="t"), "dead_letter", None),
         (

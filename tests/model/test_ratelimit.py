@@ -17,6 +17,7 @@ from lineshaft.model.ratelimit import (
     is_rate_limit,
     is_spent_quota,
     parse_retry_after,
+    retry_after_in_error,
 )
 from lineshaft.model.retry import FailureCategory
 
@@ -181,6 +182,18 @@ class TestRetryAfter:
     def test_it_is_clamped(self, value: Any, seconds: float) -> None:
         """R-216: from 0 to an hour."""
         assert parse_retry_after(value, NOW) == seconds
+
+    @pytest.mark.parametrize("error", ["429", " 429\n", "-1", "1.5"])
+    def test_an_error_that_is_only_a_number_has_no_wait(self, error: str) -> None:
+        """R-212, R-216: it is a status."""
+        assert retry_after_in_error(error, NOW) is None
+
+    @pytest.mark.parametrize(
+        ("error", "seconds"), [("30s", 30), ("429 Too Many Requests. Retry-After: 7", 7), ("no", None)]
+    )
+    def test_any_other_error_may_have_one(self, error: str, seconds: float | None) -> None:
+        """R-212."""
+        assert retry_after_in_error(error, NOW) == seconds
 
     def test_the_bound_is_a_setting(self) -> None:
         """R-216: an operator can allow longer waits."""

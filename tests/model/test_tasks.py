@@ -15,7 +15,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.fields import MAX_DEPENDENCIES, MAX_LIST, MAX_SPEC_BYTES, MAX_TEXT
 from lineshaft.model.priority import Lane
 from lineshaft.model.resolving import Resolver
-from lineshaft.model.retry import FailureCategory, Strategy
+from lineshaft.model.retry import FailureCategory, Preset, Strategy
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, policy, resolve
 
 NOON = datetime(2026, 2, 8, 12, tzinfo=UTC)
@@ -507,3 +507,47 @@ def test_invalid_contracts(contract: Any, place: str, said: str) -> None:
     ((found, fault),) = refused.value.errors
     assert found == place
     assert said in fault
+
+
+@pytest.mark.parametrize("preset", list(Preset))
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"strategy": "fixed", "max_delay_sec": 7.0},
+        {"retry_on": ["timeout", "my_own"]},
+        {"retry_on": ["auth_failure"]},
+        {"no_retry_on": ["crash"]},
+        {"no_retry_on": []},
+        {"retry_on": ["timeout"], "no_retry_on": ["rate_limit"]},
+    ],
+)
+def test_a_retry_policy_that_was_read_can_be_sent_and_means_the_same(
+    preset: Preset, asked: dict[str, Any]
+) -> None:
+    """R-019: for every category, also one that no list names."""
+    original = policy(asked, preset)
+    read = msgspec.to_builtins(original.effective)
+    assert None not in (read["retry_on"], read["no_retry_on"])
+
+    sent = msgspec.convert(read, RetrySpec)
+    stored = resolve(NewTask("x", retry=sent, preset=preset)).retry
+
+    again = policy(msgspec.json.decode(stored or b"null"), preset)
+    for category in (*FailureCategory, "my_own", "strange"):
+        assert again.retries(category) is original.retries(category), category
+    assert again.effective == original.effective
+
+
+@pytest.mark.parametrize(
+    "creator", ["agent:a1", "human:ann", "cron:daily", "event:push", "dag:d", "system:rule"]
+)
+def test_a_creator_has_a_known_prefix(creator: str) -> None:
+    """R-023."""
+    assert resolve(NewTask("x", created_by=creator)).created_by == creator
+
+
+@pytest.mark.parametrize("creator", ["ann", "robot:r2", "human:", "human: ", "Human:ann", ":ann", ""])
+def test_any_other_creator_is_refused(creator: str) -> None:
+    """R-023."""
+    assert set(faults(NewTask("x", created_by=creator))) == {"created_by"}

@@ -9,6 +9,7 @@ import pytest
 from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.changes import TaskChange
 from lineshaft.types.work import Claim, Completion
 from tests.races.helpers import DONE, held, race, running, waiting
 from tests.world import World, ref, spawn_children
@@ -37,7 +38,7 @@ async def test_tasks_are_changed_while_their_claim_waits(weighing: Engines, dsn:
     with held(dsn, AGENT) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claiming = asyncio.ensure_future(one.claims.claim("a1", 1, limit=3, start=True))
         await waiting(look, 1)
-        await two.operations.change(tasks[1].id, tags=["t"])
+        await two.operations.change(tasks[1].id, TaskChange(tags=["t"]))
         holder.rollback()
         assert {task.id for task in (await claiming).tasks} == {task.id for task in tasks}
 

@@ -13,6 +13,7 @@ import pytest
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import LineshaftError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.changes import TaskChange
 from lineshaft.types.work import Completion, Release
 from tests.races.helpers import DONE
 from tests.world import ref
@@ -58,7 +59,9 @@ class Crowd:
                 self.dags.append(dag.id)
                 self.tasks += [one.id for one in dag.tasks.values()]
             case "change" if self.tasks:
-                await engine.operations.change(draw.choice(self.tasks[-12:]), priority=draw.randrange(100))
+                await engine.operations.change(
+                    draw.choice(self.tasks[-12:]), TaskChange(priority=draw.randrange(100))
+                )
             case "depend" if self.tasks:
                 (one,) = await engine.submission.submit(
                     [task(draw, depends_on=[draw.choice(self.tasks[-8:])])]

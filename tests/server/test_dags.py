@@ -7,7 +7,7 @@ from tests.server.client import Client
 DIAMOND: dict[str, Any] = {
     "title": "Diamond",
     "budget_ceiling_usd": 5,
-    "created_by": "me",
+    "created_by": "human:me",
     "tasks": [
         {"key": "top", "type": "a"},
         {"key": "left", "type": "a", "depends_on": ["top"]},
@@ -57,6 +57,7 @@ async def test_a_cycle_creates_nothing_and_is_named_by_keys(client: Client) -> N
     reply = await client.post("/v1/dags", {"title": "Loop", "tasks": tasks})
 
     assert (reply.status, reply.code) == (422, "cycle_detected")
+    assert [error["loc"] for error in reply.json["errors"]] == ["depends_on"]
     assert set(reply.json["cycle"]) == {"a", "b"}
     assert (await client.get("/v1/tasks")).json["items"] == []
 
@@ -90,7 +91,7 @@ async def test_faults_of_a_dag(client: Client) -> None:
     twice = [{"type": "a", "key": "k"}, {"type": "a", "key": "k"}]
     assert await refused(title="x", tasks=twice) == ("invalid_input", ["tasks[1].key"])
     unknown = [{"type": "a", "depends_on": ["unknown"]}]
-    assert await refused(title="x", tasks=unknown) == ("dependency_not_found", [])
+    assert await refused(title="x", tasks=unknown) == ("dependency_not_found", ["tasks[0].depends_on"])
 
 
 async def test_a_standalone_tasks_own_dag(client: Client) -> None:

@@ -85,6 +85,7 @@ METRICS = {
     "tasks_completed_total": ("counter", {"type"}),
     "tasks_failed_total": ("counter", {"reason"}),
     "tasks_dead_lettered_total": ("counter", set()),
+    "tasks_duplicate_total": ("counter", set()),
     "task_cost_usd": ("counter", {"type", "agent", "model"}),
     "daily_spend_usd": ("gauge", set()),
     "budget_remaining_usd": ("gauge", {"agent"}),
@@ -155,4 +156,4 @@ async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> Non
 async def test_metrics_of_an_empty_queue(client: Client) -> None:
     found = await samples(client)
 
-    assert found == {"tasks_dead_lettered_total": 0, "daily_spend_usd": 0}
+    assert found == {"tasks_dead_lettered_total": 0, "tasks_duplicate_total": 0, "daily_spend_usd": 0}

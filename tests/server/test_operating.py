@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.server.client import Client
 
 
@@ -43,8 +45,10 @@ async def test_adding_dependencies(client: Client) -> None:
 
     assert (added.status, added.json["status"], added.json["blocked_by"]) == (200, "PENDING", [one["id"]])
     assert (cycle.status, cycle.code) == (422, "cycle_detected")
+    assert [error["loc"] for error in cycle.json["errors"]] == ["depends_on"]
     assert set(cycle.json["cycle"]) == {one["id"], two["id"]}
     assert (missing.status, missing.code) == (422, "dependency_not_found")
+    assert [error["loc"] for error in missing.json["errors"]] == ["depends_on"]
 
 
 async def test_cancelling_cascades_and_can_be_repeated(client: Client) -> None:
@@ -289,3 +293,41 @@ async def test_dead_letters_by_pattern_decision_and_whether_they_were_deleted(cl
     assert sorted((await client.post("/v1/dead-letters/resolve", retried)).json["resolved"]) == sorted(
         [two, three]
     )
+
+
+async def test_tasks_are_cancelled_and_retried_by_filter(client: Client) -> None:
+    ids = {(await client.submit("crawl", tags=["t"]))["id"] for _ in range(3)}
+    other = await client.submit("report")
+
+    rehearsed = await client.post("/v1/tasks/cancel", {"filter": {"tag": ["t"]}, "dry_run": True})
+    cancelled = await client.post("/v1/tasks/cancel", {"filter": {"tag": "t"}, "reason": "outdated"})
+    retried = await client.post("/v1/tasks/retry", {"filter": {"type": ["crawl"], "status": ["CANCELLED"]}})
+
+    for reply in (rehearsed, cancelled, retried):
+        assert (reply.status, set(reply.json["ids"]), reply.json["count"]) == (200, ids, 3)
+    assert {(await client.task(name))["status"] for name in (*ids, other["id"])} == {"READY"}
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"filter": {}}, {"filter": {"typ": ["x"]}}, {"filter": {"status": ["NEW"]}}]
+)
+async def test_a_filter_must_say_something(client: Client, body: dict[str, Any]) -> None:
+    await client.submit()
+
+    reply = await client.post("/v1/tasks/cancel", body)
+
+    assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_the_limits_of_a_dead_letter_are_raised(client: Client) -> None:
+    agent = await client.register()
+    await client.submit(max_attempts=1, max_cost_usd=0.5)
+    task_id, token = await client.hold(agent)
+    await client.post(f"/v1/tasks/{task_id}/fail", {"claim_token": token, "error": "x"})
+
+    changed = await client.patch(f"/v1/tasks/{task_id}", {"max_attempts": 4, "max_cost_usd": None})
+
+    assert (changed.status, changed.json["status"]) == (200, "DEAD_LETTERED")
+    assert (changed.json["max_attempts"], changed.json["max_cost_usd"]) == (4, None)
+    refused = await client.patch(f"/v1/tasks/{task_id}", {"priority": 1})
+    assert (refused.status, refused.code) == (409, "invalid_transition")

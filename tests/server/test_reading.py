@@ -25,8 +25,8 @@ async def test_lists_go_on_with_their_cursor(client: Client) -> None:
 
 
 async def test_filters(client: Client) -> None:
-    one = await client.submit("a", tags=["x", "y"], created_by="me", title="Alpha")
-    two = await client.submit("b", tags=["y"], created_by="you", title="Beta", priority=1)
+    one = await client.submit("a", tags=["x", "y"], created_by="human:me", title="Alpha")
+    two = await client.submit("b", tags=["y"], created_by="human:you", title="Beta", priority=1)
     three = await client.submit("c", depends_on=[one["id"]])
 
     async def ids(**query: Any) -> set[str]:
@@ -36,7 +36,7 @@ async def test_filters(client: Client) -> None:
     assert await ids(status="PENDING") == {three["id"]}
     assert await ids(status=["READY", "PENDING"]) == {one["id"], two["id"], three["id"]}
     assert await ids(tag="x") == {one["id"]}
-    assert await ids(created_by="you") == {two["id"]}
+    assert await ids(created_by="human:you") == {two["id"]}
     assert await ids(q="alph") == {one["id"]}
     assert await ids(dag_id=one["dag_id"]) == {one["id"]}
     await client.claim(await client.register(types=["a"]))

@@ -69,7 +69,7 @@ async def test_what_was_asked_is_what_is_there(client: Client) -> None:
         "heartbeat_interval_sec": 0.5,
         "max_attempts": 4,
         "tags": ["a", "b"],
-        "created_by": "me",
+        "created_by": "human:me",
         "idempotency_key": "key-1",
     }
 
@@ -156,6 +156,7 @@ async def test_a_dependency_that_doesnt_exist(client: Client) -> None:
     reply = await client.post("/v1/tasks", {"type": "code", "depends_on": ["task_unknown"]})
 
     assert (reply.status, reply.code) == (422, "dependency_not_found")
+    assert [error["loc"] for error in reply.json["errors"]] == ["depends_on"]
 
 
 async def test_an_id_that_is_taken(client: Client) -> None:
@@ -212,17 +213,19 @@ async def test_children_run_in_order_under_their_task(client: Client) -> None:
     assert (await client.get(f"/v1/dags/{batch['dag_id']}")).json["counts"] == {"PENDING": 2, "READY": 1}
 
 
-@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/batch", "/v1/dags"])
-async def test_tasks_are_counted_before_they_are_made(client: Client, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "limit"), [("/v1/tasks", 10_000), ("/v1/tasks/batch", 10_000), ("/v1/dags", 100_000)]
+)
+async def test_tasks_are_counted_before_they_are_made(client: Client, path: str, limit: int) -> None:
     """Making them all, only to refuse them, would hold up everybody else for seconds."""
-    many = [{"type": "a"}] * 6_000
+    many = [{"type": "a"}] * (limit * 6 // 10)
     tasks = [{"type": "a", "children": many}, *many, {"type": 1}]
     body = {"type": "a", "children": tasks} if path == "/v1/tasks" else {"tasks": tasks}
 
     reply = await client.post(path, body)
 
     assert (reply.status, reply.code) == (422, "invalid_input")
-    assert "at most 10000 tasks" in reply.json["detail"]
+    assert f"at most {limit} tasks" in reply.json["detail"]
 
 
 async def test_the_longest_key_serves_for_a_batch_too(client: Client) -> None:
@@ -245,3 +248,35 @@ def test_a_query_of_many_names_is_refused_at_once() -> None:
         read_query(names, AgentQuery)
 
     assert time.process_time() - began < 2
+
+
+async def test_the_policy_that_is_read_can_be_sent(client: Client) -> None:
+    """R-019: a default task shows 004's lists."""
+    task = await client.submit()
+
+    assert task["retry"] == {
+        "strategy": "exponential",
+        "initial_delay_sec": 10,
+        "backoff_multiplier": 2,
+        "max_delay_sec": 300,
+        "jitter": True,
+        "retry_on": ["timeout", "crash", "rate_limit", "invalid_output"],
+        "no_retry_on": ["auth_failure", "budget_exceeded", "cancelled"],
+    }
+    again = await client.submit(retry=task["retry"])
+    assert again["retry"] == task["retry"]
+
+
+async def test_claim_and_artifacts_are_there_before_anything_happens(client: Client) -> None:
+    """R-014, R-020: an object and a list, as in 004; and a task that was read can be sent again."""
+    task = await client.submit(heartbeat_interval_sec=7)
+
+    assert task["claim"] == {
+        "agent_id": None,
+        "claimed_at": None,
+        "heartbeat_at": None,
+        "heartbeat_interval_sec": 7,
+        "epoch": 0,
+    }
+    assert (await client.submit())["claim"]["heartbeat_interval_sec"] == 30
+    assert task["output"]["artifacts"] == []

@@ -104,6 +104,8 @@ SCOPES: dict[str, str | None] = {
     "POST /v1/resume": "operate",
     "POST /v1/tasks/{id}/dependencies": "operate",
     "POST /v1/tasks/{id}/retry": "operate",
+    "POST /v1/tasks/cancel": "operate",
+    "POST /v1/tasks/retry": "operate",
     "GET /v1/tokens": "admin",
     "POST /v1/tokens": "admin",
     "DELETE /v1/tokens/{id:path}": "admin",

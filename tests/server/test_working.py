@@ -555,3 +555,39 @@ async def test_a_traceback_is_stored_with_the_attempt(client: Client) -> None:
     await client.post("/v1/work/fail", {"items": [item]})
     attempts = await client.get(f"/v1/tasks/{task_id}/attempts")
     assert attempts.json["items"][0]["traceback"].startswith("short")
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_subtasks_asked_for_again_are_the_same(client: Client, wait: bool) -> None:
+    """R-145: the same body under the same claim is a repeated call; another body isn't."""
+    agent = await client.register()
+    await client.submit("parent")
+    parent, token = await client.hold(agent)
+    body = {"claim_token": token, "tasks": [{"type": "x", "key": "a"}, {"type": "y", "depends_on": ["a"]}]}
+
+    first = await client.post(f"/v1/tasks/{parent}/subtasks", body | {"wait": wait})
+    again = await client.post(f"/v1/tasks/{parent}/subtasks", body | {"wait": wait})
+
+    assert (first.status, again.status) == (201, 201)
+    assert first.json["items"] == again.json["items"]
+    found = (await client.get("/v1/tasks", parent_id=parent)).json["items"]
+    assert {task["id"] for task in found} == {item["id"] for item in first.json["items"]}
+    if not wait:
+        other = await client.post(f"/v1/tasks/{parent}/subtasks", body | {"tasks": [{"type": "x"}]})
+        assert {item["id"] for item in other.json["items"]}.isdisjoint(task["id"] for task in found)
+
+
+async def test_subtasks_asked_for_under_a_new_claim_are_new(client: Client) -> None:
+    """R-145: without a key."""
+    agent = await client.register()
+    await client.submit("parent", priority=1)
+    ids = []
+    for _ in range(2):
+        parent, token = await client.hold(agent, types=["parent"])
+        reply = await client.post(
+            f"/v1/tasks/{parent}/subtasks", {"claim_token": token, "tasks": [{"type": "x"}]}
+        )
+        ids += [item["id"] for item in reply.json["items"]]
+        await client.post(f"/v1/tasks/{parent}/release", {"claim_token": token})
+
+    assert len(set(ids)) == 2

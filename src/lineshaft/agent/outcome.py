@@ -19,7 +19,7 @@ from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimErro
 from lineshaft.model import ratelimit
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
-from lineshaft.model.retry import FailureCategory
+from lineshaft.model.retry import LONGEST_DELAY_SEC, FailureCategory
 from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
 from lineshaft.types.work import MAX_ERROR, end_of
 
@@ -289,20 +289,24 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
+#: The engine has the limit of the installation.
+_LONGEST = LONGEST_DELAY_SEC
+
+
 def _retry_after(error: BaseException) -> float | None:
     """How long a provider asks to wait; None: the engine looks for it in the message."""
     now = datetime.now(UTC)
     value = getattr(error, "retry_after", None)
     if isinstance(value, int | float | str):
-        return ratelimit.parse_retry_after(value, now)
+        return ratelimit.parse_retry_after(value, now, longest_sec=_LONGEST)
     for holder in (getattr(error, "response", None), error):
         headers = getattr(holder, "headers", None)
         if isinstance(headers, Mapping) or hasattr(headers, "get"):
             milliseconds = _header(headers, "retry-after-ms")
             if milliseconds is not None and milliseconds.strip().isdigit():
-                return ratelimit.parse_retry_after(int(milliseconds) / 1000, now)
+                return ratelimit.parse_retry_after(int(milliseconds) / 1000, now, longest_sec=_LONGEST)
             if (header := _header(headers, "retry-after")) is not None:
-                return ratelimit.parse_retry_after(header, now)
+                return ratelimit.parse_retry_after(header, now, longest_sec=_LONGEST)
     return None
 
 

@@ -124,7 +124,7 @@ def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
             f"{indent}{branch}{task.title[:50]}" + (f" (also after {named})" if named else ""),
             task.status,
             f"{task.attempts}/{task.max_attempts}",
-            task.claim and task.claim.agent_id,
+            task.claim.agent_id,
             name,
         )
         deeper = indent + (("   " if is_last else "│  ") if branch else "")

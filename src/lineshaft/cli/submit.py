@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.output import print_facts, print_json, print_table
@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
     from lineshaft.types import Task
 
-T = TypeVar("T")
 #: Flags that are fields of the task.
 _FIELDS = (
-    *("title", "deadline", "run_at", "lock_key", "preset", "idempotency_key", "created_by", "parent_id"),
+    *(
+        "title",
+        "deadline",
+        "run_at",
+        "lock_key",
+        "preset",
+        "idempotency_key",
+        "created_by",
+        "parent_id",
+        "dag_id",
+    ),
     *("depends_on", "required_capabilities", "model_preferences", "tags"),
-    *("priority", "max_cost_usd", "max_attempts", "max_duration_sec"),
+    *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
 )
 
 
@@ -75,7 +84,15 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     field("--tag", nargs="+", dest="tags", metavar="TAG", help="labels for filters")
     field("--preset", choices=("factory", "loki", "officeplane"), help="defaults for retries and limits")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
+    field(
+        "--idempotency-ttl",
+        type=float,
+        dest="idempotency_ttl_sec",
+        metavar="SEC",
+        help="free the key so long after the task has completed; default: never",
+    )
     field("--created-by", metavar="WHO", help="such as human:ann")
+    field("--dag-id", metavar="ID", help="join this DAG")
     field("--parent-id", metavar="ID", help=argparse.SUPPRESS)
 
 
@@ -128,26 +145,14 @@ def _from_file(name: str) -> Any:
     return given
 
 
-def _converted(given: Any, kind: type[T]) -> T:
-    """As the server reads it, with the same errors."""
-    import msgspec  # noqa: PLC0415 - slow to import
-
-    from lineshaft.types.problems import invalid_input  # noqa: PLC0415
-
-    try:
-        return msgspec.json.decode(msgspec.json.encode(given), type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid_input(error) from None
-
-
 def _submit_one(given: Any, args: argparse.Namespace) -> int:
     from msgspec import UNSET  # noqa: PLC0415 - slow to import
     from msgspec.structs import replace  # noqa: PLC0415
 
-    from lineshaft.types import NewTask  # noqa: PLC0415
+    from lineshaft.types import NewTask, documents  # noqa: PLC0415
 
     with connect(args) as shaft:
-        made = shaft.submit(_converted(given, NewTask))
+        made = shaft.submit(documents.converted(given, NewTask, documents.task))
         if args.wait is not None:
             return _wait(shaft, [made.id], args)
         task = shaft.get(made.id)
@@ -160,10 +165,10 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
 
 
 def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
-    from lineshaft.types import NewTask  # noqa: PLC0415 - slow to import
+    from lineshaft.types import NewTask, documents  # noqa: PLC0415 - slow to import
 
     with connect(args) as shaft:
-        made = shaft.submit_many(_converted(given, list[NewTask]))
+        made = shaft.submit_many(documents.converted(given, list[NewTask], documents.tasks))
         if args.wait is not None:
             return _wait(shaft, [item.id for item in made], args)
     if args.json:
@@ -176,9 +181,9 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
 
 
 def _submit_dag(given: Any, args: argparse.Namespace) -> int:
-    from lineshaft.types import NewDag  # noqa: PLC0415 - slow to import
+    from lineshaft.types import NewDag, documents  # noqa: PLC0415 - slow to import
 
-    new = _converted(given, NewDag)
+    new = documents.converted(given, NewDag, documents.dag)
     with connect(args) as shaft:
         made = shaft.submit_dag(
             new.title,

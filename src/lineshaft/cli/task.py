@@ -11,7 +11,7 @@ from lineshaft.cli.output import age, moment, pretty, print_facts, print_json, p
 from lineshaft.cli.usage import UsageError, positive, time_value
 
 if TYPE_CHECKING:
-    from lineshaft.types import FailedAttempt, Task
+    from lineshaft.types import FailedAttempt, MatchedTasks, Task, TaskFilters
 
 _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q")
 
@@ -34,6 +34,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     cancel.add_argument("--reason", default="cancelled on the command line")
     cancel.add_argument("--no-cascade", action="store_true", help="don't cancel tasks that depend on it")
     cancel.set_defaults(run=cancel_)
+    for verb, run in (("cancel", cancel_matching_), ("retry", retry_matching_)):
+        matching = actions.add_parser(
+            f"{verb}-matching",
+            help=f"{verb} all tasks that match filters",
+            description=f"{verb.capitalize()} all tasks that match these filters. Repeat a filter to match "
+            "any of its values.",
+        )
+        _add_filters(matching)
+        if verb == "cancel":
+            matching.add_argument("--reason", default="cancelled on the command line")
+        matching.add_argument("--dry-run", action="store_true", help="only list the tasks that match")
+        add_flags(matching)
+        matching.set_defaults(run=run)
     retry = actions.add_parser(
         "retry",
         help="retry a dead letter, a cancelled task or one that waits for its retry",
@@ -43,10 +56,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     retry.set_defaults(run=retry_)
     change = actions.add_parser(
         "change",
-        help="change priority, deadline or tags",
-        description="Change a task that has not ended.",
+        help="change priority, deadline, tags or limits",
+        description="Change a task that has not ended; or the limits of a dead letter, before it is retried.",
     )
     change.add_argument("--priority", type=int)
+    change.add_argument("--max-cost", metavar="USD", help="cost limit of an attempt, or 'none'")
+    change.add_argument("--max-total-cost", metavar="USD", help="cost limit of all attempts, or 'none'")
+    change.add_argument("--max-attempts", type=int, metavar="N", help="attempts before it is a dead letter")
+    change.add_argument("--max-duration", type=float, metavar="SEC", help="time limit of an attempt")
     change.add_argument("--deadline", metavar="TIME", help="ISO 8601, or 'none' to remove it")
     change.add_argument("--tag", nargs="*", dest="tags", metavar="TAG", help="replace all tags")
     change.set_defaults(run=change_)
@@ -66,11 +83,7 @@ def _add_list(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="list tasks",
         description="List tasks, newest first. Repeat a filter to match any of its values.",
     )
-    for name in _FILTERS:
-        flag = "--search" if name == "q" else f"--{name.replace('_', '-')}"
-        metavar = "TEXT" if name == "q" else name.upper()
-        about = "part of the title" if name == "q" else None
-        command.add_argument(flag, dest=name, action="append", default=[], metavar=metavar, help=about)
+    _add_filters(command)
     command.add_argument("--order", choices=("created_at", "priority"), default="created_at")
     command.add_argument(
         "--limit", type=positive, default=50, metavar="N", help="at most N tasks (default: 50)"
@@ -78,6 +91,14 @@ def _add_list(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     command.add_argument("--all", action="store_true", help="list all tasks")
     add_flags(command)
     command.set_defaults(run=list_)
+
+
+def _add_filters(command: argparse.ArgumentParser) -> None:
+    for name in _FILTERS:
+        flag = "--search" if name == "q" else f"--{name.replace('_', '-')}"
+        metavar = "TEXT" if name == "q" else name.upper()
+        about = "part of the title" if name == "q" else None
+        command.add_argument(flag, dest=name, action="append", default=[], metavar=metavar, help=about)
 
 
 def list_(args: argparse.Namespace) -> int:
@@ -100,7 +121,7 @@ def list_(args: argparse.Namespace) -> int:
                 task.title[:40],
                 _priority(task),
                 f"{task.attempts}/{task.max_attempts}",
-                task.claim and task.claim.agent_id,
+                task.claim.agent_id,
                 usd(task.cost_usd),
                 age(task.created_at),
             )
@@ -143,7 +164,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Parent", task.parent_id or ""),
         ("Waits for", ", ".join(task.blocked_by)),
         ("Blocked", task.blocked_reason or ""),
-        ("Agent", task.claim.agent_id if task.claim else ""),
+        ("Agent", task.claim.agent_id or ""),
         ("Model", task.model or ""),
         ("Version", version or ""),
         ("Attempts", f"{task.attempts} of {task.max_attempts} used"),
@@ -208,11 +229,41 @@ def retry_(args: argparse.Namespace) -> int:
         return print_status(args, shaft.retry(args.id))
 
 
+def cancel_matching_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        found = shaft.cancel_matching(args.reason, dry_run=args.dry_run, **_filters(args))
+    return _print_matched(args, found, "Cancelled")
+
+
+def retry_matching_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        found = shaft.retry_matching(dry_run=args.dry_run, **_filters(args))
+    return _print_matched(args, found, "Retried")
+
+
+def _filters(args: argparse.Namespace) -> "TaskFilters":
+    filters: TaskFilters = {name: given for name in _FILTERS if (given := getattr(args, name))}  # type: ignore[assignment]  # names of the filters
+    if not filters:
+        raise UsageError("Give at least one filter, such as --status or --type.")
+    return filters
+
+
+def _print_matched(args: argparse.Namespace, found: "MatchedTasks", done: str) -> int:
+    if args.json:
+        print_json(found)
+        return 0
+    for name in found.ids:
+        print(name)
+    print(f"{'Matching' if args.dry_run else done}: {found.count} tasks.")
+    return 0
+
+
 def change_(args: argparse.Namespace) -> int:
     from msgspec import UNSET  # noqa: PLC0415 - slow to import
 
-    if args.priority is None and args.deadline is None and args.tags is None:
-        raise UsageError("Nothing to change: use --priority, --deadline or --tag.")
+    limits = (args.max_cost, args.max_total_cost, args.max_attempts, args.max_duration)
+    if all(given is None for given in (args.priority, args.deadline, args.tags, *limits)):
+        raise UsageError("Nothing to change: use --priority, --deadline, --tag or a limit.")
     deadline = UNSET if args.deadline is None else _deadline(args.deadline)
     with connect(args) as shaft:
         task = shaft.change(
@@ -220,8 +271,21 @@ def change_(args: argparse.Namespace) -> int:
             priority=UNSET if args.priority is None else args.priority,
             deadline=deadline,
             tags=UNSET if args.tags is None else args.tags,
+            max_cost_usd=UNSET if args.max_cost is None else _dollars("--max-cost", args.max_cost),
+            max_total_cost_usd=UNSET
+            if args.max_total_cost is None
+            else _dollars("--max-total-cost", args.max_total_cost),
+            max_attempts=UNSET if args.max_attempts is None else args.max_attempts,
+            max_duration_sec=UNSET if args.max_duration is None else args.max_duration,
         )
     return print_status(args, task)
+
+
+def _dollars(flag: str, text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be an amount of dollars or 'none', got {text!r}.") from None
 
 
 def _deadline(text: str) -> datetime | None:

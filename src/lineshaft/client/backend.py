@@ -2,11 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
-
-from msgspec import UnsetType
 
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
@@ -26,6 +23,7 @@ from lineshaft.types import (
     InstanceInfo,
     Limits,
     Lock,
+    MatchedTasks,
     NewAgent,
     NewToken,
     Page,
@@ -37,6 +35,7 @@ from lineshaft.types import (
     Submitted,
     SubmittedDag,
     Task,
+    TaskChange,
     TaskFilter,
     Token,
     Why,
@@ -147,20 +146,17 @@ class Backend(Protocol):
 
     async def why(self, task_id: str) -> Why: ...
 
-    async def change(
-        self,
-        task_id: str,
-        *,
-        priority: int | UnsetType,
-        deadline: datetime | UnsetType | None,
-        tags: Sequence[str] | UnsetType,
-    ) -> Task: ...
+    async def change(self, task_id: str, change: TaskChange) -> Task: ...
 
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task: ...
 
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task: ...
 
     async def retry(self, task_id: str, *, delay_sec: float) -> Task: ...
+
+    async def cancel_matching(self, wanted: TaskFilter, reason: str, *, dry_run: bool) -> MatchedTasks: ...
+
+    async def retry_matching(self, wanted: TaskFilter, *, dry_run: bool) -> MatchedTasks: ...
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         """For each id: `open`, `unknown`, or ended as a `task` or as a `dag`."""

@@ -260,6 +260,8 @@ class SyncLineshaft:
     add_dependencies = _blocking(Lineshaft.add_dependencies)
     cancel = _blocking(Lineshaft.cancel)
     retry = _blocking(Lineshaft.retry)
+    cancel_matching = _blocking(Lineshaft.cancel_matching)
+    retry_matching = _blocking(Lineshaft.retry_matching)
     get_dag = _blocking(Lineshaft.get_dag)
     dags = _blocking(Lineshaft.dags)
     cancel_dag = _blocking(Lineshaft.cancel_dag)

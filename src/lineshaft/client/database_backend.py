@@ -3,11 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
-
-from msgspec import UnsetType
 
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import HeartbeatTransport
@@ -42,6 +39,7 @@ from lineshaft.types import (
     InstanceInfo,
     Limits,
     Lock,
+    MatchedTasks,
     NewAgent,
     NewToken,
     Page,
@@ -53,6 +51,7 @@ from lineshaft.types import (
     Submitted,
     SubmittedDag,
     Task,
+    TaskChange,
     TaskFilter,
     Token,
     Why,
@@ -187,15 +186,8 @@ class DatabaseBackend:
     async def why(self, task_id: str) -> Why:
         return await self.engine.read.why(task_id)
 
-    async def change(
-        self,
-        task_id: str,
-        *,
-        priority: int | UnsetType,
-        deadline: datetime | UnsetType | None,
-        tags: Sequence[str] | UnsetType,
-    ) -> Task:
-        await self.engine.operations.change(task_id, priority=priority, deadline=deadline, tags=tags)
+    async def change(self, task_id: str, change: TaskChange) -> Task:
+        await self.engine.operations.change(task_id, change)
         return await self.engine.read.task(task_id)
 
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
@@ -205,6 +197,12 @@ class DatabaseBackend:
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
         await self.engine.operations.cancel(task_id, reason, cascade=cascade)
         return await self.engine.read.task(task_id)
+
+    async def cancel_matching(self, wanted: TaskFilter, reason: str, *, dry_run: bool) -> MatchedTasks:
+        return await self.engine.matching.cancel(wanted, reason, dry_run=dry_run)
+
+    async def retry_matching(self, wanted: TaskFilter, *, dry_run: bool) -> MatchedTasks:
+        return await self.engine.matching.retry(wanted, dry_run=dry_run)
 
     async def retry(self, task_id: str, *, delay_sec: float) -> Task:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)

@@ -7,14 +7,13 @@ not valid JSON) is refused before anything is sent, by the same functions.
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from lineshaft.client import requests, responses
 from lineshaft.client.backend import HeartbeatTransport, WorkWaiter
@@ -55,6 +54,7 @@ from lineshaft.types import (
     InstanceInfo,
     Limits,
     Lock,
+    MatchedTasks,
     NewAgent,
     NewToken,
     Page,
@@ -66,6 +66,7 @@ from lineshaft.types import (
     Submitted,
     SubmittedDag,
     Task,
+    TaskChange,
     TaskFilter,
     Token,
     Why,
@@ -208,18 +209,8 @@ class HttpBackend:
     async def why(self, task_id: str) -> Why:
         return await self._get(f"/v1/tasks/{_part(task_id)}/why", Why)
 
-    async def change(
-        self,
-        task_id: str,
-        *,
-        priority: int | UnsetType,
-        deadline: datetime | UnsetType | None,
-        tags: Sequence[str] | UnsetType,
-    ) -> Task:
-        given = {"priority": priority, "deadline": deadline, "tags": tags}
-        body = {name: value for name, value in given.items() if value is not UNSET}
-        check_fields(**{name: value for name, value in body.items() if (name, value) != ("deadline", None)})
-        return await self._patch(f"/v1/tasks/{_part(task_id)}", Task, body)
+    async def change(self, task_id: str, change: TaskChange) -> Task:
+        return await self._patch(f"/v1/tasks/{_part(task_id)}", Task, change.wanted())
 
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
         body = {"depends_on": list(depends_on)}
@@ -228,6 +219,14 @@ class HttpBackend:
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
         body = {"reason": replace_unstorable(reason), "cascade": cascade}
         return await self._post(f"/v1/tasks/{_part(task_id)}/cancel", Task, body)
+
+    async def cancel_matching(self, wanted: TaskFilter, reason: str, *, dry_run: bool) -> MatchedTasks:
+        body = {"filter": wanted, "reason": reason, "dry_run": dry_run}
+        return await self._post("/v1/tasks/cancel", MatchedTasks, body, again=False)
+
+    async def retry_matching(self, wanted: TaskFilter, *, dry_run: bool) -> MatchedTasks:
+        body = {"filter": wanted, "dry_run": dry_run}
+        return await self._post("/v1/tasks/retry", MatchedTasks, body, again=False)
 
     async def retry(self, task_id: str, *, delay_sec: float) -> Task:
         body = {"delay_sec": delay_sec} if delay_sec else {}

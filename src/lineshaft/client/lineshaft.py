@@ -8,6 +8,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from lineshaft.client.administration import Administration
@@ -42,11 +43,14 @@ from lineshaft.types import (
     DeadLetterGroup,
     Event,
     EventPage,
+    MatchedTasks,
     Page,
     Report,
     Resolution,
     Task,
+    TaskChange,
     TaskFilter,
+    TaskFilters,
     TaskOrder,
     Why,
 )
@@ -253,9 +257,25 @@ class Lineshaft(Administration):
         priority: int | UnsetType = UNSET,
         deadline: datetime | UnsetType | None = UNSET,
         tags: Sequence[str] | UnsetType = UNSET,
+        max_cost_usd: Decimal | float | UnsetType | None = UNSET,
+        max_total_cost_usd: Decimal | float | UnsetType | None = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        max_duration_sec: Duration | UnsetType = UNSET,
     ) -> Task:
-        """Change a task that has not ended. `deadline=None` removes the deadline; `tags` replaces all."""
-        return await self.backend.change(id_of(task), priority=priority, deadline=deadline, tags=tags)
+        """Change a task that has not ended; or the limits of a dead letter, before it is retried.
+
+        None removes the deadline or a cost limit; `tags` replaces all tags.
+        """
+        change = TaskChange(
+            priority=priority,
+            deadline=deadline,
+            tags=tags,
+            max_cost_usd=max_cost_usd,
+            max_total_cost_usd=max_total_cost_usd,
+            max_attempts=max_attempts,
+            max_duration_sec=UNSET if max_duration_sec is UNSET else seconds(max_duration_sec),
+        )
+        return await self.backend.change(id_of(task), change)
 
     async def add_dependencies(self, task: TaskRef, depends_on: Sequence[TaskRef]) -> Task:
         """Make a task that is not claimed yet wait for other tasks too."""
@@ -268,6 +288,19 @@ class Lineshaft(Administration):
     async def retry(self, task: TaskRef, *, delay: Duration = 0.0) -> Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
         return await self.backend.retry(id_of(task), delay_sec=seconds(delay))
+
+    async def cancel_matching(
+        self, reason: str = "cancelled", *, dry_run: bool = False, **filters: Unpack[TaskFilters]
+    ) -> MatchedTasks:
+        """Cancel all tasks that match and have not ended, with their dependents; `list` has the filters.
+
+        In chunks, each in its own transaction. With `dry_run` it only returns which tasks match.
+        """
+        return await self.backend.cancel_matching(_filter(filters), reason, dry_run=dry_run)
+
+    async def retry_matching(self, *, dry_run: bool = False, **filters: Unpack[TaskFilters]) -> MatchedTasks:
+        """Retry all tasks that match and are DEAD_LETTERED, CANCELLED or RETRYING; as `cancel_matching`."""
+        return await self.backend.retry_matching(_filter(filters), dry_run=dry_run)
 
     # DAGs.
 
@@ -522,6 +555,10 @@ class Lineshaft(Administration):
             forget_steps=_names(forget_steps),
         )
         return await self.backend.resolve_all(wanted, decision)
+
+
+def _filter(filters: TaskFilters) -> TaskFilter:
+    return msgspec.convert({name: names(given) for name, given in filters.items()}, TaskFilter)  # type: ignore[arg-type]  # all values are Names
 
 
 def _names(steps: Sequence[str] | None) -> list[str] | str | None:

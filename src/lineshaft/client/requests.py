@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lineshaft.engine.submit.drafts import draft_by_key, draft_dag, draft_each
+from lineshaft.engine.submit.drafts import LARGEST_DAG, draft_by_key, draft_dag, draft_each
 from lineshaft.model.tasks import Gate, NewTask, TaskRules
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(NewTask)} | {"spec": {}}
@@ -17,7 +17,7 @@ def _checked_by_server(_: Sequence[Gate]) -> Iterable[tuple[str, str]]:
     return ()
 
 
-_CHECKED_BY_SERVER = TaskRules(_checked_by_server)
+_CHECKED_BY_SERVER = TaskRules(_checked_by_server, max_dag_tasks=LARGEST_DAG)
 
 
 def tasks(given: Sequence[NewTask]) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from lineshaft.engine.transition.change import Change
 from lineshaft.engine.transition.complete import Acceptance, Complete
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.matching import Matching
 from lineshaft.engine.transition.release import Release
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.engine.transition.spawn import Spawn
@@ -87,11 +88,19 @@ class Engine:
         self.schedule = Schedule(self.database)
 
         # Work.
-        fail = Fail(transitions, lanes, self.breakers, self.slowdowns)
+        fail = Fail(
+            transitions,
+            lanes,
+            self.breakers,
+            self.slowdowns,
+            max_retry_after_sec=self.rules.max_retry_after_sec,
+        )
         acceptance = Acceptance(transitions, fail, self.breakers)
         self.gates = Gates(transitions, acceptance, self.checks)
         self.submission = Submission(
-            self.database, lanes, rules=TaskRules(self.checks.faults, self.rules.max_duration_sec)
+            self.database,
+            lanes,
+            rules=TaskRules(self.checks.faults, self.rules.max_duration_sec, self.rules.max_dag_tasks),
         )
         self.work = Work(
             self.database,
@@ -116,7 +125,8 @@ class Engine:
         self.fleet = Fleet(self.database, fail)
 
         # People.
-        self.operations = Operations(cancel, revive, Change(transitions), dependencies, pauses)
+        self.matching = Matching(self.read, cancel, revive)
+        self.operations = Operations(cancel, revive, Change(transitions, lanes), dependencies, pauses)
         self.dead_letters = DeadLetters(self.database, reviews, cancel, revive, dependencies)
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)

@@ -1,9 +1,6 @@
 """What people do to tasks: cancel, retry, change, add dependencies, pause and resume types."""
 
 from collections.abc import Sequence
-from datetime import datetime
-
-from msgspec import UNSET, UnsetType
 
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.transition.cancel import Cancel
@@ -11,6 +8,7 @@ from lineshaft.engine.transition.change import Change
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.model.states import Status
+from lineshaft.types.changes import TaskChange
 
 
 class Operations:
@@ -38,16 +36,9 @@ class Operations:
         """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or end the wait of a RETRYING one."""
         return await self._revive.retry(task_id, delay_sec=delay_sec)
 
-    async def change(
-        self,
-        task_id: str,
-        *,
-        priority: int | UnsetType = UNSET,
-        deadline: datetime | UnsetType | None = UNSET,
-        tags: Sequence[str] | UnsetType = UNSET,
-    ) -> None:
-        """Change a task that hasn't ended; `deadline=None` removes the deadline."""
-        await self._change.change(task_id, priority=priority, deadline=deadline, tags=tags)
+    async def change(self, task_id: str, change: TaskChange) -> None:
+        """Change a task that hasn't ended, or the limits of a dead letter."""
+        await self._change.change(task_id, change)
 
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Status:
         """Make a task that isn't claimed yet wait for other tasks too."""

@@ -153,6 +153,22 @@ def _preset(value: Any) -> str | None:
     )
 
 
+def _on_failure(value: Any) -> str | None:
+    return None if value in {"block", "ignore"} else f"must be block or ignore, got {shown(value)}"
+
+
+#: Who creates tasks and DAGs: each prefix is followed by a name.
+CREATORS = ("agent:", "human:", "cron:", "event:", "dag:", "system:")
+
+
+def _creator(value: Any) -> str | None:
+    if fault := text_fault(value):
+        return fault
+    if value.startswith(CREATORS) and value.partition(":")[2].strip():
+        return None
+    return f"must be one of {', '.join(CREATORS)} and a name, such as human:ann, got {shown(value)}"
+
+
 #: Checks by field of a task.
 CHECKS: Mapping[str, Check] = {
     "type": text_fault,
@@ -165,14 +181,17 @@ CHECKS: Mapping[str, Check] = {
     "run_at": _instant,
     "depends_on": _dependencies,
     "parent_id": text_fault,
+    "dag_id": text_fault,
     "lock_key": text_fault,
     "max_total_cost_usd": _dollars,
     "heartbeat_interval_sec": _number(MIN_SECONDS, LONGEST_SECONDS),
     "max_attempts": _number(1, MAX_ATTEMPTS, whole=True),
     "idempotency_key": text_fault,
+    "idempotency_ttl_sec": _number(0, LONGEST_SECONDS),
     "tags": _texts,
-    "created_by": text_fault,
+    "created_by": _creator,
     "preset": _preset,
+    "on_failure": _on_failure,
 }
 #: Checks of fields that may also be in `spec.constraints`.
 LIMIT_CHECKS: Mapping[str, Check] = {

@@ -147,7 +147,9 @@ def _quoted(value: object) -> str:
 
 _Text = Callable[[NoticeEvent, Mapping[str, Any]], str]
 _TEXTS: dict[NoticeKind, _Text] = {
-    NoticeKind.DEAD_LETTER: lambda event, data: f"Task {event.task_id} failed permanently{_cause(data)}",
+    NoticeKind.DEAD_LETTER: lambda event, data: (
+        f"Task {event.task_id} moved to dead letter queue{_cause(data)}"
+    ),
     NoticeKind.POISON_PILL: lambda event, data: f"Task {event.task_id} fails with every agent{_cause(data)}",
     NoticeKind.BREAKER_OPENED: lambda _, data: (
         _message(data) or f"Circuit breaker {data.get('key', '')} is open"

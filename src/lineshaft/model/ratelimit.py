@@ -52,6 +52,7 @@ _WAIT_IN_TEXT = re.compile(
     rf"[\"'\s:=]*(?:{_WAIT})",
     re.IGNORECASE,
 )
+_ONLY_NUMBER = re.compile(rf"\s*-?{_NUMBER}\s*")
 _PART = re.compile(rf"({_NUMBER})\s*({_UNIT})?", re.IGNORECASE)
 
 
@@ -79,10 +80,17 @@ def parse_retry_after(
 ) -> float | None:
     """The seconds a provider asks to wait; None if it doesn't say.
 
-    `value` is a number of seconds, a header's value (seconds or an HTTP date), or an error text with one in
-    it.
+    `value` is a number of seconds, a header's value (seconds or an HTTP date), or a text with one in it.
     """
-    seconds = _wait_in(value, now) if isinstance(value, str) else value
+    return _clamped(_wait_in(value, now) if isinstance(value, str) else value, longest_sec)
+
+
+def retry_after_in_error(error: str, now: datetime, *, longest_sec: float = LONGEST_WAIT_SEC) -> float | None:
+    """As `parse_retry_after` for an error text. One that is only a number is a status, not a wait."""
+    return None if _ONLY_NUMBER.fullmatch(error) else parse_retry_after(error, now, longest_sec=longest_sec)
+
+
+def _clamped(seconds: float | None, longest_sec: float) -> float | None:
     if seconds is None or isinstance(seconds, bool) or seconds != seconds:  # noqa: PLR0124 (not a number)
         return None
     return float(min(max(seconds, 0), longest_sec))

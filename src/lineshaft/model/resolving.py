@@ -43,8 +43,11 @@ def all_alike(tasks: Sequence[NewTask]) -> bool:
 
 
 #: Fields that similar tasks don't share, besides the spec: ids and dependencies.
-_PLACE = ("key", "id", "depends_on", "parent_id")
-_NO_PLACE: tuple[tuple[Any, ...], ...] = ((None, None, (), None), (None, None, [], None))
+_PLACE = ("key", "id", "depends_on", "parent_id", "dag_id")
+_NO_PLACE: tuple[tuple[Any, ...], ...] = (
+    (None, None, (), None, None),
+    (None, None, [], None, None),
+)
 _fields = NewTask.__struct_fields__
 _place = itemgetter(*map(_fields.index, _PLACE))
 _PLACE_CHECKS = tuple(CHECKS[name] for name in _PLACE)

@@ -23,7 +23,7 @@ up: see `ratelimit`.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
@@ -196,6 +196,11 @@ class RetryPolicy:
         if self.no_retry_on is not None:
             return self.no_retry_on
         return tuple(category for category in DEFAULT_NO_RETRY_ON if category not in (self.retry_on or ()))
+
+    @property
+    def effective(self) -> "RetryPolicy":
+        """With both lists, for readers."""
+        return replace(self, retry_on=self.retried, no_retry_on=self.not_retried)
 
     def refuses(self, category: str) -> bool:
         """Whether the category excludes another attempt, even a free one after a rate limit."""

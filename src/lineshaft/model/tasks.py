@@ -29,9 +29,11 @@ from lineshaft.model.fields import (
     text_fault,
 )
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
-from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, PRESETS, Preset, RetryPolicy
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, PRESETS, Preset, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
+#: Tasks that a DAG may be created with, unless the installation has another limit.
+MAX_DAG_TASKS = 10_000
 
 #: The built-in methods to check an output; a registry of checks may have more.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
@@ -107,7 +109,10 @@ class TaskOptions(TaskDefaults, total=False):
     run_at: datetime | None
     depends_on: Sequence[str]
     parent_id: str | None
+    dag_id: str | None
     idempotency_key: str | None
+    idempotency_ttl_sec: Duration | None
+    on_failure: str | None
     children: "Sequence[NewTask]"
 
 
@@ -128,7 +133,10 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline: datetime | None = None
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
+    #: An existing task, whose DAG this one joins.
     parent_id: str | None = None
+    #: An existing DAG to join.
+    dag_id: str | None = None
     lock_key: str | None = None
     required_capabilities: Sequence[str] | None = None
     model_preferences: Sequence[str] | None = None
@@ -141,8 +149,12 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry: RetrySpec | None = None
     output: OutputContract | None = None
     idempotency_key: str | None = None
+    #: How long the key stays in force after the task has completed; None: forever.
+    idempotency_ttl_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
+    #: Of a spawned task that becomes a dead letter: `block` its DAG (the default) or `ignore` it there.
+    on_failure: str | None = None
     #: Run in this order; the task itself then has no work of its own.
     children: "Sequence[NewTask]" = ()
     #: Defaults for retry, boost, limits and reports; a child inherits its parent's.
@@ -180,9 +192,11 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     gates: bytes | None
     require_decision_report: bool
     idempotency_key: str | None
+    idempotency_ttl_sec: float | None
     tags: tuple[str, ...]
     created_by: str | None
     surface: bytes | None
+    ignore_failure: bool
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
 
@@ -208,6 +222,8 @@ class TaskRules(NamedTuple):
     gate_faults: GateFaults | None = None
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
+    #: Tasks that a call may create in one DAG, including children.
+    max_dag_tasks: int = MAX_DAG_TASKS
 
 
 DEFAULT_RULES = TaskRules()
@@ -237,6 +253,8 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
+    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
+        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
     spec = stored_json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)
@@ -274,9 +292,11 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         gates=checks,
         require_decision_report=defaults.require_decision_report if report is None else report,
         idempotency_key=task.idempotency_key,
+        idempotency_ttl_sec=task.idempotency_ttl_sec,
         tags=_names(task.tags),
         created_by=task.created_by,
         surface=surface,
+        ignore_failure=task.on_failure == "ignore",
         context_tasks=refs,
     )
 
@@ -412,4 +432,8 @@ def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
         for name, value in stored.items()
         if value is not UNSET
     }
-    return replace(base, **given)
+    found = replace(base, **given)
+    # An effective policy that was read and sent back, as `RetryPolicy.effective` makes it of left-out lists.
+    if found.no_retry_on is not None and found.retry_on == DEFAULT_RETRY_ON:
+        found = replace(found, retry_on=None)
+    return found

@@ -10,9 +10,17 @@ from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, InstanceInfo, NewAgent, RegisteredAgent
+from lineshaft.types.changes import TaskChange
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
-from lineshaft.types.filters import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder
+from lineshaft.types.filters import (
+    DagFilter,
+    DeadLetterFilter,
+    MatchedTasks,
+    TaskFilter,
+    TaskFilters,
+    TaskOrder,
+)
 from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
 from lineshaft.types.limits import Limits, VelocityAction
 from lineshaft.types.page import Page
@@ -67,6 +75,7 @@ __all__ = [
     "InstanceInfo",
     "Limits",
     "Lock",
+    "MatchedTasks",
     "NewAgent",
     "NewDag",
     "NewTask",
@@ -95,8 +104,10 @@ __all__ = [
     "Submitted",
     "SubmittedDag",
     "Task",
+    "TaskChange",
     "TaskDefaults",
     "TaskFilter",
+    "TaskFilters",
     "TaskOptions",
     "TaskOrder",
     "TaskOutput",

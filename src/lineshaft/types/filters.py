@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypedDict
 
 from msgspec import Struct
 
@@ -37,6 +38,26 @@ class TaskFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority_to: int | None = None
     #: Only tasks whose work is done by their children.
     batches: bool = False
+
+
+class TaskFilters(TypedDict, total=False):
+    """The filters of a task list, as keyword arguments."""
+
+    status: Names
+    type: Names
+    dag_id: Names
+    parent_id: Names
+    agent_id: Names
+    tag: Names
+    created_by: Names
+    q: Names
+
+
+class MatchedTasks(Struct, frozen=True):
+    """The tasks that a call cancelled or retried; with `dry_run`, would have."""
+
+    ids: list[str]
+    count: int
 
 
 class DagFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

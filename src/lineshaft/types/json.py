@@ -16,6 +16,10 @@ def null() -> Raw:
     return NULL
 
 
+def empty_list() -> Raw:
+    return Raw(b"[]")
+
+
 def raw(json: bytes | None) -> Raw:
     return NULL if json is None else Raw(json)
 

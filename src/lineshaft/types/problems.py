@@ -26,7 +26,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: The same request may succeed later without a change. Always sent, even if false.
     retryable: bool | None = None
     request_id: str | None = None
-    #: Of invalid_input: every fault that was found.
+    #: Of invalid_input, cycle_detected and dependency_not_found: every fault that was found.
     errors: tuple[Fault, ...] | None = None
     #: Of cycle_detected: each of these depends on the next.
     cycle: tuple[str, ...] | None = None
@@ -48,7 +48,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
             retryable=error.retryable,
             request_id=request_id,
             errors=tuple(Fault(*fault) for fault in error.errors)
-            if isinstance(error, errors.InvalidInputError)
+            if isinstance(error, _WITH_FAULTS)
             else None,
             cycle=tuple(error.cycle) if isinstance(error, errors.CycleError) else None,
             reasons=tuple(Reason(ReasonCode(name), detail) for name, detail in error.reasons)
@@ -62,9 +62,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def exception(self) -> LineshaftError:
         """The exception that the engine raised: the same class and text."""
         match self.code:
-            case errors.InvalidInputError.code:
-                faults = [(fault.loc, fault.msg) for fault in self.errors or ()]
-                return errors.InvalidInputError(self.detail, errors=faults)
+            case errors.InvalidInputError.code | errors.DependencyNotFoundError.code:
+                return _BY_FAULTS[self.code](self.detail, errors=self._faults)
             case errors.CycleError.code:
                 return errors.CycleError(self.cycle or ())
             case errors.NotClaimableError.code:
@@ -77,6 +76,14 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
             case errors.UnauthorizedError.code:
                 return errors.UnauthorizedError(f"{self.detail} {_WHERE_TO_PUT_IT}")
         return _KINDS.get(self.code, LineshaftError)(self.detail)
+
+    @property
+    def _faults(self) -> list[tuple[str, str]]:
+        return [(fault.loc, fault.msg) for fault in self.errors or ()]
+
+
+_BY_FAULTS = {kind.code: kind for kind in (errors.InvalidInputError, errors.DependencyNotFoundError)}
+_WITH_FAULTS = (errors.InvalidInputError, errors.CycleError, errors.DependencyNotFoundError)
 
 
 _WHERE_TO_PUT_IT = "Pass it as Lineshaft(url, token=…), or set LINESHAFT_TOKEN."

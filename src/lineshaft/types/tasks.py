@@ -10,13 +10,13 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
-from lineshaft.types.json import JsonStruct, decoded, null
+from lineshaft.types.json import JsonStruct, decoded, empty_list, null
 
 
 class ClaimInfo(Struct, frozen=True):
-    """The agent that holds a task, or held it when it ended."""
+    """The agent that holds a task, or held it when it ended; without one, only the interval and the epoch."""
 
-    agent_id: str
+    agent_id: str | None
     claimed_at: datetime | None
     heartbeat_at: datetime | None
     heartbeat_interval_sec: float
@@ -70,7 +70,7 @@ class TaskOutput(JsonStruct, frozen=True, kw_only=True):
     require_decision_report: bool = False
     #: While the task is VALIDATING this is a candidate; it counts once the task is COMPLETED.
     data_json: Raw = field(name="data", default_factory=null)
-    artifacts_json: Raw = field(name="artifacts", default_factory=null)
+    artifacts_json: Raw = field(name="artifacts", default_factory=empty_list)
     decision_report_json: Raw = field(name="decision_report", default_factory=null)
 
     @cached_property
@@ -82,8 +82,9 @@ class TaskOutput(JsonStruct, frozen=True, kw_only=True):
         return decoded(self.data_json)
 
     @cached_property
-    def artifacts(self) -> Any:
-        return decoded(self.artifacts_json)
+    def artifacts(self) -> list[Any]:
+        found: list[Any] = decoded(self.artifacts_json)
+        return found
 
     @cached_property
     def decision_report(self) -> Any:
@@ -128,7 +129,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     revivals: int
     retry: RetryPolicy
     retry_at: datetime | None
-    claim: ClaimInfo | None
+    claim: ClaimInfo
     lease_until: datetime | None
     model: str | None
     progress_json: Raw = field(name="progress", default_factory=null)

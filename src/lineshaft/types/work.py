@@ -218,8 +218,8 @@ class NewCheckpoint:
 class NewSpawn:
     """Children to create in the DAG of a held task; with `wait` the task pauses until all have ended.
 
-    With a key the children are created once, however often the call is repeated. Without one, only a repeated
-    call with `wait` is recognized, because it ended the claim.
+    With a key the children are created once, however often the call is repeated. Without one, a call with the
+    same children under the same claim is a repeated call.
     """
 
     claim: ClaimRef

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lineshaft.model.priority import PriorityInputs, effective_priority
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.changes import TaskChange
 from tests.world import World
 
 
@@ -168,7 +169,7 @@ async def test_after_changes_the_order_is_that_of_the_formula(
             wish["deadline"] = (
                 None if minutes is None else world.clock.now() + timedelta(minutes=float(minutes))
             )
-        await world.engine.operations.change(name, **wish)
+        await world.engine.operations.change(name, TaskChange(**wish))
         inputs[name] = replace(inputs[name], **wish)
     now = world.clock.now()
     await world.engine.maintenance.rekey_deadlines(10_000)

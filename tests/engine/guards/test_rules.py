@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.engine.guards.rules import Rules, read_breakers
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.breaker import BreakerConfig
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.types import Submitted
+from lineshaft.types.work import Failure
+from tests.world import Actions, ref
 
 #: As the document has it.
 DOCUMENT = """\
@@ -118,3 +122,31 @@ async def test_the_default_time_limit_is_a_setting(dsn: str) -> None:
 
 async def _limits(engine: Engine, submitted: Iterable[Submitted]) -> list[float | None]:
     return [(await engine.read.task(each.id)).max_duration_sec for each in submitted]
+
+
+async def test_the_size_limit_of_a_dag_is_a_setting(dsn: str) -> None:
+    """R-142: counted with children; standalone tasks have their own limit."""
+    settings = Settings.load({"LINESHAFT_MAX_DAG_TASKS": "3"})
+    async with Engine(dsn, rules=Rules.of(settings)) as engine:
+        await engine.submission.submit_dag("three", [NewTask("t")] * 3)
+        await engine.submission.submit([NewTask("t")] * 4)
+        for tasks in ([NewTask("t")] * 4, [NewTask("t"), NewTask("batch", children=[NewTask("t")] * 2)]):
+            with pytest.raises(InvalidInputError, match=r"at most 3 .* has 4.*LINESHAFT_MAX_DAG_TASKS"):
+                await engine.submission.submit_dag("four", tasks)
+
+
+async def test_the_longest_retry_after_is_a_setting(dsn: str, clock: MovableClock) -> None:
+    """R-216: shorter, or longer than the hour that it is by default."""
+    for limit, wait in (("30", 30), ("7200", 5000)):
+        settings = Settings.load({"LINESHAFT_MAX_RETRY_AFTER_SEC": limit})
+        async with Engine(dsn, rules=Rules.of(settings), clock=clock) as engine:
+            act = Actions(engine)
+            task_id = await act.one("limited", spec={"limit": limit})
+            task = await act.take(types=["limited"])
+            await engine.work.fail([Failure(ref(task), "slow down", "rate_limit", 5000)])
+            found = await engine.read.task(task_id)
+            assert found.retry_at is not None
+            assert (found.retry_at - clock.now()).total_seconds() == wait
+            await engine.operations.cancel(task_id, "enough")
+            # The others slow down for half of it.
+            clock.advance(wait)

@@ -59,13 +59,15 @@ def registering(name: str, made: Callable[[str], Any]) -> Call:
 TEXTS: dict[str, Call] = {
     **{
         name: submitting(**{name: plain})
-        for name in ("type", "id", "title", "lock_key", "created_by", "idempotency_key", "preset")
+        for name in ("type", "id", "title", "lock_key", "idempotency_key", "preset")
     },
     **{
         name: submitting(**{name: lambda text: [text]})
         for name in ("tags", "required_capabilities", "model_preferences", "fallback_models", "depends_on")
     },
+    "created_by": submitting(created_by=lambda text: f"human:{text}"),
     "parent_id": submitting(parent_id=plain),
+    "dag_id": submitting(dag_id=plain),
     "spec": submitting(spec=lambda text: {"prompt": [text]}),
     "a key of a spec": submitting(spec=lambda text: {text: 1}),
     "context_refs": submitting(spec=lambda text: {"context_refs": [f"task:{text}:output"]}),
@@ -85,7 +87,7 @@ TEXTS: dict[str, Call] = {
     "the title of a DAG": lambda world, text: world.engine.submission.submit_dag(text, [NewTask("x")]),
     "the key of a task in a DAG": lambda world, text: world.dag(NewTask("x", key=text)),
     "who made a DAG": lambda world, text: world.engine.submission.submit_dag(
-        "x", [NewTask("x")], created_by=text
+        "x", [NewTask("x")], created_by=f"human:{text}"
     ),
     "the key of a DAG": lambda world, text: world.engine.submission.submit_dag(
         "x", [NewTask("x")], idempotency_key=text
@@ -203,7 +205,7 @@ async def test_odd_characters_come_back_as_they_were(world: World) -> None:
                 title=name,
                 spec=spec,
                 tags=[name],
-                created_by=name,
+                created_by=f"human:{name}",
                 lock_key=name,
                 required_capabilities=[name],
                 model_preferences=[name],
@@ -219,7 +221,7 @@ async def test_odd_characters_come_back_as_they_were(world: World) -> None:
     assert found.id == dag.tasks[name].id
     row = world.task(found.id)
     assert (row["spec"], world.end(found.id)["output"]) == (spec, {ODD: ODD})
-    assert (row["created_by"], row["idempotency_key"]) == (name, name)
+    assert (row["created_by"], row["idempotency_key"]) == (f"human:{name}", name)
 
 
 # Too much.

@@ -1,12 +1,9 @@
 """U8: a key names one task, however often it is submitted."""
 
-from datetime import timedelta
-
 import pytest
 
-from lineshaft.errors import (
-    InvalidInputError,
-)
+from lineshaft.engine.read.metrics import Tally
+from lineshaft.errors import AlreadyExistsError, InvalidInputError
 from lineshaft.model.tasks import NewTask
 from tests.world import World
 
@@ -117,15 +114,70 @@ async def test_a_child_can_not_have_a_key_of_its_own(world: World) -> None:
         await world.one(children=[NewTask("one"), NewTask("two", idempotency_key="k")])
 
 
-async def test_keys_that_are_out_of_their_window_are_taken_over(world: World) -> None:
-    """U8: optional window."""
-    first = await world.one(idempotency_key="k")
-    until = world.clock.now() + timedelta(hours=1)
-    world.connection.execute("UPDATE lineshaft.task_key SET expires_at = %s", [until])
-    assert await world.one(idempotency_key="k") == first
+async def test_a_key_is_free_again_when_its_window_is_over(world: World) -> None:
+    """U8, F-14: counted from completion, however long the task took."""
+    task = NewTask("code", idempotency_key="k", idempotency_ttl_sec=3600)
+    (first,) = await world.submit(task)
+    world.age(hours=2)
+    assert await world.submit(task) == [first]
+    await world.finish_all()
 
-    world.age(hours=1, seconds=1)
+    world.age(minutes=59)
+    assert await world.submit(task) == [first]
+    world.age(minutes=1)
+    (second,) = await world.submit(NewTask("code", idempotency_key="k"))
 
-    second = await world.one(idempotency_key="k")
     assert second != first
     assert world.row("SELECT * FROM lineshaft.task_key")["task_id"] == second
+    await world.finish_all()
+    world.age(days=1000)
+    assert await world.submit(task) == [second]
+
+
+async def test_a_window_of_nothing_frees_the_key_with_the_completion(world: World) -> None:
+    """U8."""
+    task = NewTask("code", idempotency_key="k", idempotency_ttl_sec=0)
+    (first,) = await world.submit(task)
+    assert await world.submit(task) == [first]
+    await world.finish_all()
+
+    assert await world.submit(task) != [first]
+
+
+async def test_a_window_needs_a_key(world: World) -> None:
+    """U8."""
+    with pytest.raises(InvalidInputError, match="idempotency_ttl_sec"):
+        await world.one(idempotency_ttl_sec=1)
+    with pytest.raises(InvalidInputError, match="idempotency_ttl_sec"):
+        await world.one(idempotency_ttl_sec=-1, idempotency_key="k")
+
+
+async def test_a_revived_task_takes_its_key_from_one_whose_window_is_over(world: World) -> None:
+    """U8: and keeps it, as long as it isn't used again."""
+    old = await world.one(idempotency_key="k")
+    await world.engine.operations.cancel(old, "no")
+    await world.one(idempotency_key="k", idempotency_ttl_sec=60)
+    await world.finish_all()
+    with pytest.raises(AlreadyExistsError):
+        await world.engine.operations.retry(old)
+
+    world.age(minutes=2)
+    await world.engine.operations.retry(old)
+
+    assert await world.one(idempotency_key="k") == old
+
+
+async def test_a_duplicate_is_logged_and_counted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """R-170: from wherever it comes; the first submission isn't one."""
+    caplog.set_level("INFO", logger="lineshaft")
+    tally = Tally(world.engine.database)
+    keyed = [NewTask("x", idempotency_key="key-1"), NewTask("y", idempotency_key="key-2")]
+    await world.submit(*keyed)
+    assert (await tally.totals()).duplicates == 0
+
+    await world.submit(keyed[0], NewTask("z"), keyed[1])
+    await world.dag(keyed[0])
+
+    assert (await tally.totals()).duplicates == 3
+    logged = [record.getMessage() for record in caplog.records if "Duplicate" in record.getMessage()]
+    assert logged == [f"Duplicate task detected: key-{n}" for n in (1, 2, 1)]

@@ -397,7 +397,7 @@ async def test_whatever_the_text_it_comes_back_as_it_was(world: World, fillers: 
             tags=[text, "NULL"],
             required_capabilities=[text],
             lock_key=text,
-            created_by=text,
+            created_by=f"human:{text}",
         )
         for text in (NASTY, "\\N", "\\.", "plain")
     ]

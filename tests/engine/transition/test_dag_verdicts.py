@@ -2,9 +2,10 @@
 
 import pytest
 
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo
-from tests.world import World
+from tests.world import World, ref, spawn_children
 
 
 async def test_a_dag_completes_once(world: World) -> None:
@@ -187,3 +188,92 @@ async def test_the_last_hope_is_made_to_wait_for_a_dead_letter(world: World, pla
     assert world.dag_row(dag.id)["status"] == "failed"
     await world.engine.operations.retry(dead[place])
     assert world.dag_row(dag.id)["status"] == "running"
+
+
+async def family(world: World, agent: AgentInfo, *, on_failure: str | None = None) -> tuple[str, str, str]:
+    """A parent that waits for its child, which is a dead letter: their DAG, the parent, the child."""
+    await world.one("parent")
+    parent = await world.take(agent, types=["parent"])
+    tasks = [NewTask("child", on_failure=on_failure)]
+    (child,) = await spawn_children(world.engine, ref(parent), tasks, wait=True)
+    await world.fail(await world.take(agent, types=["child"]), category="auth_failure")
+    return world.task(child.id)["dag_id"], parent.id, child.id
+
+
+async def test_a_dead_child_whose_parent_completes_does_not_fail_the_dag(world: World) -> None:
+    """U7: it counts as cancelled and stays a dead letter; retrying it reopens the DAG."""
+    agent = await world.agent()
+    dag_id, parent, child = await family(world, agent)
+    assert world.dag_row(dag_id)["status"] == "running"
+
+    await world.complete(await world.take(agent))
+
+    assert world.statuses([parent, child]) == ["COMPLETED", "DEAD_LETTERED"]
+    assert world.dag_row(dag_id)["status"] == "completed"
+    await world.engine.operations.retry(child)
+    assert world.dag_row(dag_id)["status"] == "running"
+    await world.complete(await world.take(agent))
+    assert world.dag_row(dag_id)["status"] == "completed"
+    assert world.dag_kinds(dag_id)[-3:] == ["dag.completed", "dag.running", "dag.completed"]
+
+
+async def test_a_child_that_dies_after_its_parent_completed_does_not_fail_the_dag(world: World) -> None:
+    """U7: fire and forget."""
+    agent = await world.agent()
+    await world.one("parent")
+    parent = await world.take(agent)
+    (child,) = await spawn_children(world.engine, ref(parent), [NewTask("child")])
+    await world.complete(parent)
+
+    await world.kill(agent, child.id)
+
+    assert world.dag_row(world.task(child.id)["dag_id"])["status"] == "completed"
+
+
+async def test_a_dead_child_whose_parent_dies_too_fails_the_dag(world: World) -> None:
+    """U7."""
+    agent = await world.agent()
+    dag_id, *_ = await family(world, agent)
+
+    await world.fail(await world.take(agent), category="auth_failure")
+
+    assert world.dag_row(dag_id)["status"] == "failed"
+
+
+@pytest.mark.parametrize(("on_failure", "verdict"), [("ignore", "cancelled"), ("block", "failed")])
+async def test_a_child_may_be_spawned_to_be_ignored(world: World, on_failure: str, verdict: str) -> None:
+    """U7: whatever becomes of its parent."""
+    agent = await world.agent()
+    dag_id, parent, child = await family(world, agent, on_failure=on_failure)
+
+    await world.engine.operations.cancel(parent, "no")
+
+    assert world.statuses([parent, child]) == ["CANCELLED", "DEAD_LETTERED"]
+    assert world.dag_row(dag_id)["status"] == verdict
+
+
+async def test_a_task_that_waits_for_an_ignored_dead_letter_still_fails_the_dag(world: World) -> None:
+    """U7: it can never run."""
+    agent = await world.agent()
+    await world.one("parent")
+    parent = await world.take(agent)
+    tasks = [NewTask("child", key="a", on_failure="ignore"), NewTask("after", depends_on=["a"])]
+    await spawn_children(world.engine, ref(parent), tasks)
+    await world.complete(parent)
+
+    await world.kill(agent)
+
+    assert world.dag_row(world.task(parent.id)["dag_id"])["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        NewTask("x", on_failure="ignore"),
+        NewTask("x", on_failure="retry"),
+        NewTask("batch", children=[NewTask("x", on_failure="ignore")]),
+    ],
+)
+async def test_only_subtasks_can_be_ignored(world: World, task: NewTask) -> None:
+    with pytest.raises(InvalidInputError, match="on_failure"):
+        await world.submit(task)

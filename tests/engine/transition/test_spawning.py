@@ -219,3 +219,36 @@ async def test_a_spawned_batch_is_waited_for_as_a_whole(world: World) -> None:
 
     assert [task.id for task in found.tasks] == [parent.id]
     assert decoded(found.resumed[parent.id].children) == {batch.id: {"status": "COMPLETED", "output": [1, 2]}}
+
+
+async def test_what_an_agent_spawns_is_created_by_it(world: World) -> None:
+    """R-023, R-221: and children of a batch by the creator of the batch."""
+    agent = await world.agent("coder-1")
+    await world.one("parent", created_by="human:ann")
+    parent = await world.take(agent)
+    batch = NewTask("batch", children=[NewTask("x"), NewTask("y", created_by="human:bob")])
+
+    spawned = await spawn_children(
+        world.engine, ref(parent), [NewTask("a"), batch, NewTask("c", created_by="system:audit")]
+    )
+
+    creators = [world.task(found.id)["created_by"] for found in spawned]
+    assert creators == ["agent:coder-1", "agent:coder-1", "system:audit"]
+    below = world.rows(
+        "SELECT created_by FROM lineshaft.task WHERE parent_id = %s ORDER BY type", spawned[1].id
+    )
+    assert [row["created_by"] for row in below] == ["agent:coder-1", "human:bob"]
+
+
+async def test_children_of_a_batch_inherit_its_creator(world: World) -> None:
+    """R-023."""
+    batch = await world.one("batch", created_by="human:ann", children=[NewTask("x", children=[NewTask("y")])])
+
+    found = world.rows("SELECT DISTINCT created_by FROM lineshaft.task WHERE id <> %s", batch)
+    assert found == [{"created_by": "human:ann"}]
+
+
+async def test_the_creator_of_a_dag_has_a_known_prefix(world: World) -> None:
+    """R-023."""
+    with pytest.raises(InvalidInputError, match="created_by"):
+        await world.engine.submission.submit_dag("d", [NewTask("x")], created_by="ann")

@@ -151,7 +151,7 @@ async def test_the_other_calling_style_has_the_whole_body_as_payload(client: Cli
         ({"taskType": "x", "timeoutSeconds": -1}, "timeoutSeconds"),
         ({"taskType": "x", "documentId": ""}, "documentId"),
         ({"taskType": "x", "payload": {"a": "\0"}}, "payload"),
-        ({"taskType": "x", "parentTaskId": "unknown"}, "unknown"),
+        ({"taskType": "x", "parentTaskId": "unknown"}, "parentTaskId"),
         ({"taskType": "x", "children": [{"taskType": "y", "timeoutSeconds": -1}]}, "children[0].timeoutSec"),
     ],
 )

@@ -10,7 +10,9 @@ import msgspec
 
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.model.breaker import BreakerPolicy, policy_from_document
+from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
+from lineshaft.model.tasks import MAX_DAG_TASKS
 from lineshaft.settings import Settings
 
 _log = logging.getLogger("lineshaft.guards")
@@ -23,6 +25,10 @@ class Rules:
     limits: Mapping[str, Any] = field(default_factory=dict)
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
+    #: The longest wait that a provider may ask for with Retry-After.
+    max_retry_after_sec: float = LONGEST_WAIT_SEC
+    #: Tasks that a DAG may be created with.
+    max_dag_tasks: int = MAX_DAG_TASKS
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":
@@ -37,7 +43,13 @@ class Rules:
             limits["velocity_window_sec"] = settings.cost_velocity_minutes * 60
         breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else DEFAULT_POLICY
         given = {name: value for name, value in limits.items() if value is not None}
-        return cls(breakers, given, settings.default_max_duration_sec)
+        return cls(
+            breakers,
+            given,
+            settings.default_max_duration_sec,
+            settings.max_retry_after_sec,
+            settings.max_dag_tasks,
+        )
 
 
 def read_breakers(path: Path) -> BreakerPolicy:

@@ -68,3 +68,13 @@ FROM (
     LIMIT (SELECT room FROM me)
 ) AS merged
 GROUP BY id, generation
+
+-- fragment: key_is_free
+-- Of a row `known` of task_key: its task was cancelled or dead-lettered, or completed longer ago than the key's window.
+(
+    known.expires_at < coalesce(%(now)s::timestamptz, now())
+    OR (
+        SELECT ended.status = 'COMPLETED' AND ended.ended_at + make_interval(secs => known.ttl_sec) <= coalesce(%(now)s::timestamptz, now())
+        FROM lineshaft.task_end AS ended WHERE ended.id = known.task_id
+    )
+)

@@ -5,6 +5,7 @@ CREATE TYPE lineshaft.breaker_state AS ENUM ('closed', 'open', 'half_open');
 CREATE TYPE lineshaft.dag_status AS ENUM ('pending', 'running', 'completed', 'failed', 'cancelled');
 CREATE TYPE lineshaft.edge_kind AS ENUM ('success', 'ended');
 CREATE TYPE lineshaft.task_status AS ENUM ('CREATED', 'PENDING', 'READY', 'CLAIMED', 'RUNNING', 'VALIDATING', 'COMPLETED', 'FAILED', 'RETRYING', 'DEAD_LETTERED', 'CANCELLED');
+CREATE SEQUENCE lineshaft.duplicate_no AS bigint;
 CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
@@ -369,6 +370,7 @@ CREATE TABLE lineshaft.task (
     max_attempts smallint NOT NULL DEFAULT 3,
     require_decision_report boolean NOT NULL DEFAULT false,
     is_batch boolean NOT NULL DEFAULT false,
+    ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C" NOT NULL,
     parent_id text COLLATE "C",
@@ -428,6 +430,7 @@ CREATE TABLE lineshaft.task_key (
     task_id text COLLATE "C" NOT NULL,
     content_hash bytea NOT NULL,
     expires_at timestamp with time zone,
+    ttl_sec double precision,
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
 

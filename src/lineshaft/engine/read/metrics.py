@@ -37,6 +37,8 @@ class Totals:
     completed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     dead_lettered: int = 0
+    #: Submissions that met a known idempotency key.
+    duplicates: int = 0
     #: By type, agent and model.
     cost_usd: dict[tuple[str, str, str], Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     heartbeats_missed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -111,7 +113,7 @@ class _Count(NamedTuple):
 
 def _totals(rows: Iterable[_Count]) -> Totals:
     totals = Totals()
-    dead_lettered = 0
+    dead_lettered = duplicates = 0
     for name, labels, value in rows:
         if name == "completed":
             totals.completed[labels[0]] += int(value)
@@ -124,6 +126,8 @@ def _totals(rows: Iterable[_Count]) -> Totals:
             totals.heartbeats_missed[labels[0]] += int(value)
         elif name == "cost":
             totals.cost_usd[labels[0], labels[1], labels[2]] += value
+        elif name == "duplicate":
+            duplicates = int(value)
         else:
             dead_lettered += int(value)
-    return replace(totals, dead_lettered=dead_lettered)
+    return replace(totals, dead_lettered=dead_lettered, duplicates=duplicates)

@@ -85,7 +85,10 @@ added AS (
 UPDATE lineshaft.tally_place SET since = place.until FROM place RETURNING place.more
 
 -- name: read_tally
-SELECT name, labels, value FROM lineshaft.tally ORDER BY name, labels
+SELECT name, labels, value FROM lineshaft.tally
+UNION ALL
+SELECT 'duplicate', '{}', CASE WHEN is_called THEN last_value ELSE 0 END FROM lineshaft.duplicate_no
+ORDER BY name, labels
 
 -- name: waits
 -- Waits of the tasks that ended last, from READY to their first start.

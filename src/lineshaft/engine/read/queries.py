@@ -18,7 +18,7 @@ from lineshaft.engine.read.guards import (
     read_pauses,
     read_slowdowns,
 )
-from lineshaft.engine.read.listing import dag_keys, task_keys
+from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
@@ -42,6 +42,8 @@ from lineshaft.types import (
 )
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
+#: Ids that are read at once.
+_IDS = 1_000
 ALL_TASKS = TaskFilter()
 ALL_DAGS = DagFilter()
 
@@ -82,6 +84,21 @@ class Queries:
             return Page(await read_tasks(reader, keys.ids), keys.next_cursor)
 
         return await in_snapshot(self._database, read, for_filters=True)
+
+    async def task_ids(self, filters: TaskFilter) -> list[str]:
+        """The ids of all tasks that match, newest first, page by page."""
+        found: list[str] = []
+        cursor: str | None = None
+
+        async def read(reader: Reader) -> Keys:
+            return await task_keys(reader, filters, TaskOrder.CREATED_AT, _IDS, cursor)
+
+        while True:
+            keys = await in_snapshot(self._database, read, for_filters=True)
+            found += keys.ids
+            cursor = keys.next_cursor
+            if cursor is None:
+                return found
 
     async def ended(self, ids: Sequence[str]) -> dict[str, str]:
         """For each id: `open`, ended as a `task` or as a `dag`, or `unknown`."""

@@ -14,7 +14,7 @@ from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
 from lineshaft.types import Attempt, ClaimInfo, FailedAttempt, OutputGate, Task, TaskOutput, TokensUsed
-from lineshaft.types.json import raw
+from lineshaft.types.json import empty_list, raw
 
 #: Open edges upstream of a page of tasks that are followed in search of dead letters.
 _MOST_UPSTREAM = 20_000
@@ -137,7 +137,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: 
         depends_on=[edge["depends_on"] for edge in edges],
         blocked_by=[] if status.ended else [e["depends_on"] for e in edges if not e["satisfied"]],
         blocked_reason=_blocked_reason(dead_upstream),
-        retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]),
+        retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]).effective,
         claim=_claim(row),
         progress_json=raw(row["progress"]),
         output=_output(row),
@@ -164,16 +164,15 @@ def _effective_priority(row: Row) -> float:
     return effective_priority(inputs, row["now"])
 
 
-def _claim(row: Row) -> ClaimInfo | None:
-    if row["agent_id"] is None:
-        return None
+def _claim(row: Row) -> ClaimInfo:
+    held = row["agent_id"] is not None
     return ClaimInfo(
-        row["agent_id"],
-        row["claimed_at"],
-        row["heartbeat_at"],
-        row["heartbeat_in_force"],
-        row["epoch"],
-        row["instance"],
+        agent_id=row["agent_id"],
+        claimed_at=row["claimed_at"] if held else None,
+        heartbeat_at=row["heartbeat_at"] if held else None,
+        heartbeat_interval_sec=row["heartbeat_in_force"],
+        epoch=row["epoch"],
+        instance=row["instance"],
     )
 
 
@@ -189,7 +188,7 @@ def _output(row: Row) -> TaskOutput:
         validation_schema_json=single.schema_json if single else raw(None),
         require_decision_report=row["require_decision_report"],
         data_json=raw(row["data"]),
-        artifacts_json=raw(row["artifacts"]),
+        artifacts_json=empty_list() if row["artifacts"] is None else raw(row["artifacts"]),
         decision_report_json=raw(row["decision_report"]),
     )
 

@@ -11,6 +11,7 @@ from psycopg.rows import class_row, dict_row
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import json_text
+from lineshaft.engine.postgres.rows import fetch_column
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.spec_change import SpecChange
 
@@ -87,8 +88,10 @@ class Reviews:
 
     async def lock(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedDeadLetter]:
         """Those of these tasks that are dead letters, locked against other decisions."""
+        locked = await fetch_column(connection, self._sql["lock_dead_letters"], {"ids": list(ids)})
         async with connection.cursor(row_factory=class_row(LockedDeadLetter)) as cursor:
-            await cursor.execute(self._sql["lock_dead_letters"], {**self._database.now, "ids": list(ids)})
+            parameters = {**self._database.now, "ids": locked}
+            await cursor.execute(self._sql["read_locked_dead_letters"], parameters)
             return {found.id: found for found in await cursor.fetchall()}
 
     async def record(

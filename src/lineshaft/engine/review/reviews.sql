@@ -1,5 +1,14 @@
 -- name: lock_dead_letters
 -- Every decision about a dead letter locks its row first: of two concurrent decisions, the second finds none, or the first one's result.
+SELECT ended.id
+FROM lineshaft.task_end AS ended
+JOIN lineshaft.dead_letter AS dead ON dead.task_id = ended.id AND dead.revival = ended.revivals
+WHERE ended.id = ANY (%(ids)s::text[]) AND ended.status = 'DEAD_LETTERED'
+ORDER BY ended.id
+FOR UPDATE OF ended, dead
+
+-- name: read_locked_dead_letters
+-- Under a newer snapshot than the locks: a virtual DAG may just have got its row.
 SELECT ended.id, ended.epoch, dag.id AS dag_id, task.type, task.preset, task.spec, task.max_cost_usd, task.max_duration_sec,
     task.required_capabilities, task.model_preferences, task.fallback_models, dead.reviewed, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.task_end AS ended
@@ -7,8 +16,6 @@ JOIN lineshaft.task ON task.id = ended.id
 JOIN lineshaft.dead_letter AS dead ON dead.task_id = ended.id AND dead.revival = ended.revivals
 LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 WHERE ended.id = ANY (%(ids)s::text[]) AND ended.status = 'DEAD_LETTERED'
-ORDER BY ended.id
-FOR UPDATE OF ended, dead
 
 -- name: record_review
 -- Decides about those of these tasks that are open dead letters; an escalated one is still open. A spec change is recorded with the root

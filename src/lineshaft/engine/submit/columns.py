@@ -40,6 +40,7 @@ _ROW_COLUMNS = (
     "priority",
     "max_attempts",
     "require_decision_report",
+    "ignore_failure",
 )
 LIVE_COLUMNS = (
     "status",
@@ -75,6 +76,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "priority": 50,
     "max_attempts": 3,
     "require_decision_report": False,
+    "ignore_failure": False,
     "is_batch": False,
 }
 LIVE_DEFAULTS: dict[str, Any] = {
@@ -150,6 +152,7 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         row.priority,
         row.max_attempts,
         row.require_decision_report,
+        row.ignore_failure,
     )
 
 
@@ -195,6 +198,7 @@ def is_standalone(draft: Draft) -> bool:
     return (
         draft.row.idempotency_key is None
         and draft.parent_id is None
+        and not draft.joins
         and draft.live_dag_id is None
         and not draft.depends_on
     )

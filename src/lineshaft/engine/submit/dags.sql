@@ -5,14 +5,26 @@ VALUES (
     coalesce(%(now)s::timestamptz, now())
 )
 
--- name: start_dag
--- A virtual DAG that gets a row after its task was claimed.
-UPDATE lineshaft.dag
-SET status = 'running', reserved_usd = %(reserved)s::numeric, spent_usd = %(spent)s::numeric
-WHERE id = %(id)s::text
+-- name: give_dags_rows
+-- The virtual DAG of a standalone task becomes a real one, with what the task has reserved and spent so far. The task may be a dead letter:
+-- then its DAG has failed.
+INSERT INTO lineshaft.dag (
+    id, title, created_by, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
+)
+SELECT
+    task.dag_id, task.title, task.created_by,
+    CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
+    1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0), coalesce(live.cost_usd, ended.cost_usd), task.created_at, ended.ended_at
+FROM lineshaft.task
+LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+WHERE task.id = ANY (%(ids)s::text[])
 
--- name: join_dag
-UPDATE lineshaft.task_live SET dag_id = %(dag_id)s::text WHERE id = %(id)s::text
+-- name: mark_real_dags
+UPDATE lineshaft.task_live AS live
+SET dag_id = task.dag_id
+FROM lineshaft.task
+WHERE live.id = ANY (%(ids)s::text[]) AND task.id = live.id
 
 -- name: log_dag_created
 INSERT INTO lineshaft.event (at, kinds, dag_id)

@@ -40,6 +40,10 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
     is_batch: bool = False
+    #: It joins an existing DAG, its parent's or the one in `dag_id`, which is found when it is written.
+    joins: bool = False
+    #: `dag_id` is the caller's.
+    names_dag: bool = False
     lock_owner: str | None = None
     content: bytes = b""
     blocked: int = 0
@@ -78,8 +82,14 @@ def draft_task(
     """Check a task and add it, and its children in order, to the drafts."""
     row, spec = resolver(task, place=place)
     task_id = task.id or new_id("task")
+    joins = parent is None and dag_id is None and (task.parent_id or task.dag_id) is not None
     in_dag = dag_id is not None or bool(task.children)
-    dag = dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
+    dag = dag_id or task.dag_id or (f"dag_{task_id}" if task.id else virtual_dag(task_id))
+    if task.on_failure is not None and (task.parent_id is None or parent is not None):
+        fault = "is for subtasks, which have a parent and are not part of a batch"
+        raise InvalidInputError(errors=[(f"{place}.on_failure" if place else "on_failure", fault)])
+    if parent is not None:
+        refuse_place(task, place, "its batch", dag_id=dag_id, parent_id=parent.id)
     draft = Draft(
         id=task_id,
         row=row,
@@ -87,9 +97,11 @@ def draft_task(
         place=place,
         parent_id=task.parent_id if parent is None else parent.id,
         dag_id=dag,
-        live_dag_id=dag if in_dag else None,
+        live_dag_id=dag if in_dag and not joins else None,
         batch=parent,
         is_batch=bool(task.children),
+        joins=joins,
+        names_dag=task.dag_id is not None,
         lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
     )
     if task.depends_on or row.context_tasks:
@@ -109,6 +121,17 @@ def draft_task(
     return draft
 
 
+def refuse_place(
+    task: NewTask, place: str, where: str, *, dag_id: str | None = None, parent_id: str | None = None
+) -> None:
+    """Refuse a DAG or parent of the caller, unless it is this one: the call places the task elsewhere."""
+    prefix = f"{place}." if place else ""
+    for name, wanted, found in (("dag_id", task.dag_id, dag_id), ("parent_id", task.parent_id, parent_id)):
+        if wanted is not None and wanted != found:
+            fault = f"is {wanted!r}, but the task belongs to {where}: leave it out"
+            raise InvalidInputError(errors=[(f"{prefix}{name}", fault)])
+
+
 def virtual_dag(task_id: str) -> str:
     """The id of a standalone task's DAG, which has no row, derived from the task's id."""
     return f"dag_{task_id[5:]}"
@@ -125,6 +148,7 @@ def _draft_children(
             priority=task.priority if child.priority is None else child.priority,
             max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
             preset=task.preset if child.preset is None else child.preset,
+            created_by=task.created_by if child.created_by is None else child.created_by,
             # A batch has no work of its own to postpone, but its first child has.
             run_at=task.run_at if child.run_at is None and number == 0 else child.run_at,
         )
@@ -198,7 +222,10 @@ def place_in_graph(new: Sequence[Draft], satisfied: set[str]) -> None:
         draft.downstream = min(lengths[draft.id], 32_000)
 
 
+#: Standalone tasks of one call.
 MAX_BATCH = 10_000
+#: The highest limit that an installation may set for the tasks of a DAG.
+LARGEST_DAG = 100_000
 
 
 def draft_each(tasks: Sequence[NewTask], rules: TaskRules) -> tuple[list[Draft], list[Draft]]:
@@ -227,10 +254,12 @@ def draft_dag(
     """A DAG, the drafts of its tasks by key; and all drafts, including children."""
     if not tasks:
         raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
-    check_number(len(tasks))
+    check_dag_size(len(tasks), rules.max_dag_tasks)
     if not title.strip():
         raise InvalidInputError(errors=[("title", "must not be empty")])
     dag_id = new_id("dag")
+    for number, task in enumerate(tasks):
+        refuse_place(task, f"tasks[{number}]", "the new DAG of this call")
     drafts: list[Draft] = []
     heads = draft_by_key(tasks, dag_id, drafts, rules)
     dag = DagDraft(
@@ -242,6 +271,8 @@ def draft_dag(
     )
     if idempotency_key is not None:
         check_fields(idempotency_key=idempotency_key)
+    if created_by is not None:
+        check_fields(created_by=created_by)
     return dag, heads, drafts
 
 
@@ -257,7 +288,7 @@ def draft_by_key(
         key = task.key or head.id
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
-    check_number(len(drafts))
+    check_dag_size(len(drafts), rules.max_dag_tasks)
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads
@@ -268,4 +299,12 @@ def check_number(tasks: int) -> None:
         raise InvalidInputError(
             f"A call can submit at most {MAX_BATCH} tasks, including children; this one has {tasks}. "
             "Split it into several calls."
+        )
+
+
+def check_dag_size(tasks: int, limit: int) -> None:
+    if tasks > limit:
+        raise InvalidInputError(
+            f"A DAG can have at most {limit} tasks, including children; this call has {tasks}. Split it into "
+            "several DAGs, or raise LINESHAFT_MAX_DAG_TASKS."
         )

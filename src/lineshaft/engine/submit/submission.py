@@ -6,6 +6,7 @@ meantime. The first transaction that inserts an idempotency key owns it: twenty 
 task.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,13 +42,13 @@ from lineshaft.engine.submit.drafts import (
     place_in_graph,
     with_refs,
 )
+from lineshaft.engine.submit.joining import Joining
 from lineshaft.engine.submit.lanes import Lanes, wake_lanes
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import (
     AlreadyExistsError,
     DependencyNotFoundError,
     InvalidInputError,
-    NotFoundError,
 )
 from lineshaft.model.priority import Lane
 from lineshaft.model.resolving import all_alike
@@ -61,6 +62,7 @@ T = TypeVar("T")
 _COPY_FROM = 50
 
 _SQL = catalog.load(__name__)
+_log = logging.getLogger(__name__)
 
 
 class _Clock(NamedTuple):
@@ -79,6 +81,7 @@ class Submission:
     def __init__(self, database: Database, lanes: Lanes, *, rules: TaskRules = DEFAULT_RULES) -> None:
         self._database = database
         self._lanes = lanes
+        self._joining = Joining(database)
         #: Checks and defaults of new tasks.
         self.rules = rules
 
@@ -96,7 +99,7 @@ class Submission:
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
             for head in heads
-            if head.live_dag_id is not None
+            if head.live_dag_id is not None and not head.joins
         ]
         results = await self._write(drafts, dags, connection)
         return [results[head.id] for head in heads]
@@ -217,8 +220,8 @@ class Submission:
                 for draft in drafts
                 if draft.id not in results
             ]
-            await self._check_parents(connection, new)
             satisfied = await self._check_upstream(connection, new)
+            await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
         lanes = await self._lanes.find(connection, [row.lane for row in rows.values()])
@@ -259,6 +262,7 @@ class Submission:
                 "keys": keys,
                 "task_ids": [keyed[key].id for key in keys],
                 "hashes": [keyed[key].content for key in keys],
+                "ttls": [keyed[key].row.idempotency_ttl_sec for key in keys],
             },
         )
         owners = {key: _KeyOwner(key, keyed[key].id, keyed[key].content) for key in taken}
@@ -272,21 +276,17 @@ class Submission:
                 if owner.task_id != draft.id:
                     mismatch = draft.content not in bytes(owner.content_hash)
                     results[draft.id] = Submitted(owner.task_id, duplicate=True, mismatch=mismatch)
-        duplicates = set(results)
+        await self._report_duplicates(connection, [draft for draft in drafts if draft.id in results])
         for draft in drafts:
-            if draft.parent_id in duplicates:
-                duplicates.add(draft.id)
+            if draft.parent_id in results:
                 results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
         return results
 
-    async def _check_parents(self, connection: Connection, new: list[Draft]) -> None:
-        own = {draft.id for draft in new}
-        outside = {d.parent_id for d in new if d.parent_id is not None and d.parent_id not in own}
-        if not outside:
-            return
-        found = await fetch_column(connection, _SQL["read_parents"], {"ids": sorted(outside)})
-        if missing := sorted(outside.difference(found)):
-            raise NotFoundError(f"There is no task {missing[0]} (parent_id); nothing was changed.")
+    async def _report_duplicates(self, connection: Connection, duplicates: Sequence[Draft]) -> None:
+        for draft in duplicates:
+            _log.info("Duplicate task detected: %s", draft.row.idempotency_key)
+        if duplicates:
+            await connection.execute(_SQL["count_duplicates"], {"n": len(duplicates)})
 
     async def _check_upstream(self, connection: Connection, new: list[Draft]) -> set[str]:
         """Existing upstream tasks that are COMPLETED; rejects unknown and cancelled ones."""
@@ -301,9 +301,10 @@ class Submission:
                     continue
                 place = f"{draft.place}." if draft.place else ""
                 if name not in statuses:
+                    fault = f"{name!r} is neither a key of this call nor an existing task"
                     raise DependencyNotFoundError(
-                        f"{place}depends_on: {name!r} is neither a key of this call nor an existing task; "
-                        "nothing was changed."
+                        f"{place}depends_on: {fault}; nothing was changed.",
+                        errors=[(f"{place}depends_on", fault)],
                     )
                 if statuses[name] is Status.CANCELLED:
                     raise InvalidInputError(

@@ -10,23 +10,23 @@ SELECT
 -- name: take_keys
 -- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
 -- taken over.
-INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
-SELECT key, task_id, content_hash
-FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)
+INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash, ttl_sec)
+SELECT key, task_id, content_hash, ttl_sec
+FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[], %(ttls)s::double precision[])
+    AS wanted (key, task_id, content_hash, ttl_sec)
 ORDER BY key
 ON CONFLICT (key) DO UPDATE
-    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL
-    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL, ttl_sec = excluded.ttl_sec
+    WHERE
+        -- include: key_is_free
 RETURNING key
 
 -- name: read_keys
 -- Under a new snapshot, which sees the owners.
 SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
 
--- name: read_parents
-SELECT task.id, task.dag_id, live.id IS NOT NULL AS live
-FROM lineshaft.task LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
-WHERE task.id = ANY (%(ids)s::text[])
+-- name: count_duplicates
+SELECT nextval('lineshaft.duplicate_no') FROM generate_series(1, %(n)s::integer)
 
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.
@@ -40,13 +40,13 @@ new AS MATERIALIZED (
         %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
         %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
-        %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(is_batch)s::boolean[], %(lane_id)s::integer[],
-        %(blocked)s::integer[], %(downstream)s::smallint[]
+        %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(is_batch)s::boolean[],
+        %(lane_id)s::integer[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
         id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, is_batch, lane_id, blocked, downstream, n
+        require_decision_report, ignore_failure, is_batch, lane_id, blocked, downstream, n
     )
 ),
 stored AS (
@@ -54,13 +54,13 @@ stored AS (
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
-        is_batch, created_at
+        ignore_failure, is_batch, created_at
     )
     SELECT
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, is_batch, clock.now
+        require_decision_report, ignore_failure, is_batch, clock.now
     FROM new CROSS JOIN clock
 ),
 placed AS (

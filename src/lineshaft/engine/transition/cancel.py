@@ -84,6 +84,22 @@ class Cancel:
 
         return await self._database.run(work)
 
+    async def cancel_many(self, ids: Sequence[str], reason: str) -> list[str]:
+        """Cancel those of these tasks that haven't ended, with their dependents; returns those of `ids`."""
+
+        async def work(connection: Connection) -> list[str]:
+            cancelled = await self._cancel(connection, ids, replace_unstorable(reason), cascade=True)
+            found = await self._locks.ends(connection, ids)
+            before = [
+                name
+                for name, task in found.items()
+                if name not in cancelled and task.status == Status.CANCELLED
+            ]
+            # Cancelled since they were found: as dependents of others, or by somebody else.
+            return [name for name in ids if name in cancelled or name in before]
+
+        return await self._database.run(work)
+
     async def cancel_dag(self, dag_id: str, reason: str) -> list[str]:
         """Cancel the tasks of a DAG that haven't ended, and their dependents elsewhere; returns them."""
 

@@ -118,8 +118,15 @@ verdict AS MATERIALIZED (
     SELECT dag.id,
         CASE
             WHEN dag.completed + dag.cancelled + dag.dead_lettered = dag.total THEN CASE
-                WHEN dag.dead_lettered > 0 THEN 'failed'
-                WHEN dag.cancelled = dag.total THEN 'cancelled'
+                -- A dead letter that its parent tolerated, by completing or when it spawned the task, counts as cancelled.
+                WHEN dag.dead_lettered > 0 AND EXISTS (
+                    SELECT FROM lineshaft.task
+                    JOIN lineshaft.task_end AS ended ON ended.id = task.id
+                    WHERE task.dag_id = dag.id AND ended.status = 'DEAD_LETTERED' AND NOT task.ignore_failure
+                      AND (SELECT parent.status = 'COMPLETED' FROM lineshaft.task_end AS parent WHERE parent.id = task.parent_id) IS NOT TRUE
+                    OFFSET 0
+                ) THEN 'failed'
+                WHEN dag.completed = 0 THEN 'cancelled'
                 ELSE 'completed'
             END
             WHEN dag.dead_lettered > 0 AND NOT EXISTS (

@@ -75,7 +75,10 @@ class Dependencies:
         """Under lock_edges, to tasks that are held; returns how many of the new edges block the task."""
         for name in wanted:
             if name not in upstream:
-                raise DependencyNotFoundError(f"There is no task {name}; nothing was changed.")
+                fault = f"There is no task {name}"
+                raise DependencyNotFoundError(
+                    f"{fault}; nothing was changed.", errors=[("depends_on", fault)]
+                )
             if upstream[name] is Status.CANCELLED:
                 raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
         await self._refuse_cycle(connection, task_id, wanted)

@@ -54,6 +54,7 @@ class Fail:
         slowdowns: Slowdowns,
         *,
         uniform: retry.Uniform = random.random,
+        max_retry_after_sec: float = ratelimit.LONGEST_WAIT_SEC,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -62,6 +63,7 @@ class Fail:
         self._breakers = breakers
         self._slowdowns = slowdowns
         self._uniform = uniform
+        self._max_retry_after_sec = max_retry_after_sec
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
         if has_duplicate_tasks([item.claim for item in failures]):
@@ -193,14 +195,19 @@ class Fail:
             moved[task.id] = Moved(task.id, status)
         return moved
 
+    def _retry_after(self, failure: Failure) -> float | None:
+        now = self._database.now["now"] or datetime.now(UTC)
+        longest = self._max_retry_after_sec
+        if failure.retry_after_sec is None:
+            return ratelimit.retry_after_in_error(failure.error, now, longest_sec=longest)
+        return ratelimit.parse_retry_after(failure.retry_after_sec, now, longest_sec=longest)
+
     def _decide(self, task: LockedTask, failure: Failure, instances: list[str | None]) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
-            hint = failure.error if failure.retry_after_sec is None else failure.retry_after_sec
-            now = self._database.now["now"] or datetime.now(UTC)
             waited = ratelimit.decide_rate_limit(
                 waits_so_far=task.rate_limits,
-                retry_after_sec=ratelimit.parse_retry_after(hint, now),
+                retry_after_sec=self._retry_after(failure),
                 spent_quota=ratelimit.is_spent_quota(failure.error),
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),

@@ -36,7 +36,6 @@ class _Revivable:
     idempotency_key: str | None
     spec: bytes
     is_batch: bool
-    dag_id: str | None
     lock_owners: list[str]
 
     @property
@@ -93,6 +92,30 @@ class Revive:
 
         return await self._database.run(work)
 
+    async def retry_many(self, ids: Sequence[str]) -> list[str]:
+        """As `retry`, all of them or none."""
+
+        async def work(connection: Connection) -> list[str]:
+            promoted = [
+                row
+                for name in ids
+                if (
+                    row := await fetch_row(
+                        connection, _Promoted, _SQL["promote_retry"], {**self._database.now, "id": name}
+                    )
+                )
+            ]
+            if promoted:
+                events = [NewEvent.of(["task.ready"], row.id, row.dag_id) for row in promoted]
+                await log_events(connection, self._database.now, events)
+                await wake_ready(connection, [row.id for row in promoted])
+            due = {row.id for row in promoted}
+            if ended := {name: 0.0 for name in ids if name not in due}:
+                await self.revive(connection, ended, MANUAL_RETRY)
+            return list(ids)
+
+        return await self._database.run(work)
+
     async def revive(
         self, connection: Connection, delays: Mapping[str, float], review: NewReview
     ) -> dict[str, Status]:
@@ -121,7 +144,7 @@ class Revive:
         )
         own_first = [*delays, *(name for name in tasks if name not in delays)]
         causes = await self._reviews.record(connection, own_first, review)
-        await self._recount_dags(connection, wanted)
+        await self._recount_dags(connection, tasks, revived)
         await self._dependencies.rekey_paths(connection, list(tasks))
         events = [
             NewEvent.of(
@@ -205,10 +228,12 @@ class Revive:
             if key not in taken:
                 raise _key_in_use(task.id, key)
 
-    async def _recount_dags(self, connection: Connection, tasks: Sequence[_Revivable]) -> None:
+    async def _recount_dags(
+        self, connection: Connection, before: Mapping[str, _Revivable], revived: Sequence[_Revived]
+    ) -> None:
         changes = self._transitions.changes()
-        for task in tasks:
-            changes.revive(task.id, task.dag_id, Status(task.status))
+        for task in revived:
+            changes.revive(task.id, task.dag_id, Status(before[task.id].status))
         await changes.write(connection)
 
 

@@ -45,7 +45,7 @@ RETURNING id, dag_id, status::text AS status, epoch, is_batch AND blocked = 0 AS
 -- name: read_revivable
 -- What a revival needs: the lane of the task's own preferences, its key, and whether it is a batch.
 SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,
-    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch, dag.id AS dag_id,
+    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch,
     -- Batches around it with the same lock, the outermost first.
     ARRAY(
         WITH RECURSIVE around AS (
@@ -59,7 +59,6 @@ SELECT task.id, ended.status::text AS status, task.type, task.required_capabilit
     ) AS lock_owners
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id
-LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 WHERE ended.id = ANY (%(ids)s::text[])
 ORDER BY ended.id
 FOR UPDATE OF ended
@@ -73,13 +72,16 @@ FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS want
 ORDER BY key
 ON CONFLICT (key) DO UPDATE
     SET task_id = excluded.task_id, expires_at = NULL,
+        -- The window of another task isn't this one's.
+        ttl_sec = CASE WHEN known.task_id = excluded.task_id THEN known.ttl_sec END,
         content_hash = CASE
             WHEN known.task_id <> excluded.task_id THEN excluded.content_hash
             WHEN position(excluded.content_hash IN known.content_hash) > 0 THEN known.content_hash
             -- A person changed the spec: both the original request and the present spec match the task.
             ELSE known.content_hash || excluded.content_hash
         END
-    WHERE known.expires_at < coalesce(%(now)s::timestamptz, now())
+    WHERE
+        -- include: key_is_free
 RETURNING key
 
 -- name: waited_for

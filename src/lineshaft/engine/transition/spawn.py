@@ -1,7 +1,8 @@
 """Spawning children: they are created in the parent's DAG, and the parent may wait for them.
 
-A parent that waits uses no attempt, and gives back its slot, its money and its document lock. With a key the
-children are created once, however often the call is repeated: a step of the parent records their ids.
+A parent that waits uses no attempt, and gives back its slot, its money and its document lock. Children are
+created once, however often the call is repeated: a step of the parent records their ids, under the key of the
+call or, without one, a digest of the children that holds for one claim.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.submit.dags import give_dag_a_row
-from lineshaft.engine.submit.drafts import Draft, draft_by_key
+from lineshaft.engine.submit.drafts import Draft, draft_by_key, refuse_place
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.dependencies import Dependencies
@@ -75,13 +76,12 @@ class Spawn:
             await self._steps.save_checkpoints_in(connection, [NewCheckpoint(item.claim, item.checkpoint)])
         changes = self._transitions.changes()
         # While the parent is locked: of two concurrent calls the second finds the children of the first.
-        known = None if item.key is None else await self._steps.read(connection, item.claim.id, step)
+        known = await self._steps.read(connection, item.claim.id, step)
         if known is not None:
             submitted = _submitted(known.data)
         else:
             parent, submitted = await self._create(connection, changes, parent, item.tasks)
-            if item.key is not None or item.wait:
-                await self._steps.insert(connection, item.claim, step, _record(item, submitted))
+            await self._steps.insert(connection, item.claim, step, _record(item, submitted))
         ends = await self._ends(connection, [child.id for child in submitted])
         # Without a key the caller doesn't learn about ends: it gets them with its next claim.
         paused = item.wait and (item.key is None or any(child.id not in ends for child in submitted))
@@ -98,7 +98,15 @@ class Spawn:
         """In the parent's DAG, which may get its row now; also returns the parent as it is then."""
         dag_id = parent.task_dag_id
         drafts: list[Draft] = []
-        own = [msgspec.structs.replace(task, parent_id=parent.id) for task in tasks]
+        for number, task in enumerate(tasks):
+            refuse_place(
+                task, f"tasks[{number}]", "the task that spawns it", dag_id=dag_id, parent_id=parent.id
+            )
+        creator = f"agent:{parent.agent_id}"
+        own = [
+            msgspec.structs.replace(task, parent_id=parent.id, created_by=task.created_by or creator)
+            for task in tasks
+        ]
         heads = draft_by_key(own, dag_id, drafts, self._submission.rules).values()
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.officeplane import Call
 from lineshaft.integrations.officeplane.tasks import (
@@ -84,7 +84,7 @@ async def submit_document_task(call: Call, body: Raw, query: InQuery) -> Answer:
         (submitted,) = await call.service.engine.submission.submit(
             [call.service.converter.task(requested, key)]
         )
-    except InvalidInputError as error:
+    except (InvalidInputError, NotFoundError) as error:
         raise in_officeplane_names(error) from None
     found = await call.service.engine.read.task(submitted.id)
     if submitted.duplicate:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import (
     max_attempts,
     parse_priority,
@@ -170,7 +170,7 @@ class TaskConverter:
             cancelled_at=task.cancelled_at,
             timeout_seconds=task.max_duration_sec,
             error_message=task.failure_reason or task.cancel_reason,
-            worker_id=None if task.claim is None else task.claim.agent_id,
+            worker_id=task.claim.agent_id,
             tags=task.tags,
             metadata=None if bytes(sent.metadata) == b"null" else sent.metadata,
             **more,
@@ -229,8 +229,10 @@ _NAMES = {
 }
 
 
-def in_officeplane_names(error: InvalidInputError) -> InvalidInputError:
+def in_officeplane_names(error: InvalidInputError | NotFoundError) -> LineshaftError:
     """The error with OfficePlane's field names."""
+    if isinstance(error, NotFoundError):
+        return NotFoundError(str(error).replace("parent_id", _NAMES["parent_id"]))
     faults = [
         (".".join(_NAMES.get(part, part) for part in place.split(".")), fault)
         for place, fault in error.errors

@@ -26,7 +26,7 @@ from starlette.types import Scope as AsgiScope
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
-from lineshaft.types import Scope
+from lineshaft.types import Scope, documents
 
 _log = structlog.get_logger("lineshaft.http")
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -94,6 +94,8 @@ class Operation:
     body_shape: Any = None
     #: Checks the encoded body before it is decoded.
     check_body: Callable[[bytes], None] | None = None
+    #: Removes system-managed fields, if the body may be a document that has them.
+    simplify: documents.Simplify | None = None
 
     @property
     def name(self) -> str:
@@ -138,6 +140,7 @@ class Routes:
         example: Any = None,
         body_shape: Any = None,
         check_body: Callable[[bytes], None] | None = None,
+        simplify: documents.Simplify | None = None,
     ) -> Callable[[Handler], Handler]:
         """Register the decorated function. `answer` is the type of a 200 response, or types by status."""
 
@@ -156,6 +159,7 @@ class Routes:
                     query=hints.get("query"),
                     body_shape=body_shape,
                     check_body=check_body,
+                    simplify=simplify,
                 )
             )
             return handler
@@ -223,7 +227,7 @@ class Endpoint(Generic[S]):
             given["query"] = read_query(scope["query_string"], operation.query)
         if self._decoder is not None:
             body = await read_body(receive)
-            given["body"] = _decode(body, self._decoder, operation.check_body)
+            given["body"] = _decode(body, self._decoder, operation)
         return await operation.handler(call, **given)
 
 
@@ -243,14 +247,14 @@ async def read_body(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", check: Callable[[bytes], None] | None) -> Any:
+def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation) -> Any:
     limits.check_depth(body)
     try:
         if not body.isascii():
             body.decode()
-        if check is not None:
-            check(body)
-        return decoder.decode(body or b"{}")
+        if operation.check_body is not None:
+            operation.check_body(body)
+        return documents.decode(body or b"{}", decoder, operation.simplify)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise problems.unreadable(error) from None
 

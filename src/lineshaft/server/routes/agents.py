@@ -6,7 +6,7 @@ from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, work_calls
 from lineshaft.server.routes.work_calls import item_of, only
 from lineshaft.server.service import Call
-from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent, Scope, Task, protocol
+from lineshaft.types import AgentInfo, NewAgent, Page, RegisteredAgent, Scope, Task, documents, protocol
 from lineshaft.types.protocol import View
 
 routes = Routes()
@@ -120,6 +120,7 @@ async def watch_siblings(call: Call, body: protocol.Siblings) -> Answer:
     {201: RegisteredAgent, 200: RegisteredAgent},
     codes=("already_exists",),
     example=examples.AGENT,
+    simplify=documents.agent,
 )
 async def register_agent(call: Call, body: NewAgent) -> Answer:
     """Register a process of an agent; 200 if the agent's id was registered before.

@@ -6,7 +6,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.service import Call
-from lineshaft.types import Dag, NewDag, Page, Scope
+from lineshaft.types import Dag, NewDag, Page, Scope, documents
 
 routes = Routes()
 
@@ -17,7 +17,8 @@ routes = Routes()
     {201: responses.SubmittedDag, 200: responses.SubmittedDag},
     codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
     example=examples.DAG,
-    check_body=requests.check_task_count,
+    check_body=requests.check_dag_count,
+    simplify=documents.dag,
 )
 async def submit_dag(call: Call, body: NewDag) -> Answer:
     """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.

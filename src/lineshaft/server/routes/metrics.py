@@ -59,6 +59,12 @@ def _lines(found: Metrics) -> Iterable[str]:
         [({}, totals.dead_lettered)],
     )
     yield from _metric(
+        "tasks_duplicate_total",
+        "counter",
+        "Submissions that met a known idempotency key and created nothing.",
+        [({}, totals.duplicates)],
+    )
+    yield from _metric(
         "task_cost_usd",
         "counter",
         "The cost of attempts.",

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from lineshaft.engine.submit.drafts import MAX_BATCH, check_number
+from lineshaft.engine.submit.drafts import LARGEST_DAG, MAX_BATCH, check_dag_size, check_number
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import is_storable
@@ -37,10 +36,14 @@ class ChangeDag(Body, frozen=True, kw_only=True):
     budget_ceiling_usd: Decimal | float | UnsetType | None = UNSET
 
 
-class Change(Body, frozen=True, kw_only=True):
-    priority: int | UnsetType = UNSET
-    deadline: datetime | UnsetType | None = UNSET
-    tags: list[str] | UnsetType = UNSET
+class RetryMatching(Body, frozen=True, kw_only=True):
+    filter: TaskFilter
+    #: Only report which tasks match.
+    dry_run: bool = False
+
+
+class CancelMatching(RetryMatching, frozen=True, kw_only=True):
+    reason: Text = "cancelled by hand"
 
 
 class Dependencies(Body, frozen=True, kw_only=True):
@@ -157,6 +160,12 @@ def check_task_count(body: bytes) -> None:
     if len(body) > MAX_BATCH * _SHORTEST_TASK:
         found = _count(body)
         check_number(_number_of(found.tasks) + _number_of(found.children))
+
+
+def check_dag_count(body: bytes) -> None:
+    """As `check_task_count`, for tasks of one DAG: the engine knows the limit of the installation."""
+    if len(body) > LARGEST_DAG * _SHORTEST_TASK:
+        check_dag_size(_number_of(_count(body).tasks), LARGEST_DAG)
 
 
 def _number_of(tasks: tuple[_Task, ...]) -> int:

@@ -10,7 +10,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import examples, requests, responses
 from lineshaft.server.service import Call
-from lineshaft.types import Attempt, Page, Scope, Task, Why
+from lineshaft.types import Attempt, MatchedTasks, Page, Scope, Task, TaskChange, Why, documents
 
 routes = Routes()
 
@@ -22,6 +22,7 @@ routes = Routes()
     codes=("dependency_not_found", "already_exists", "not_found"),
     example=examples.TASK,
     check_body=requests.check_task_count,
+    simplify=documents.task,
 )
 async def submit_task(call: Call, body: NewTask) -> Answer:
     """Submit a task.
@@ -44,6 +45,7 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     codes=("dependency_not_found", "already_exists", "not_found"),
     example={"tasks": [examples.TASK]},
     check_body=requests.check_task_count,
+    simplify=documents.with_tasks,
 )
 async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     """Submit up to 10,000 tasks, all or nothing.
@@ -98,11 +100,13 @@ async def explain_task(call: Call) -> Answer:
     codes=("not_found", "invalid_transition"),
     example={"priority": 10, "tags": ["urgent"]},
 )
-async def change_task(call: Call, body: requests.Change) -> Answer:
-    """Change priority, deadline or tags of a task that has not ended. Null removes the deadline."""
-    await call.service.engine.operations.change(
-        call.path["id"], priority=body.priority, deadline=body.deadline, tags=body.tags
-    )
+async def change_task(call: Call, body: TaskChange) -> Answer:
+    """Change priority, deadline, tags or limits of a task that has not ended, or the limits of a dead letter.
+
+    The limits are `max_cost_usd`, `max_total_cost_usd`, `max_attempts` and `max_duration_sec`; a task that is
+    held keeps those that its attempt began with. Null removes the deadline or a cost limit.
+    """
+    await call.service.engine.operations.change(call.path["id"], body)
     return await _task(call)
 
 
@@ -130,6 +134,36 @@ async def retry_task(call: Call, body: requests.Retry) -> Answer:
     """Revive a DEAD_LETTERED or CANCELLED task with fresh counters, or retry a RETRYING task now."""
     await call.service.engine.operations.retry(call.path["id"], delay_sec=body.delay_sec)
     return await _task(call)
+
+
+@routes.post(
+    "/v1/tasks/cancel",
+    Scope.OPERATE,
+    MatchedTasks,
+    example={"filter": {"type": ["crawl"], "status": ["READY"]}, "dry_run": True},
+)
+async def cancel_matching(call: Call, body: requests.CancelMatching) -> Answer:
+    """Cancel all tasks that match a filter and have not ended, with their children and dependents.
+
+    In chunks, each in its own transaction. With `dry_run` it only returns which tasks match.
+    """
+    found = await call.service.engine.matching.cancel(body.filter, body.reason, dry_run=body.dry_run)
+    return Answer(found)
+
+
+@routes.post(
+    "/v1/tasks/retry",
+    Scope.OPERATE,
+    MatchedTasks,
+    example={"filter": {"status": ["DEAD_LETTERED"], "tag": ["sprint:12"]}, "dry_run": True},
+)
+async def retry_matching(call: Call, body: requests.RetryMatching) -> Answer:
+    """Retry all tasks that match a filter and are DEAD_LETTERED, CANCELLED or RETRYING.
+
+    In chunks, each in its own transaction. One that can't be retried is left as it is. With `dry_run` it only
+    returns which tasks match.
+    """
+    return Answer(await call.service.engine.matching.retry(body.filter, dry_run=body.dry_run))
 
 
 @routes.post("/v1/ended", Scope.READ, responses.Ended, example={"ids": ["task_01J8K2M3N4P5Q6R7S8T9V0W1X2"]})

@@ -9,7 +9,7 @@ from lineshaft.server.long_poll import watch_disconnect
 from lineshaft.server.routes import examples, requests, work_calls
 from lineshaft.server.routes.work_calls import answer, decoded, item_of, only
 from lineshaft.server.service import Call
-from lineshaft.types import Scope, Task, protocol
+from lineshaft.types import Scope, Task, documents, protocol
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.protocol import View
 from lineshaft.types.work import ClaimedTask, LeftBehind
@@ -283,7 +283,8 @@ async def cancel_task(call: Call, body: protocol.Cancel) -> Answer:
     {201: protocol.SpawnedTasks},
     codes=(*_CLAIM_CODES, "cycle_detected", "dependency_not_found", "already_exists"),
     example={**_TOKEN, "tasks": [examples.TASK], "wait": True},
-    check_body=requests.check_task_count,
+    check_body=requests.check_dag_count,
+    simplify=documents.with_tasks,
 )
 async def create_subtasks(call: Call, body: protocol.Subtasks) -> Answer:
     """Create children in the task's DAG. They may depend on each other by `key`.

@@ -19,7 +19,7 @@ from lineshaft.server.framework import problems
 from lineshaft.server.routes import requests
 from lineshaft.server.routes.held_claims import Verify, verifier
 from lineshaft.server.service import Call, Service
-from lineshaft.types import Scope, Task, protocol
+from lineshaft.types import Scope, Task, documents, protocol
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.protocol import View
 from lineshaft.types.work import (
@@ -63,9 +63,11 @@ def decoded(items: Sequence[Raw], kind: type[B]) -> list[B | LineshaftError]:
 
 def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
     try:
+        simplify = None
         if kind is protocol.SpawnItem:
-            requests.check_task_count(bytes(item))
-        found: B = _decoder(kind).decode(item)
+            requests.check_dag_count(bytes(item))
+            simplify = documents.with_tasks
+        found: B = documents.decode(item, _decoder(kind), simplify)
     except msgspec.MsgspecError as error:
         return problems.unreadable(error)
     except LineshaftError as error:

@@ -36,6 +36,10 @@ CREATE SEQUENCE lineshaft.generation_no AS integer MINVALUE 1;
 -- Always by setval: nextval logs ahead, so that after a crash or a failover it would be 32 numbers further.
 SELECT setval('lineshaft.generation_no', 1);
 
+-- How many submissions met a known idempotency key, for metrics. A row would make concurrent submissions wait for each other. (After a
+-- crash of the server it may be up to 32 too high: nextval logs ahead.)
+CREATE SEQUENCE lineshaft.duplicate_no AS bigint CACHE 1;
+
 -- A fencing number: it grows with every grant of any lock and is never reused.
 CREATE SEQUENCE lineshaft.lock_token AS bigint CACHE 1;
 
@@ -91,6 +95,8 @@ CREATE TABLE lineshaft.task (
     require_decision_report boolean NOT NULL DEFAULT false,
     -- A batch has no work of its own: it ends with its children.
     is_batch boolean NOT NULL DEFAULT false,
+    -- A spawned task: as a dead letter it counts as cancelled for its DAG.
+    ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     dag_id text COLLATE "C" NOT NULL,
     parent_id text COLLATE "C",
@@ -320,7 +326,8 @@ CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector(
     WHERE decision_report IS NOT NULL;
 
 
--- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered.
+-- Idempotency: a key in force names its task. It expires at once when the task is cancelled or dead-lettered, and a while after the task
+-- has completed if the caller gave it a window.
 CREATE TABLE lineshaft.task_key (
     key text COLLATE "C" NOT NULL,
     task_id text COLLATE "C" NOT NULL,
@@ -328,6 +335,8 @@ CREATE TABLE lineshaft.task_key (
     content_hash bytea NOT NULL,
     -- NULL: no expiry.
     expires_at timestamptz,
+    -- The window: how long the key stays in force after the task has completed. NULL: forever.
+    ttl_sec double precision,
     CONSTRAINT task_key_pkey PRIMARY KEY (key)
 );
 COMMENT ON TABLE lineshaft.task_key IS 'Idempotency keys, in force until they expire.';
