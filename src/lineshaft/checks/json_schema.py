@@ -31,7 +31,7 @@ MAX_PARTS = 100_000
 MAX_PATTERNS = 200
 #: Characters of all patterns of a schema.
 MAX_PATTERN_TEXT = 10_000
-#: Classes in all patterns, such as \w, \pL and [a-z]: they take long to compile, above all if case is ignored.
+#: Classes in all patterns, such as \w, \pL and [a-z]: they are expensive to compile, more so without case.
 MAX_CLASSES = 200
 MAX_CLASSES_IGNORING_CASE = 20
 #: The compiled patterns of a schema, in sum.

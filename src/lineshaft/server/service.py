@@ -31,6 +31,7 @@ class Service:
         max_connections: int = 10,
     ) -> None:
         self.settings = settings
+        self.max_connections = max_connections
         self.engine = Engine(
             dsn,
             clock=clock,

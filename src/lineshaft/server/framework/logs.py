@@ -7,6 +7,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import Processor
 
+from lineshaft.server.framework.connections import RepeatedLines
+
 _COMMON: tuple[Processor, ...] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -36,6 +38,7 @@ def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
         )
     )
+    logging.getLogger("asyncio").addFilter(RepeatedLines())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)

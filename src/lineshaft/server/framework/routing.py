@@ -7,7 +7,9 @@ the route and its part of the OpenAPI document, so neither can be forgotten.
 Routes are plain Starlette routes that decode and encode JSON with msgspec.
 """
 
+import asyncio
 import contextlib
+import gc
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -187,6 +189,8 @@ class Endpoint(Generic[S]):
         self._operation = operation
         self._service = service
         self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
+        small = operation.body is not None and limits.has_only_small_fields(operation.body)
+        self._max_body_bytes = limits.SMALL_BODY_BYTES if small else None
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
@@ -222,8 +226,13 @@ class Endpoint(Generic[S]):
         if operation.query is not None:
             given["query"] = read_query(scope["query_string"], operation.query)
         if self._decoder is not None:
-            body = await read_body(receive)
-            given["body"] = _decode(body, self._decoder, operation.check_body)
+            body = await read_body(receive, self._max_body_bytes)
+            if len(body) > limits.LARGE_BODY_BYTES:
+                # In a thread: megabytes of brackets would block the event loop.
+                decoding = asyncio.to_thread(_decode_large, body, self._decoder, operation.check_body)
+                given["body"] = await decoding
+            else:
+                given["body"] = _decode(body, self._decoder, operation.check_body)
         return await operation.handler(call, **given)
 
 
@@ -232,19 +241,36 @@ INTERNAL_ERROR = (
 )
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, max_bytes: int | None = None) -> bytes:
     parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if max_bytes is not None and size > max_bytes:
+            raise limits.too_large(max_bytes)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _decode_large(
+    body: bytes, decoder: "msgspec.json.Decoder[Any]", check: Callable[[bytes], None] | None
+) -> Any:
+    # Collections would take most of the time: they visit all new objects again and again, and find nothing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _decode(body, decoder, check)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", check: Callable[[bytes], None] | None) -> Any:
-    limits.check_depth(body)
+    limits.check_structure(body)
     try:
         if not body.isascii():
             body.decode()
