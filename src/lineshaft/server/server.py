@@ -21,6 +21,8 @@ from lineshaft.server.service import Service
 GRACE_SEC = 10
 _BACKLOG = 2048
 _SPARE_FILES = 16
+#: Connections accepted at once. More could exceed the limit of open files before the first of them is seen.
+_ACCEPT_AT_ONCE = 16
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,6 +72,9 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            for bound in sockets or ():
+                # uvicorn has shortened the queue to the number that it accepts at once.
+                bound.listen(_BACKLOG)
             sweep = self._connections.sweep(self.server_state.connections)
             self._sweeping = asyncio.create_task(sweep, name="lineshaft connections")
             self._on_ready()
@@ -96,6 +101,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                backlog=_ACCEPT_AT_ONCE,
                 proxy_headers=False,
                 timeout_graceful_shutdown=GRACE_SEC,
                 # Longer than a long poll, so that agents can reuse the connection for the next one.

@@ -2,7 +2,8 @@
 
 A connection costs the server a file descriptor whether or not it sends anything. The headers of a request
 have to arrive within some seconds, and a body has to keep arriving. At the limit, the connection that has
-waited longest without a request makes room; if all have one, the new connection gets 503.
+waited longest for its client, for a request or for the rest of a body, makes room. If none waits, the new
+connection gets 503.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,14 +23,15 @@ HEADERS_SEC = 10.0
 #: A body must bring at least this many bytes in each such period.
 BODY_SEC, BODY_BYTES = 10.0, 16 << 10
 _SWEEP_EVERY_SEC = 1.0
-#: Files besides connections of clients and of the database: libraries, pipes of gates, the log.
-_OTHER_FILES = 48
+#: Files besides connections of clients and of the database: libraries, pipes of gates, the log, and
+#: connections that were accepted but not yet counted, or closed but not yet forgotten.
+_OTHER_FILES = 64
 MOST_CONNECTIONS = 20_000
 _LOG_EVERY_SEC = 60.0
 
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nRetry-After: 1\r\n"
-    b"Connection: close\r\nContent-Length: 34\r\n\r\nToo many connections; retry later.\n"[:-1]
+    b"Connection: close\r\nContent-Length: 34\r\n\r\nToo many connections; retry later."
 )
 _log = logging.getLogger("lineshaft.http")
 
@@ -65,7 +67,7 @@ class Connections:
         candidates: Iterable[Protocol] = (
             found
             for found in newest.connections
-            if isinstance(found, Protocol) and found is not newest and found.is_idle
+            if isinstance(found, Protocol) and found is not newest and (found.is_idle or found.lacks_body)
         )
         oldest = min(candidates, key=lambda found: found.idle_since, default=None)
         if oldest is None:
@@ -109,8 +111,15 @@ class Protocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request in progress."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether it is open and has no request in progress."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return not self.transport.is_closing() and (cycle is None or cycle.response_complete)
+
+    @property
+    def lacks_body(self) -> bool:
+        """Whether its request is waiting for the rest of its body."""
+        is_open = not self.is_idle and not self.transport.is_closing()
+        return is_open and self.conn.their_state is h11.SEND_BODY
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,7 +146,7 @@ class Protocol(H11Protocol):
                 self._headers_since = now
             return now - self._headers_since > HEADERS_SEC
         self._headers_since = None
-        if self.conn.their_state is not h11.SEND_BODY or self.flow.read_paused:
+        if not self.lacks_body or self.flow.read_paused:
             self._body_since = None
             return False
         if self._body_since is None:
@@ -155,7 +164,7 @@ class Protocol(H11Protocol):
 
 
 class RepeatedLines(logging.Filter):
-    """Lets a line pass once a minute: asyncio logs a full table of files for every connection it can't accept."""
+    """Lets a line pass once a minute: asyncio logs each connection that it has no file for."""
 
     def __init__(self) -> None:
         super().__init__()
