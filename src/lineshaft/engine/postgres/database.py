@@ -13,11 +13,11 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.abc import PQGen
 from psycopg.adapt import Buffer, Loader
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.engine.postgres.dsn import checked_dsn
 from lineshaft.engine.postgres.pool import PooledConnection, shut_down
 from lineshaft.errors import UnavailableError
 
@@ -186,7 +186,7 @@ class Database:
 
 def _connect_timeout(dsn: str) -> dict[str, Any]:
     """A server that doesn't answer is detected within seconds, unless the DSN says otherwise."""
-    return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
+    return {} if "connect_timeout" in checked_dsn(dsn) else {"connect_timeout": _CONNECT_SEC}
 
 
 def configure(connection: Connection, *, prepare: bool = True) -> None:
