@@ -50,6 +50,7 @@ class Engine:
         *,
         clock: Clock | None = None,
         max_connections: int = 10,
+        read_connections: int = 0,
         prepare: bool = True,
         rules: Rules | None = None,
         checks: Checks | None = None,
@@ -57,7 +58,13 @@ class Engine:
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
-        self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
+        self.database = Database(
+            dsn,
+            clock=clock,
+            max_connections=max_connections,
+            read_connections=read_connections,
+            prepare=prepare,
+        )
         lanes = Lanes()
         daily_budget = self.rules.daily_budget_usd
         transitions = Transitions(self.database)

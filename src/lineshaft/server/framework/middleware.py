@@ -5,7 +5,7 @@ request that changes something still takes effect; and through a name of its own
 (DNS rebinding) a page can read responses too. Therefore the Host must be a name of this server, and an
 Origin, which browsers send with requests of scripts and forms, must be this server's own. Browsers send no
 Origin with plain GET requests; then Sec-Fetch-Site shows that the page is of another site. Following a link
-from there is allowed.
+from there (GET or HEAD) is allowed; sending a form is not.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class RequestMiddleware:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         try:
-            self._check_origin(headers)
+            self._check_origin(headers, "GET")
         except ForbiddenError:
             # Before the socket is accepted, this is a 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -113,7 +113,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            self._check_origin(headers)
+            self._check_origin(headers, scope["method"])
             body.check_length()
             await self._app(scope, body.receive, send_and_log)
         except LineshaftError as error:
@@ -121,7 +121,7 @@ class RequestMiddleware:
         finally:
             _log_request(scope, status, time.perf_counter() - began)
 
-    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+    def _check_origin(self, headers: dict[bytes, bytes], method: str) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
         name, port = _split(host)
         if not self._hosts.allow(name):
@@ -129,7 +129,8 @@ class RequestMiddleware:
                 f"Host {host!r} is not allowed. Add it to LINESHAFT_ALLOWED_HOSTS, or call the server by its "
                 "address."
             )
-        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and headers.get(b"sec-fetch-mode") != b"navigate":
+        follows_link = headers.get(b"sec-fetch-mode") == b"navigate" and method in {"GET", "HEAD"}
+        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and not follows_link:
             raise ForbiddenError(
                 "The request comes from a page of another site (Sec-Fetch-Site). Pages of other sites "
                 "can't call this server."

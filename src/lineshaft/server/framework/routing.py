@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from lineshaft.engine.postgres.database import only_reads
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
@@ -56,6 +57,8 @@ class Call(Generic[S]):
     path: Mapping[str, str]
     receive: Receive
     request_id: str
+    #: Of the client, or of the proxy in front of the server.
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +222,12 @@ class Endpoint(Generic[S]):
 
     async def _answer(self, scope: AsgiScope, receive: Receive, request_id: str) -> Answer | Response:
         operation = self._operation
+        # Health checks are not delayed by readers either.
+        only_reads.set(operation.method == "GET" and operation.scope is not None)
         headers = Headers(scope=scope)
         principal = await self._service.authenticate(operation.scope, headers.get("authorization"))
-        call = Call(self._service, principal, headers, scope["path_params"], receive, request_id)
+        address = (scope.get("client") or ("",))[0]
+        call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}
         if operation.query is not None:
             given["query"] = read_query(scope["query_string"], operation.query)
