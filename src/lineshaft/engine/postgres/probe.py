@@ -21,5 +21,6 @@ async def check_writable(database: Database) -> None:
                 raise
             reason = (str(error).splitlines() or [""])[0]
             raise UnavailableError(
-                f"The database answers, but can't be written to: {reason}. Is its disk full, or is it a standby?"
+                f"The database answers, but can't be written to: {reason}. Is its disk "
+                "full, or is it a standby?"
             ) from error
