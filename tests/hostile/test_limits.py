@@ -13,6 +13,7 @@ from psycopg import sql
 from lineshaft.engine.engine import Engine
 from lineshaft.server.framework.streams import MAX_STREAMS_PER_TOKEN
 from lineshaft.types import Scope
+from tests.conftest import superuser
 from tests.hostile.conftest import Serving, Target
 from tests.server.client import Client, read_head
 
@@ -103,10 +104,10 @@ async def test_where_tokens_are_required_the_description_of_the_api_needs_one(
 
 @pytest.mark.parametrize("setting", ["default_transaction_read_only = on", "temp_file_limit = 0"])
 async def test_a_database_that_cannot_be_written_to_is_not_ready(
-    serving: Serving, connection: psycopg.Connection[Any], setting: str
+    serving: Serving, dsn: str, setting: str
 ) -> None:
     """As a standby, and as one whose disk has no room for a file."""
-    with serving() as target:
+    with serving() as target, psycopg.connect(superuser(dsn), autocommit=True) as connection:
         assert (await target.client.get("/readyz")).status == 200
         name = connection.info.dbname
         connection.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(sql.Identifier(name)))
@@ -122,3 +123,15 @@ async def test_a_database_that_cannot_be_written_to_is_not_ready(
 
         assert (reply.status, reply.code) == (503, "unavailable")
         assert (await target.client.get("/healthz")).status == 200
+
+
+def test_the_role_of_the_embedded_database_is_an_ordinary_owner(connection: psycopg.Connection[Any]) -> None:
+    rights = connection.execute(
+        "SELECT rolsuper, rolcreaterole, rolreplication, rolbypassrls FROM pg_roles"
+        " WHERE rolname = current_user"
+    ).fetchone()
+
+    assert rights == (False, False, False, False)
+    for attack in ("COPY (SELECT 1) TO PROGRAM 'id'", "SELECT pg_read_file('PG_VERSION')"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(attack)
