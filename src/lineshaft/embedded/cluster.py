@@ -20,6 +20,7 @@ DATABASE = "lineshaft"
 ROLE = "lineshaft"
 #: Acts only while there is no server: its password is forgotten.
 _SUPERUSER = "postgres"
+_HAS_CHECKPOINT_ROLE = 15
 _DRAFT_PREFIX = "postgres.new-"
 _ORPHAN_PATIENCE_S = 5.0
 _NEEDED_BYTES = 150 * 1024 * 1024
@@ -47,7 +48,9 @@ def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: b
             binaries,
             account,
             f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{password}';\n"
-            f"CREATE DATABASE {DATABASE} OWNER {ROLE};",
+            # Benchmarks need it, and it reveals and changes nothing.
+            + (f"GRANT pg_checkpoint TO {ROLE};\n" if binaries.major >= _HAS_CHECKPOINT_ROLE else "")
+            + f"CREATE DATABASE {DATABASE} OWNER {ROLE};",
             database="postgres",
             sync=sync,
             secret=password,
