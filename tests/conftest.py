@@ -10,6 +10,7 @@ transitions, and clients and agents also over HTTP. `--postgres` and `--transpor
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -161,9 +162,28 @@ def postgres(
     if hasattr(request.config, "workerinput"):
         shared, run = shared.parent, os.getppid()
     home = home_of_servers(shared, run) / f"pg{binaries.major}"
-    with EmbeddedServer.start(home, binaries=binaries, options=FAST) as server:
+    with (
+        _superuser_allowed() as options,
+        EmbeddedServer.start(home, binaries=binaries, options=FAST | options) as server,
+    ):
         _make_template(server, shared / f"pg{binaries.major}.template.lock")
         yield server
+
+
+@contextmanager
+def _superuser_allowed() -> Iterator[dict[str, str]]:
+    """The setting that lets tests in as the superuser, whose password is unknown. The socket is private."""
+    with tempfile.NamedTemporaryFile("w", suffix=".hba") as rules:
+        rules.write("local all postgres trust\nlocal all all scram-sha-256\n")
+        rules.flush()
+        # The server may run under another account.
+        Path(rules.name).chmod(0o644)
+        yield {"hba_file": rules.name}
+
+
+def superuser(dsn: str) -> str:
+    """The DSN of the same database for the superuser, who isn't used in production."""
+    return make_conninfo(dsn, user="postgres")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -290,8 +290,6 @@ _FIELDS = {
     for f in fields(Settings)
 }
 
-SECRET_VARIABLES = frozenset(PREFIX + name.upper() for name, known in _FIELDS.items() if known.secret)
-
 
 def _from_file(environ: Mapping[str, str], directory: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """The settings of the file, as name → (text, source), and its faults."""

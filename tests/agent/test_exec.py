@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, Task
+from lineshaft.agent.exec import Account
 from lineshaft.agent.exec.command import MAX_OUTPUT_BYTES, TAIL_BYTES
+from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from tests.agent.commands import Commands, commands_in
 from tests.agent.helpers import AT_ONCE, PATIENCE, attempts, kinds, one
@@ -169,17 +171,61 @@ async def test_the_next_attempt_gets_the_last_error(shaft: Lineshaft, commands: 
     assert (await output(shaft, agent, retry=AT_ONCE)).endswith("no luck")
 
 
-async def test_a_command_does_not_get_the_secrets_of_the_agent(
+async def test_a_command_gets_only_the_allowed_part_of_the_environment(
     shaft: Lineshaft, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("LINESHAFT_TOKEN", "secret")
     monkeypatch.setenv("LINESHAFT_TASK_SPEC_OLD", "of another task")
-    monkeypatch.setenv("MINE", "kept")
-    printed = 'echo "$LINESHAFT_DATABASE_URL,$LINESHAFT_TOKEN,$LINESHAFT_TASK_SPEC_OLD,$MINE"'
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("LC_TIME", "kept")
+    names = "$LINESHAFT_DATABASE_URL,$LINESHAFT_TOKEN,$LINESHAFT_TASK_SPEC_OLD,$OPENAI_API_KEY,$LC_TIME"
+    printed = f'echo "{names}"'
 
-    assert await output(shaft, commands.agent(printed)) == ",,,kept"
-    assert await output(shaft, commands.agent(printed, pass_env=["LINESHAFT_TOKEN"])) == ",secret,,kept"
+    assert await output(shaft, commands.agent(printed)) == ",,,,kept"
+    assert await output(shaft, commands.agent(printed, pass_env=["LINESHAFT_TOKEN"])) == ",secret,,,kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another account")
+async def test_a_command_under_another_account(shaft: Lineshaft, commands: Commands) -> None:
+    """It can't read the agent's files, and ends like any other."""
+    secret = commands.directory / "secret"
+    secret.write_text("password")
+    secret.chmod(0o600)
+    command = commands.command(
+        *("/bin/sh", "-c", f'id -un; id -Gn; echo "$HOME"; cat {secret} 2>&1 | tail -c 18'),
+        account=Account.find("nobody"),
+    )
+    agent = Agent("a")
+    agent.task("t")(command)
+
+    assert (await output(shaft, agent)).split("\n") == [
+        "nobody",
+        "nogroup",
+        "/nonexistent",
+        "Permission denied",
+    ]
+
+
+@pytest.mark.parametrize("name", ["root", "no-such-account"])
+def test_an_account_that_is_not_allowed(name: str) -> None:
+    with pytest.raises(LineshaftError, match=name):
+        Account.find(name)
+
+
+async def test_lines_of_standard_error_above_the_limit_are_counted(
+    shaft: Lineshaft, commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    agent = commands.agent("seq 100000 >&2; echo done")
+
+    assert await output(shaft, agent) == "done"
+
+    lines = [record.getMessage() for record in caplog.records]
+    shown = sum(line.isdigit() for line in lines)
+    left_out = sum(int(line.split()[0]) for line in lines if "lines left out" in line)
+    assert shown < 10_000
+    assert shown + left_out == 100_000
 
 
 async def test_without_a_shell_nothing_is_expanded(shaft: Lineshaft, commands: Commands) -> None:

@@ -61,15 +61,31 @@ async def test_a_command_may_ignore_a_large_input() -> None:
     assert (await run("pass", data="x" * 5_000_000)).passed
 
 
-async def test_it_does_not_receive_lineshafts_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINESHAFT_DATABASE_URL", "postgresql://me:secret@host/db")
-    monkeypatch.setenv("OTHER", "theirs")
+async def test_it_receives_only_the_allowed_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LINESHAFT_DATABASE_URL", "OPENAI_API_KEY", "LC_TIME", "PASSED"):
+        monkeypatch.setenv(name, "x")
+    program = "import os, sys; sys.exit(' '.join(sorted(n for n in os.environ if os.environ[n] == 'x')))"
+    check = CommandCheck({"mine": Command((sys.executable, "-c", program), pass_env=("PASSED",))})
 
-    verdict = await run(
-        "import os, sys; sys.exit('LINESHAFT_DATABASE_URL' in os.environ or os.environ['OTHER'] != 'theirs')"
-    )
+    verdict = await check.check({"command": "mine"}, candidate(None))
 
-    assert verdict.passed
+    assert verdict.reasons[0].endswith("last output: LC_TIME PASSED")
+
+
+async def test_a_relative_program_is_the_operators_not_the_tasks(tmp_path: Path) -> None:
+    """A task can't put a script of its own in place of the operator's."""
+    operators, tasks = tmp_path / "operator", tmp_path / "tasks"
+    for folder, code in ((operators, 0), (tasks / "evil", 1)):
+        folder.mkdir(parents=True)
+        (folder / "check.sh").write_text(f"#!/bin/sh\npwd; exit {code}\n")
+        (folder / "check.sh").chmod(0o700)
+    path = operators / "commands.yaml"
+    path.write_text(f"tests: {{argv: [./check.sh], directory: {tasks}}}")
+    check = CommandCheck(read_commands(path))
+
+    verdict = await check.check({"command": "tests", "working_directory": "evil"}, candidate(None))
+
+    assert verdict.passed, verdict
 
 
 async def test_at_the_time_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
@@ -225,6 +241,7 @@ def test_the_operators_file(tmp_path: Path) -> None:
         "tests: {argv: [make], time_limit_sec: .nan}",
         "tests: {argv: [make], time_limit_sec: true}",
         "tests: {argv: [make], directory: 7}",
+        "tests: {argv: [make], pass_env: PATH}",
         "!!python/object/apply:os.system ['true']",
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lineshaft.checks import json_schema
+from lineshaft.checks.verdict import Verdict
 from tests.checks.candidate import candidate
 
 PAGE = {
@@ -161,17 +162,60 @@ def test_patterns_with_exponential_backtracking() -> None:
     assert json_schema.fault({"pattern": "(a{1000}){1000}"}) is not None
 
 
+def test_a_description_that_takes_too_much_memory_is_left_out() -> None:
+    """The verdict is known: it doesn't match."""
+    array = {"type": "array", "items": {"$ref": "#"}}
+    data: Any = 1
+    for _ in range(40):
+        data = [data]
+
+    verdict = json_schema.check({"anyOf": [array, {**array, "minItems": 1}, {"const": 5}]}, candidate(data))
+
+    assert verdict.reasons == ("output.data doesn't match the schema",)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["a"] * 201, "at most 200 patterns"),
+        (["a" * 6_000] * 2, "at most 10000 characters"),
+        (["[ab]\\w"] * 101, "at most 200 classes"),
+        (["(?i)[ab]"] * 21, "at most 20 classes"),
+        (["\\pL{30}x"] * 100, "2097152 bytes in sum"),
+    ],
+)
+def test_patterns_are_limited_in_sum(patterns: list[str], said: str) -> None:
+    """In `pattern` and in `patternProperties`."""
+    half = len(patterns) // 2
+    named = {f"{pattern}{n}": True for n, pattern in enumerate(patterns[:half])}
+    schema = {"patternProperties": named, "allOf": [{"pattern": pattern} for pattern in patterns[half:]]}
+
+    assert said in (json_schema.fault(schema) or "")
+
+
+def test_usual_patterns_are_allowed() -> None:
+    usual = ["^[a-z0-9-]+$", "^\\d{4}-\\d{2}-\\d{2}$", "^\\p{Lu}\\w*$", "(?i)^https?://"]
+
+    assert json_schema.fault({"allOf": [{"pattern": pattern} for pattern in usual * 10]}) is None
+
+
 @pytest.mark.parametrize("data", [[1, 2, 3], [1, "two", 3]])
 def test_a_long_check_runs_in_a_separate_process(monkeypatch: pytest.MonkeyPatch, data: list[Any]) -> None:
     schema = {"items": {"anyOf": [{"const": number} for number in range(500)]}}
     here = json_schema.check(schema, candidate(data))
+    check_in_process, calls = json_schema._check_in_process, []
+
+    def counted(schema: bytes, data: Any) -> Verdict:
+        calls.append(data)
+        return check_in_process(schema, data)
+
+    monkeypatch.setattr(json_schema, "_check_in_process", counted)
     monkeypatch.setattr(json_schema, "MAX_HERE", 500)
-    # Removed here: the separate process has its own.
-    monkeypatch.delattr(json_schema, "check_here")
 
     apart = json_schema.check(schema, candidate(data))
 
     assert apart == here
+    assert len(calls) == 1
     assert apart.passed is ("two" not in data)
 
 

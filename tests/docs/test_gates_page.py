@@ -27,7 +27,8 @@ def test_the_example_of_commands_loads(tmp_path: Path) -> None:
     path = tmp_path / "commands.yaml"
     path.write_text(document)
 
-    assert read_commands(path) == {"unit-tests": Command(("make", "test"), 600.0, Path("/srv/checkouts"))}
+    command = Command(("make", "test"), 600.0, Path("/srv/checkouts"), ("VIRTUAL_ENV",))
+    assert read_commands(path) == {"unit-tests": command}
 
 
 def test_every_method_is_described() -> None:

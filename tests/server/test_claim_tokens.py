@@ -14,6 +14,7 @@ from psycopg import sql
 
 from lineshaft.engine.claim.claim_tokens import ClaimTokens
 from lineshaft.types.work import ClaimRef
+from tests.conftest import superuser
 from tests.server.client import Client
 from tests.server.conftest import Serve, Served, until
 from tests.server.test_trust import everything
@@ -180,7 +181,7 @@ async def test_roles_that_only_read_dont_see_the_key(client: Client, dsn: str) -
         "lineshaft_test_auditor": ["GRANT pg_read_all_data TO {}"],
         "lineshaft_test_server": ["GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA lineshaft TO {}"],
     }
-    with psycopg.connect(dsn) as own:
+    with psycopg.connect(superuser(dsn)) as own:
         for role, grants in roles.items():
             name = sql.Identifier(role)
             own.execute(sql.SQL("CREATE ROLE {}").format(name))

@@ -8,6 +8,7 @@ from psycopg.conninfo import make_conninfo
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import UnavailableError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import TaskChange
 from tests.races.helpers import LIVE_ROW, held
 from tests.server.conftest import serving
 
@@ -50,7 +51,7 @@ async def test_every_operation_has_the_limit(dsn: str, impatient: str, task_id: 
     async with Engine(impatient) as engine:
         with held(dsn, LIVE_ROW, task_id):
             with pytest.raises(UnavailableError):
-                await engine.operations.change(task_id, priority=1)
+                await engine.operations.change(task_id, TaskChange(priority=1))
             with pytest.raises(UnavailableError):
                 await engine.operations.cancel(task_id, "x")
         with held(dsn, "SELECT FROM lineshaft.task_key WHERE key = %s FOR UPDATE", "k") as holder:

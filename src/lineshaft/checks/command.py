@@ -21,9 +21,9 @@ from typing import Any, cast
 import msgspec
 
 from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
+from lineshaft.child_environment import child_environment
 from lineshaft.errors import SettingsError
 from lineshaft.guardian import Guardian
-from lineshaft.settings import PREFIX
 
 DEFAULT_LIMIT_SEC = 300.0
 LONGEST_LIMIT_SEC = 86_400.0
@@ -35,6 +35,7 @@ _PATIENCE_SEC = 5.0
 #: is killed before never writes that line. The shell reads only that line: the rest is for the command.
 _WAIT_FOR_GO = ("/bin/sh", "-c", 'read -r go || exit; exec "$@"', "lineshaft")
 _GO = b"go\n"
+_KEYS = frozenset({"argv", "time_limit_sec", "directory", "pass_env"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,15 @@ class Command:
     time_limit_sec: float = DEFAULT_LIMIT_SEC
     #: Contains the working directories of tasks, or is the working directory itself.
     directory: Path | None = None
+    #: Variables of the validator that the command gets in addition to the usual ones.
+    pass_env: tuple[str, ...] = ()
 
 
 def read_commands(path: Path) -> dict[str, Command]:
-    """Read the operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}."""
+    """Read the operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}.
+
+    A relative path of a program starts at the folder of the file.
+    """
     import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to import; it has no types
 
     try:
@@ -62,9 +68,9 @@ def read_commands(path: Path) -> dict[str, Command]:
 
 def _command(path: Path, name: str, entry: Any) -> Command:
     place = f"{path}: {name}"
-    if not isinstance(entry, dict) or not entry.keys() <= {"argv", "time_limit_sec", "directory"}:
+    if not isinstance(entry, dict) or not entry.keys() <= _KEYS:
         raise SettingsError(
-            f"{place} must have argv, and optionally time_limit_sec and directory; got {entry!r}."
+            f"{place} must have argv, and optionally time_limit_sec, directory and pass_env; got {entry!r}."
         )
     argv, limit, directory = entry.get("argv"), entry.get("time_limit_sec"), entry.get("directory")
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) and word for word in argv):
@@ -77,7 +83,15 @@ def _command(path: Path, name: str, entry: Any) -> Command:
         )
     if directory is not None and not isinstance(directory, str):
         raise SettingsError(f"{place}.directory must be a path; got {directory!r}.")
-    return Command(tuple(argv), float(limit), None if directory is None else Path(directory).expanduser())
+    passed = entry.get("pass_env") or []
+    if not isinstance(passed, list) or not all(isinstance(variable, str) for variable in passed):
+        raise SettingsError(f"{place}.pass_env must be a list of names of variables; got {passed!r}.")
+    program, *rest = argv
+    if os.sep in program:
+        # A relative path is the operator's: it starts at the file, not at the task's working directory.
+        program = str(path.parent.absolute() / Path(program).expanduser())
+    where = None if directory is None else Path(directory).expanduser()
+    return Command((program, *rest), float(limit), where, tuple(passed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +154,10 @@ def _directory(command: Command, wanted: Any) -> Path:
 
 async def _run(command: Command, directory: Path, candidate: CandidateOutput) -> tuple[int | None, str]:
     """The exit code (None: killed at the limit) and the end of its output."""
-    # Lineshaft's own settings contain passwords.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    # Keys and passwords of the server are not for a program that runs the work of tasks.
+    environment = child_environment(os.environ, command.pass_env)
     environment |= {"LINESHAFT_TASK_ID": candidate.task_id, "LINESHAFT_TASK_TYPE": candidate.type}
-    program = _program(command.argv[0], directory, environment.get("PATH"))
+    program = _program(command.argv[0], environment.get("PATH"))
     guardian = await asyncio.to_thread(_GUARDIANS.get)
     watch = _Watch()
     try:
@@ -184,9 +198,12 @@ async def _run(command: Command, directory: Path, candidate: CandidateOutput) ->
     return code, watch.tail.decode(errors="replace")
 
 
-def _program(name: str, directory: Path, path: str | None) -> str:
-    """The path of the program. The waiting shell would only report an exit code for a missing one."""
-    found = shutil.which(str(directory / name) if os.sep in name else name, path=path)
+def _program(name: str, path: str | None) -> str:
+    """The path of the program: never one in the task's working directory, where a task could put its own.
+
+    The waiting shell would only report an exit code for a missing program.
+    """
+    found = shutil.which(name, path=path)
     if found is None:
         raise NoVerdict(
             f"the command {name!r} can't be started: the program doesn't exist or isn't executable"

@@ -1,33 +1,54 @@
 """The `json-schema` check: an output conforms to a JSON Schema.
 
 Schemas come from submitters of tasks, so their cost is limited. A schema can only refer to itself: no URL is
-fetched and no file is read. Patterns are matched in linear time. A schema that has more than a hundred
-thousand parts with its references expanded is rejected: each part costs time for each value.
+fetched and no file is read. Patterns are matched in linear time, and limited in number, length and compiled
+size, all taken together. A schema that has more than a hundred thousand parts with its references expanded is
+rejected: each part costs time for each value.
 
-The library holds the interpreter lock while it validates. A check that may take longer runs in a separate
-process, with a time limit.
+The library holds the interpreter lock while it validates. This process therefore only asks whether an output
+is valid, which takes bounded time. A separate process with limits on time and memory describes what is wrong:
+the errors of nested `anyOf` can take exponential space. It also makes the checks that may take longer.
 """
 
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import jsonschema_rs
 import msgspec
 
-from lineshaft.checks.verdict import MAX_REASONS, PASSED, CandidateOutput, NoVerdict, Verdict, rejected
+from lineshaft.checks.bounded_cache import BoundedCache
+from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
 MAX_PARTS = 100_000
-_PATTERN_BYTES = 1 << 20
+MAX_PATTERNS = 200
+#: Characters of all patterns of a schema.
+MAX_PATTERN_TEXT = 10_000
+#: Classes in all patterns, such as \w, \pL and [a-z]: they are expensive to compile, more so without case.
+MAX_CLASSES = 200
+MAX_CLASSES_IGNORING_CASE = 20
+#: The compiled patterns of a schema, in sum.
+MAX_COMPILED_BYTES = 2 << 20
 #: Parts of the schema times values of the output that are validated in this process, in about half a second.
 MAX_HERE = 2_000_000
+#: Characters of the output that are matched in this process, if the schema has patterns.
+MAX_TEXT_HERE = 10_000
 LONGEST_SEC = 30.0
+#: For describing what is wrong with an invalid output.
+DESCRIPTION_SEC = 5.0
+_CACHE_BYTES = 32 << 20
+_NO_DESCRIPTION = "output.data doesn't match the schema"
+#: The separate processes take turns, so that their memory is limited too.
+_PROCESSES = threading.BoundedSemaphore(2)
+_CLASS = re.compile(r"\\[pPwWdDsS]|\[")
+_IGNORES_CASE = re.compile(r"\(\?[A-Za-z]*i")
 #: Keywords whose members have names chosen by the author, so that a member named `enum` is a schema.
 _NAMED_PARTS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
@@ -50,79 +71,81 @@ def fault(schema: Any) -> str | None:
 
 def check(schema: Any, candidate: CandidateOutput) -> Verdict:
     encoded = msgspec.json.encode(schema)
-    _, _, parts = _validator(encoded)
-    if _holds_more_than(MAX_HERE // parts, candidate.data):
+    compiled = _compiled(encoded)
+    most_text = MAX_TEXT_HERE if compiled.has_patterns else None
+    if _holds_more_than(MAX_HERE // compiled.parts, most_text, candidate.data):
         return _check_in_process(encoded, candidate.data)
-    return check_here(encoded, candidate.data)
-
-
-def check_here(schema: bytes, data: Any) -> Verdict:
-    validator, refers, _ = _validator(schema)
     try:
-        if validator.is_valid(data):
+        if compiled.validator.is_valid(candidate.data):
             return PASSED
-        # With references, finding all errors can take exponential time; finding the first one doesn't.
-        if refers:
-            return rejected(_reason(_first_error(validator, data)))
-        errors = islice(validator.iter_errors(data), MAX_REASONS)
-        return rejected(*(_reason(error) for error in errors))
     except ValueError as error:
-        if isinstance(error, jsonschema_rs.ValidationError):
-            raise
         return rejected(f"output.data can't be checked: {error}")
+    _, reasons = _ask_process(encoded, candidate.data, DESCRIPTION_SEC)
+    return rejected(*(reasons or [_NO_DESCRIPTION]))
 
 
 def _check_in_process(schema: bytes, data: Any) -> Verdict:
-    request = msgspec.json.encode([msgspec.Raw(schema), data])
-    try:
-        finished = subprocess.run(
-            [sys.executable, "-m", "lineshaft.checks.json_schema_process"],
-            input=request,
-            stdout=subprocess.PIPE,
-            timeout=LONGEST_SEC,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
+    is_valid, reasons = _ask_process(schema, data, LONGEST_SEC)
+    if is_valid is None:
         return rejected(
             f"output.data can't be checked against the schema within {LONGEST_SEC:g} s: submit less data, or "
             "let fewer parts of the schema apply to each value"
         )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise NoVerdict(f"the process that checks large outputs failed: {error}") from error
-    reasons = msgspec.json.decode(finished.stdout, type=list[str] | None)
-    return PASSED if reasons is None else rejected(*reasons)
+    return PASSED if is_valid else rejected(*(reasons or [_NO_DESCRIPTION]))
 
 
-def _holds_more_than(most: int, data: Any) -> bool:
-    seen, waiting = 0, [data]
+def _ask_process(schema: bytes, data: Any, limit_sec: float) -> tuple[bool | None, list[str]]:
+    """Whether the data is valid (None: unknown within the limits), and what is wrong as far as is known."""
+    request = msgspec.json.encode([msgspec.Raw(schema), data])
+    try:
+        with _PROCESSES:
+            said = subprocess.run(
+                [sys.executable, "-m", "lineshaft.checks.json_schema_process"],
+                input=request,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=limit_sec,
+                check=False,
+            ).stdout
+    except subprocess.TimeoutExpired as expired:
+        said = expired.stdout or b""
+    except OSError as error:
+        raise NoVerdict(f"the process that checks outputs can't be started: {error}") from error
+    verdict, _, reasons = said.partition(b"\n")
+    if not verdict:
+        return None, []
+    return verdict == b"true", msgspec.json.decode(reasons, type=list[str]) if reasons else []
+
+
+def _holds_more_than(most: int, most_text: int | None, data: Any) -> bool:
+    """Whether data has more values, or more characters, than this."""
+    seen, text, waiting = 0, 0, [data]
     while waiting and seen <= most:
         value = waiting.pop()
         seen += 1
         if isinstance(value, dict):
             waiting.extend(value.values())
+            text += sum(map(len, value)) if most_text is not None else 0
         elif isinstance(value, list):
             waiting.extend(value)
+        elif isinstance(value, str):
+            text += len(value)
+        if most_text is not None and text > most_text:
+            return True
     return seen + len(waiting) > most
 
 
-def _first_error(validator: jsonschema_rs.Validator, data: Any) -> jsonschema_rs.ValidationError:
-    try:
-        validator.validate(data)
-    except jsonschema_rs.ValidationError as error:
-        return error
-    raise AssertionError("the same data was invalid before")
-
-
-def _reason(error: jsonschema_rs.ValidationError) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-    return f"output.data{place}: {error.message}"
-
-
-@lru_cache(maxsize=1_000)
 def _fault_in(encoded: bytes) -> str | None:
     if len(encoded) > MAX_BYTES:
         return f"must be at most {MAX_BYTES} bytes of JSON, got {len(encoded)}"
+    if _COMPILED.get(encoded) is not None:
+        return None
     schema = msgspec.json.decode(encoded)
+    return _excess(schema) or _pattern_fault(patterns_of(schema)) or _compiler_fault(encoded, schema)
+
+
+def _excess(schema: Any) -> str | None:
+    """What makes a schema too expensive, or reach beyond itself."""
     if _depth(schema) > MAX_DEPTH:
         return f"must be nested at most {MAX_DEPTH} deep"
     remote = next(
@@ -138,26 +161,96 @@ def _fault_in(encoded: bytes) -> str | None:
             f"has more than {MAX_PARTS} parts with its references expanded; "
             "let fewer definitions refer to each other"
         )
+    return None
+
+
+def _compiler_fault(encoded: bytes, schema: Any) -> str | None:
     try:
-        _validator(encoded)
+        _compiled(encoded)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = error.message if isinstance(error, jsonschema_rs.ValidationError) else str(error)
         place = "".join(f"/{part}" for part in getattr(error, "instance_path", ()))
+        if 'is not a "regex"' in message:
+            number = len(patterns_of(schema))
+            message += (
+                f". A pattern must be one that is matched in linear time; all patterns of the schema "
+                f"({number}) may take {MAX_COMPILED_BYTES} bytes in sum when compiled"
+            )
         return f"is not a valid JSON Schema: {message}" + (f" (at {place})" if place else "")
     return None
 
 
-@lru_cache(maxsize=1_000)
-def _validator(encoded: bytes) -> tuple[jsonschema_rs.Validator, bool, int]:
-    """The compiled schema, whether it has references, and its number of parts."""
-    schema = msgspec.json.decode(encoded)
-    validator = jsonschema_rs.validator_for(
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    validator: jsonschema_rs.Validator
+    #: With all references expanded.
+    parts: int
+    has_patterns: bool
+
+
+_COMPILED: BoundedCache[bytes, _Compiled] = BoundedCache(_CACHE_BYTES)
+
+
+def _compiled(encoded: bytes) -> _Compiled:
+    known = _COMPILED.get(encoded)
+    if known is None:
+        schema = msgspec.json.decode(encoded)
+        number = len(patterns_of(schema))
+        validator, pattern_bytes = compile_schema(schema, number)
+        known = _Compiled(validator, _expanded_parts(schema), number > 0)
+        # A compiled part takes about twenty times the space of its text.
+        _COMPILED.put(encoded, known, 20 * len(encoded) + pattern_bytes)
+    return known
+
+
+def compile_schema(schema: Any, patterns: int) -> tuple[jsonschema_rs.Validator, int]:
+    """The validator, and how much memory its patterns take at most."""
+    if patterns == 0:
+        return _validator(schema, MAX_COMPILED_BYTES), 0
+    # The library doesn't report the size of a pattern, only that it is above a limit.
+    for share in (MAX_COMPILED_BYTES // 256, MAX_COMPILED_BYTES // 16):
+        try:
+            # With its tables for matching a pattern takes about four times its compiled size.
+            return _validator(schema, share // patterns), 4 * share
+        except (jsonschema_rs.ValidationError, ValueError):
+            continue
+    return _validator(schema, MAX_COMPILED_BYTES // patterns), 4 * MAX_COMPILED_BYTES
+
+
+def _validator(schema: Any, pattern_bytes: int) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(
         schema,
         offline=True,
         validate_formats=True,
-        pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
+        pattern_options=jsonschema_rs.RegexOptions(size_limit=pattern_bytes, dfa_size_limit=pattern_bytes),
     )
-    return validator, any(True for part in _all_parts(schema) for _ in _refs(part)), _expanded_parts(schema)
+
+
+def patterns_of(schema: Any) -> list[str]:
+    found: list[str] = []
+    for part in _all_parts(schema):
+        if isinstance(part.get("pattern"), str):
+            found.append(part["pattern"])
+        if isinstance(part.get("patternProperties"), dict):
+            found += part["patternProperties"]
+    return found
+
+
+def _pattern_fault(patterns: list[str]) -> str | None:
+    if len(patterns) > MAX_PATTERNS:
+        return f"must have at most {MAX_PATTERNS} patterns, got {len(patterns)}"
+    text = sum(map(len, patterns))
+    if text > MAX_PATTERN_TEXT:
+        return f"must have at most {MAX_PATTERN_TEXT} characters in all its patterns, got {text}"
+    classes = [(len(_CLASS.findall(pattern)), _IGNORES_CASE.search(pattern)) for pattern in patterns]
+    if sum(number for number, _ in classes) > MAX_CLASSES:
+        return f"must have at most {MAX_CLASSES} classes such as \\w or [a-z] in all its patterns"
+    if sum(number for number, ignores_case in classes if ignores_case) > MAX_CLASSES_IGNORING_CASE:
+        return (
+            f"must have at most {MAX_CLASSES_IGNORING_CASE} classes such as \\w or [a-z] in all its patterns "
+            "that ignore case (?i)"
+        )
+    return None
 
 
 def _depth(value: Any) -> int:
@@ -171,6 +264,10 @@ def _depth(value: Any) -> int:
             for item in (node.values() if isinstance(node, dict) else node)
         ]
     return depth
+
+
+def has_references(schema: Any) -> bool:
+    return any(True for part in _all_parts(schema) for _ in _refs(part))
 
 
 def _refs(part: Mapping[str, Any]) -> Iterator[str]:

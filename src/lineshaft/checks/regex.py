@@ -12,8 +12,9 @@ import re2  # type: ignore[import-untyped]
 from lineshaft.checks.verdict import PASSED, CandidateOutput, Verdict, rejected
 
 MAX_LENGTH = 10_000
-#: The memory limit for the compiled pattern and for matching.
-_MEMORY_BYTES = 8 << 20
+#: The memory limit for the compiled pattern and for matching, of each pattern that is kept.
+_MEMORY_BYTES = 1 << 20
+_KEPT = 64
 
 
 def fault(pattern: Any) -> str | None:
@@ -36,7 +37,7 @@ def check(pattern: Any, candidate: CandidateOutput) -> Verdict:
     return rejected(f"output.data doesn't match {pattern}")
 
 
-@lru_cache(maxsize=1_000)
+@lru_cache(maxsize=_KEPT)
 def _compiled(pattern: str) -> Any:
     options = re2.Options()
     options.max_mem = _MEMORY_BYTES

@@ -2,12 +2,14 @@
 
 import argparse
 import logging
+import os
 import shlex
 import shutil
 import sys
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
+from lineshaft.child_environment import child_environment
 from lineshaft.cli.usage import positive
 from lineshaft.errors import LineshaftError
 
@@ -119,8 +121,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         action="append",
         default=[],
         metavar="NAME",
-        help="also pass this secret variable of the agent to the command, such as "
-        "LINESHAFT_DATABASE_URL; repeatable",
+        help="also pass this variable of the agent to the command, such as ANTHROPIC_API_KEY (default: "
+        "PATH, HOME, LANG, LC_*, TZ, TMPDIR, TERM); repeatable",
+    )
+    how.add_argument(
+        "--run-as",
+        metavar="USER",
+        help="run the command under this account, which should have no rights; the agent must be root",
     )
     how.add_argument(
         "--heartbeat",
@@ -190,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415 - slow to import
 
     from lineshaft.agent.agent import Agent  # noqa: PLC0415
-    from lineshaft.agent.exec import Command  # noqa: PLC0415
+    from lineshaft.agent.exec import Account, Command  # noqa: PLC0415
 
     arguments = _arguments(args.command, shell=args.shell)
     logging.basicConfig(
@@ -212,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
     command = Command(
         arguments,
         pass_env=args.pass_env,
+        account=None if args.run_as is None else Account.find(args.run_as),
         time_limit_sec=args.time_limit,
         kill_after_sec=args.kill_after,
         retry_later_sec=args.retry_later,
@@ -230,7 +238,14 @@ async def _work(agent: "Agent", args: argparse.Namespace) -> None:
     async with Lineshaft() as shaft:
         if not args.quiet:
             types = ", ".join(dict.fromkeys(args.types))
-            print(f"Waiting for tasks of type {types}. Ctrl-C stops.", file=sys.stderr, flush=True)
+            passed = ", ".join(sorted(child_environment(os.environ, args.pass_env))) or "nothing"
+            account = "" if args.run_as is None else f", under the account {args.run_as}"
+            print(
+                f"Waiting for tasks of type {types}. Commands get of this environment: {passed}{account}. "
+                "Ctrl-C stops.",
+                file=sys.stderr,
+                flush=True,
+            )
         await agent.run(
             shaft, until_idle=args.until_idle, retries_within_sec=args.retries_within, optimize=True
         )

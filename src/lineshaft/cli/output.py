@@ -15,6 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from lineshaft.model.printable import printable
+
 #: ANSI colours of states, on a terminal.
 _COLOURS = {
     **dict.fromkeys(("COMPLETED", "completed", "closed", "active"), "32"),
@@ -44,6 +46,50 @@ def prepare_streams() -> None:
             setattr(sys, name, nowhere)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, SafeStream(stream))
+    # Python's own messages would be coloured by characters that are escaped here.
+    os.environ.setdefault("PYTHON_COLORS", "0")
+
+
+class SafeStream(io.TextIOBase):
+    """Escapes what a terminal would act on: titles, errors and outputs come from others."""
+
+    def __init__(self, trusted: io.TextIOWrapper) -> None:
+        #: For the command's own colours.
+        self.trusted = trusted
+
+    def write(self, text: str) -> int:
+        self.trusted.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.trusted.flush()
+
+    def isatty(self) -> bool:
+        return self.trusted.isatty()
+
+    def fileno(self) -> int:
+        return self.trusted.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def buffer(self) -> Any:
+        return self.trusted.buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.trusted.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.trusted.errors
+
+
+def print_styled(text: str, *, end: str = "\n") -> None:
+    """Print text with control characters of our own; everything else in it must be escaped."""
+    print(text, end=end, file=getattr(sys.stdout, "trusted", sys.stdout))
 
 
 def discard_output() -> None:
@@ -111,9 +157,9 @@ def print_table(
     table = _cut(table, most)
     head, *body = _aligned(table)
     colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    print(f"\033[1m{_GAP.join(head).rstrip()}\033[0m" if colours else _GAP.join(head).rstrip())
+    print_styled(f"\033[1m{_GAP.join(head).rstrip()}\033[0m" if colours else _GAP.join(head).rstrip())
     for row in body:
-        print(_GAP.join(_coloured(cell) if colours else cell for cell in row).rstrip())
+        print_styled(_GAP.join(_coloured(cell) if colours else cell for cell in row).rstrip())
 
 
 def _width(table: Sequence[Sequence[str]], *, shrunk: bool = False) -> int:
@@ -185,7 +231,7 @@ def shown(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return ", ".join(shown(item) for item in value)
-    return " ".join(str(value).splitlines())
+    return printable(" ".join(str(value).splitlines()))
 
 
 def moment(time: datetime | None) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
+from lineshaft.cli.output import moment, print_facts, print_json, print_styled, print_table, usd
 
 if TYPE_CHECKING:
     from lineshaft.types import Stats
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         while True:
             stats = shaft.stats()
             if args.watch is not None and sys.stdout.isatty() and not args.json:
-                print("\033[H\033[2J", end="")
+                print_styled("\033[H\033[2J", end="")
             if args.json:
                 print_json(stats)
             else:

@@ -5,6 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import Any, Protocol
 
+from msgspec import UnsetType
+
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import (

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
+from msgspec import UnsetType
+
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import Clock

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from lineshaft.client import requests, responses
 from lineshaft.client.backend import HeartbeatTransport, WorkWaiter

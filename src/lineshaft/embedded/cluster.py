@@ -16,7 +16,11 @@ from lineshaft.embedded.layout import Layout, write_private
 from lineshaft.errors import EmbeddedServerError
 
 DATABASE = "lineshaft"
+#: Owns the database and may create others, for tests. It can't read files or run programs of the machine.
 ROLE = "lineshaft"
+#: Acts only while there is no server: its password is forgotten.
+_SUPERUSER = "postgres"
+_HAS_CHECKPOINT_ROLE = 15
 _DRAFT_PREFIX = "postgres.new-"
 _ORPHAN_PATIENCE_S = 5.0
 _NEEDED_BYTES = 150 * 1024 * 1024
@@ -36,11 +40,20 @@ def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: b
     try:
         data, pwfile = draft / "data", draft / "password"
         data.mkdir(mode=0o700)
-        write_private(pwfile, password + "\n")
+        write_private(pwfile, secrets.token_hex(24) + "\n")
         account.give(data, pwfile, draft)
         _run_initdb(data, binaries, account, sync=sync)
         _run_single_user(
-            data, binaries, account, f"CREATE DATABASE {DATABASE};", database="postgres", sync=sync
+            data,
+            binaries,
+            account,
+            f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{password}';\n"
+            # Benchmarks need it, and it reveals and changes nothing.
+            + (f"GRANT pg_checkpoint TO {ROLE};\n" if binaries.major >= _HAS_CHECKPOINT_ROLE else "")
+            + f"CREATE DATABASE {DATABASE} OWNER {ROLE};",
+            database="postgres",
+            sync=sync,
+            secret=password,
         )
         # The password first: data with a lost password would be worse than a password without data.
         _write_passfile(layout, password)
@@ -91,7 +104,7 @@ def _run_initdb(data: Path, binaries: Binaries, account: Account, *, sync: bool)
         command = [
             str(binaries.program("initdb")),
             f"--pgdata={place}",
-            f"--username={ROLE}",
+            f"--username={_SUPERUSER}",
             f"--pwfile={place}/../password",
             "--auth=scram-sha-256",
             "--encoding=UTF8",

@@ -55,6 +55,7 @@ class Engine:
         *,
         clock: Clock | None = None,
         max_connections: int = 10,
+        read_connections: int = 0,
         prepare: bool = True,
         rules: Rules | None = None,
         checks: Checks | None = None,
@@ -65,7 +66,13 @@ class Engine:
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
-        self.database = Database(dsn, clock=clock, max_connections=max_connections, prepare=prepare)
+        self.database = Database(
+            dsn,
+            clock=clock,
+            max_connections=max_connections,
+            read_connections=read_connections,
+            prepare=prepare,
+        )
         lanes = Lanes()
         transitions = Transitions(self.database)
         reviews = Reviews(self.database)

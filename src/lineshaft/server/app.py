@@ -48,8 +48,8 @@ def create_app(service: Service, officeplane: Officeplane | None = None) -> Star
             *routes(_NATIVE, service),
             *routes(_OFFICEPLANE, guest),
             *sockets.routes(guest),
-            openapi.route(describe),
-            docs_page.route(describe),
+            openapi.route(describe, service),
+            docs_page.route(describe, service),
         ],
         exception_handlers={HTTPException: _refuse, LineshaftError: _render},
     )

@@ -14,11 +14,15 @@ from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane.officeplane import Officeplane
 from lineshaft.server.app import create_app, with_middleware
 from lineshaft.server.framework.auth import check_exposure
+from lineshaft.server.framework.connections import Connections
 from lineshaft.server.service import Service
 
 #: Streams and waiting claims end when the server stops; other requests are cut off after this time.
 GRACE_SEC = 10
 _BACKLOG = 2048
+_SPARE_FILES = 16
+#: Connections accepted at once. More could exceed the limit of open files before the first of them is seen.
+_ACCEPT_AT_ONCE = 16
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,9 +52,15 @@ class _Uvicorn(uvicorn.Server):
     """Calls `on_ready` when it listens, and `on_stop` before it waits for open connections to end."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_stop: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        connections: Connections,
+        *,
+        on_ready: Callable[[], None],
+        on_stop: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._connections = connections
         self._on_ready = on_ready
         self._on_stop = on_stop
 
@@ -62,10 +72,16 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            for bound in sockets or ():
+                # uvicorn has shortened the queue to the number that it accepts at once.
+                bound.listen(_BACKLOG)
+            sweep = self._connections.sweep(self.server_state.connections)
+            self._sweeping = asyncio.create_task(sweep, name="lineshaft connections")
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
+        self._sweeping.cancel()
         await super().shutdown(sockets)
 
 
@@ -76,12 +92,16 @@ class Server:
         self._on_ready: Callable[[], None] = lambda: None
         self._bound = bound
         self.duties: list[Duty] = all_duties(service.engine, service.settings) if duties else []
+        # Connections of the database, and as many again for its notifications and new ones that replace old.
+        connections = Connections(2 * service.max_connections + _SPARE_FILES)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 with_middleware(create_app(service, self.officeplane), service),
+                http=connections.protocol,  # type: ignore[arg-type] # any factory of protocols will do
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                backlog=_ACCEPT_AT_ONCE,
                 proxy_headers=False,
                 timeout_graceful_shutdown=GRACE_SEC,
                 # Longer than a long poll, so that agents can reuse the connection for the next one.
@@ -91,6 +111,7 @@ class Server:
                 ws_max_size=64 << 10,
                 ws_per_message_deflate=False,
             ),
+            connections,
             on_ready=self._notify_ready,
             on_stop=service.stop,
         )

@@ -1,6 +1,7 @@
 """The objects that all operations of one server share, opened and closed with it."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -11,6 +12,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import LaneDirectory
 from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.postgres.probe import check_writable
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import LOCAL_CALLER, Authenticator, Principal
@@ -18,6 +20,9 @@ from lineshaft.server.framework.streams import Tail
 from lineshaft.server.long_poll import GuardWatcher, LongPolls
 from lineshaft.settings import Settings
 from lineshaft.types import Scope
+
+#: For so long a successful write proves that the database can be written to.
+_WRITE_EVERY_SEC = 5.0
 
 
 class Service:
@@ -31,10 +36,12 @@ class Service:
         max_connections: int = 10,
     ) -> None:
         self.settings = settings
+        self.max_connections = max_connections
         self.engine = Engine(
             dsn,
             clock=clock,
             max_connections=max_connections,
+            read_connections=max(1, max_connections // 2),
             prepare=settings.sessions,
             rules=Rules.of(settings),
             checks=Checks.from_settings(settings),
@@ -56,6 +63,8 @@ class Service:
         self._guard_watcher = GuardWatcher(self.engine.schedule, self.wakeups)
         self._authenticator = Authenticator(self.tokens, required=auth_required)
         self._resources = AsyncExitStack()
+        #: When the database was last seen to accept a write.
+        self._wrote_at = -_WRITE_EVERY_SEC
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
@@ -79,8 +88,13 @@ class Service:
         self.wakeups.wake_all()
 
     async def check_database(self) -> None:
-        """Raise UnavailableError unless the database answers and has been migrated."""
+        """Raise UnavailableError unless the database answers, has been migrated and can be written to."""
         await self.tokens.exist()
+        now = time.monotonic()
+        # Callers need no token: writing at each call would make the disk busy.
+        if now - self._wrote_at >= _WRITE_EVERY_SEC:
+            await check_writable(self.engine.database)
+            self._wrote_at = now
 
     async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
         """The caller; raises unless it has this scope."""

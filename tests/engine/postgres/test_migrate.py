@@ -13,6 +13,7 @@ import pytest
 from lineshaft.engine.postgres import describe, migrate
 from lineshaft.engine.postgres.migrate import Migration, State
 from lineshaft.errors import MigrationError, UnavailableError
+from tests.conftest import superuser
 
 FIRST = Migration(1, "first", "CREATE TABLE lineshaft.a (n integer);")
 SECOND = Migration(
@@ -149,11 +150,11 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
 
 
 def test_the_error_names_missing_privileges(empty_dsn: str) -> None:
-    with psycopg.connect(empty_dsn, autocommit=True) as admin:
+    with psycopg.connect(superuser(empty_dsn), autocommit=True) as admin:
         admin.execute("DROP ROLE IF EXISTS weak")
         admin.execute("CREATE ROLE weak LOGIN PASSWORD 'weak'")
     # Instead of opening another way in, become the role as soon as the session starts.
-    weak = psycopg.conninfo.make_conninfo(empty_dsn, options="-c role=weak")
+    weak = psycopg.conninfo.make_conninfo(superuser(empty_dsn), options="-c role=weak")
 
     with pytest.raises(MigrationError, match=r"permission denied.*needs CREATE on the database"):
         migrate.up(weak)

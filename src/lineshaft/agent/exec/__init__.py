@@ -1,12 +1,14 @@
 """Commands as agents: any program that reads a task and writes a result.
 
 - `command` is the handler: what a program gets, and what its exit means.
+- `account` is another account to run it under.
 - `messages` is what a program can send while it runs, one JSON object per line.
 - `process` is a program with everything it starts: its pipes, its exit, and cleaning up after it.
 
 `lineshaft.guardian` ends the programs of an agent that was killed.
 """
 
+from lineshaft.agent.exec.account import Account
 from lineshaft.agent.exec.command import Command
 
-__all__ = ["Command"]
+__all__ = ["Account", "Command"]

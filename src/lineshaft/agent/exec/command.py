@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,18 +18,22 @@ from typing import Any, Literal, Self
 import msgspec
 
 from lineshaft.agent.context import TaskContext
+from lineshaft.agent.exec.account import Account
 from lineshaft.agent.exec.messages import Conversation
 from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
 from lineshaft.agent.outcome import Fail, Result, Snooze
 from lineshaft.agent.threads import Threads
+from lineshaft.child_environment import child_environment
 from lineshaft.guardian import Guardian
 from lineshaft.model import ratelimit
 from lineshaft.model.retry import FailureCategory
-from lineshaft.settings import FD_VARIABLE, SECRET_VARIABLES, TASK_PREFIX
+from lineshaft.settings import FD_VARIABLE, TASK_PREFIX
 
 MAX_OUTPUT_BYTES = 8 << 20
 TAIL_BYTES = 4096
 _LONGEST_LOGGED_LINE = 2000
+#: Of each program; the others are counted. The end of the output is kept in any case.
+LINES_PER_SEC = 100
 
 #: Exit codes other than 0, as in sysexits.h. All others are crashes.
 RETRY_LATER = os.EX_TEMPFAIL
@@ -51,8 +56,10 @@ class Command:
     """A handler for `Agent.task`. Use it as a context manager, which ends its helper processes."""
 
     arguments: Sequence[str]
-    #: Variables that commands get although they are secrets of the agent.
+    #: Variables of the agent that commands get in addition to the usual ones.
     pass_env: Sequence[str] = ()
+    #: The account that commands run under; None: the agent's.
+    account: Account | None = None
     #: Seconds; None: only the task's own limit applies.
     time_limit_sec: float | None = None
     #: Between SIGTERM and SIGKILL.
@@ -80,9 +87,10 @@ class Command:
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
         if self.time_limit_sec is not None:
             limit = min(limit, self.time_limit_sec)
+        variables = environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit)
         process = Process.start(
-            self.arguments,
-            environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit),
+            self.arguments if self.account is None else self.account.wrapped(self.arguments),
+            variables if self.account is None else variables | self.account.variables,
             document(ctx),
             self._threads,
             self._guardian,
@@ -199,20 +207,42 @@ class _Tail:
         self._log = ctx.log
         self._data = b""
         self._line = b""
+        self._second = 0
+        self._written = 0
+        self._left_out = 0
 
     async def take(self, flow: Inflow) -> None:
         async for chunk in flow.chunks():
             self._data = (self._data + chunk)[-TAIL_BYTES:]
             *lines, self._line = (self._line + chunk).split(b"\n")
-            for line in lines:
+            self._begin_second()
+            room = LINES_PER_SEC - self._written
+            for line in lines[:room]:
                 self._write(line)
+            self._left_out += max(len(lines) - room, 0)
             if len(self._line) > _LONGEST_LOGGED_LINE:
                 self._write(self._line)
                 self._line = b""
         if self._line:
             self._write(self._line)
+        self._count_left_out()
+
+    def _begin_second(self) -> None:
+        now = int(time.monotonic())
+        if now != self._second:
+            self._count_left_out()
+            self._second, self._written = now, 0
+
+    def _count_left_out(self) -> None:
+        if self._left_out:
+            self._log.info("%d lines left out (more than %d a second)", self._left_out, LINES_PER_SEC)
+            self._left_out = 0
 
     def _write(self, line: bytes) -> None:
+        if self._written >= LINES_PER_SEC:
+            self._left_out += 1
+            return
+        self._written += 1
         self._log.info("%s", line[:_LONGEST_LOGGED_LINE].decode(errors="replace"))
 
     @property
@@ -262,11 +292,8 @@ def document(ctx: TaskContext) -> bytes:
 def environment(
     own: Mapping[str, str], ctx: TaskContext, *, pass_env: Sequence[str], time_limit_sec: float
 ) -> dict[str, str]:
-    """The agent's environment without its secrets, and the task's variables."""
-    hidden = SECRET_VARIABLES - set(pass_env)
-    inherited = {
-        name: value for name, value in own.items() if name not in hidden and not name.startswith(TASK_PREFIX)
-    }
+    """The allowed part of the agent's environment, and the task's variables."""
+    inherited = child_environment(own, pass_env)
     fields: dict[str, Any] = {
         "ID": ctx.id,
         "TYPE": ctx.type,

@@ -7,18 +7,19 @@ one round trip. A deadlock or a serialization failure rolls back all of it, so i
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.abc import PQGen
 from psycopg.adapt import Buffer, Loader
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
+from lineshaft.engine.postgres.dsn import checked_dsn
 from lineshaft.engine.postgres.pool import PooledConnection, shut_down
 from lineshaft.errors import UnavailableError
 
@@ -85,6 +86,10 @@ class _Connection(AsyncConnection[Any], OwnConnection):
             raise
 
 
+#: Set while a call is answered that only reads. Many readers then don't delay those who write.
+only_reads: ContextVar[bool] = ContextVar("only_reads", default=False)
+
+
 class Database:
     def __init__(
         self,
@@ -92,6 +97,7 @@ class Database:
         *,
         clock: Clock | None = None,
         max_connections: int = 10,
+        read_connections: int = 0,
         prepare: bool = True,
     ) -> None:
         """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements."""
@@ -100,17 +106,22 @@ class Database:
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
-        self._limits_lock_wait = "lock_timeout" not in str(conninfo_to_dict(dsn).get("options"))
+        self._limits_lock_wait = "lock_timeout" not in str(checked_dsn(dsn).get("options"))
         self._in_use: set[Connection] = set()
-        self._pool = AsyncConnectionPool(
-            dsn,
+        self._pool = self._make_pool(max_connections)
+        #: For calls that only read; none: they share the other one.
+        self._read_pool = self._make_pool(read_connections) if read_connections else self._pool
+
+    def _make_pool(self, connections: int) -> AsyncConnectionPool[_Connection]:
+        return AsyncConnectionPool(
+            self.dsn,
             name=POOL_NAME,
             connection_class=_Connection,
             min_size=1,
-            max_size=max_connections,
+            max_size=connections,
             open=False,
             configure=self._configure,
-            kwargs={"autocommit": True, "application_name": "lineshaft"} | _connect_timeout(dsn),
+            kwargs={"autocommit": True, "application_name": "lineshaft"} | _connect_timeout(self.dsn),
             timeout=10,
             # The pool doubles its pause after each failure, up to minutes, even if the database is back. So
             # it gives up early, and starts again as long as there are waiters.
@@ -131,16 +142,18 @@ class Database:
 
     async def open(self) -> None:
         try:
-            await self._pool.open(wait=True, timeout=10)
+            for pool in {self._pool, self._read_pool}:
+                await pool.open(wait=True, timeout=10)
         except PoolTimeout:
-            await self._pool.close()
+            await self.close()
             raise UnavailableError(
                 "The database doesn't answer. Check that it runs and that LINESHAFT_DATABASE_URL names it."
             ) from None
 
     async def close(self) -> None:
         # Only a connection to a server that doesn't answer takes longer than this.
-        await self._pool.close(timeout=1)
+        for pool in {self._pool, self._read_pool}:
+            await pool.close(timeout=1)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -155,7 +168,8 @@ class Database:
         return {"now": self._clock.now()}
 
     def connection(self) -> PooledConnection:
-        return PooledConnection(self._pool, self._in_use, self.answer_within_sec)
+        pool = self._read_pool if only_reads.get() else self._pool
+        return PooledConnection(pool, self._in_use, self.answer_within_sec)
 
     def hang_up(self) -> None:
         """Shut down all connections in use: pending calls fail with `UnavailableError`."""
@@ -194,7 +208,7 @@ class Database:
 
 def _connect_timeout(dsn: str) -> dict[str, Any]:
     """A server that doesn't answer is detected within seconds, unless the DSN says otherwise."""
-    return {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _CONNECT_SEC}
+    return {} if "connect_timeout" in checked_dsn(dsn) else {"connect_timeout": _CONNECT_SEC}
 
 
 def configure(connection: Connection, *, prepare: bool = True) -> None:

@@ -25,6 +25,7 @@ import psycopg
 from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.dsn import checked_dsn
 from lineshaft.errors import MigrationError, UnavailableError
 
 OLDEST_POSTGRES = 14
@@ -187,6 +188,7 @@ def _connect(dsn: str) -> Iterator[Connection]:
 
 @contextmanager
 def _opened(dsn: str) -> Iterator[Connection]:
+    checked_dsn(dsn)
     try:
         with psycopg.connect(
             dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None

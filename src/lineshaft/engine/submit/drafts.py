@@ -1,10 +1,11 @@
 """Drafts of new tasks: checked, numbered and linked in memory, before anything is written."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from lineshaft.model.idempotency import content_hash
 from lineshaft.model.resolving import Resolver
 from lineshaft.model.tasks import DEFAULT_RULES, MAX_CHILD_DEPTH, NewTask, TaskRow, TaskRules
 
+T = TypeVar("T")
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -292,6 +294,13 @@ def draft_by_key(
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads
+
+
+async def off_the_loop(tasks: Sequence[NewTask], draft: Callable[[], T]) -> T:
+    """Draft in a thread if the tasks have gates: compiling many schemas would block the event loop."""
+    if any(task.output is not None or task.children for task in tasks):
+        return await asyncio.to_thread(draft)
+    return draft()
 
 
 def check_number(tasks: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ from lineshaft.engine.submit.drafts import (
     check_number,
     draft_dag,
     draft_each,
+    off_the_loop,
     place_in_graph,
     with_refs,
 )
@@ -94,7 +96,7 @@ class Submission:
         """
         if connection is None and len(tasks) >= _COPY_FROM and _is_simple(tasks[0]) and all_alike(tasks):
             return await self._submit_uniform(tasks)
-        heads, drafts = draft_each(tasks, self.rules)
+        heads, drafts = await off_the_loop(tasks, partial(draft_each, tasks, self.rules))
         # A batch has a real DAG; the DAG of any other standalone task is virtual.
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
@@ -133,7 +135,8 @@ class Submission:
 
         If a DAG owns the `idempotency_key`, that DAG is returned and nothing is created.
         """
-        dag, heads, drafts = draft_dag(
+        draft = partial(
+            draft_dag,
             title,
             tasks,
             budget_ceiling_usd=budget_ceiling_usd,
@@ -141,6 +144,7 @@ class Submission:
             idempotency_key=idempotency_key,
             rules=self.rules,
         )
+        dag, heads, drafts = await off_the_loop(tasks, draft)
 
         async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, int]]:
             existing = await take_dag_key(connection, dag, {key: head.id for key, head in heads.items()})

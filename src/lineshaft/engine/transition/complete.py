@@ -229,7 +229,7 @@ class Complete:
                 "costs": [item.spent.cost(task) for task, item in items],
                 "tokens_in": [item.spent.tokens_input for _, item in items],
                 "tokens_out": [item.spent.tokens_output for _, item in items],
-                "outputs": [_stored_output(item) for _, item in items],
+                "outputs": column_literal([_stored_output(item) for _, item in items]),
             },
         )
         changes = self._transitions.changes()

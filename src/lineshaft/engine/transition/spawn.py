@@ -8,6 +8,7 @@ call or, without one, a digest of the children that holds for one claim.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -15,7 +16,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.submit.dags import give_dag_a_row
-from lineshaft.engine.submit.drafts import Draft, draft_by_key, refuse_place
+from lineshaft.engine.submit.drafts import Draft, draft_by_key, off_the_loop, refuse_place
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.dependencies import Dependencies
@@ -107,7 +108,8 @@ class Spawn:
             msgspec.structs.replace(task, parent_id=parent.id, created_by=task.created_by or creator)
             for task in tasks
         ]
-        heads = draft_by_key(own, dag_id, drafts, self._submission.rules).values()
+        draft = partial(draft_by_key, own, dag_id, drafts, self._submission.rules)
+        heads = (await off_the_loop(own, draft)).values()
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)
             parent = replace(parent, dag_id=dag_id)

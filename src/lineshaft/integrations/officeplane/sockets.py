@@ -39,8 +39,10 @@ class UpdatesSocket:
         async with contextlib.AsyncExitStack() as open_while:
             try:
                 allow = partial(self._officeplane.authenticate, SCOPE, authorization)
-                await allow()
-                listener = await open_while.enter_async_context(self._officeplane.updates.listener())
+                token_id = (await allow()).token_id
+                address = (scope.get("client") or ("",))[0]
+                listening = self._officeplane.updates.listener(token_id, address)
+                listener = await open_while.enter_async_context(listening)
             except LineshaftError as error:
                 await _refuse(scope, send, error)
                 return

@@ -86,9 +86,9 @@ class Updates:
         self._sending: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def listener(self) -> AsyncIterator[Listener]:
-        """A listener for everything that happens from now on."""
-        with self._tail.watched():
+    async def listener(self, token_id: str | None, address: str) -> AsyncIterator[Listener]:
+        """A listener of this caller for everything that happens from now on."""
+        with self._tail.watched(token_id, address):
             own = Listener()
             if not self._is_sending():
                 # The position is fixed before the client is accepted.

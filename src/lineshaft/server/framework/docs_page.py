@@ -6,8 +6,12 @@ from functools import cache
 from html import escape
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
+
+from lineshaft.server.framework.routing import Service
+from lineshaft.types import Scope
 
 PATH = "/docs"
 
@@ -27,12 +31,13 @@ td { padding: .1rem 1rem .1rem 0; vertical-align: top }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def route(document: Callable[[], Mapping[str, Any]]) -> Route:
+def route(document: Callable[[], Mapping[str, Any]], service: Service) -> Route:
     @cache
     def page() -> str:
         return "".join(_page(document()))
 
-    async def answer(_: object) -> HTMLResponse:
+    async def answer(request: Request) -> HTMLResponse:
+        await service.authenticate(Scope.READ, request.headers.get("authorization"))
         return HTMLResponse(page(), headers={"Content-Security-Policy": _POLICY})
 
     return Route(PATH, answer)

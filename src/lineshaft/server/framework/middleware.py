@@ -5,9 +5,11 @@ request that changes something still takes effect; and through a name of its own
 (DNS rebinding) a page can read responses too. Therefore the Host must be a name of this server, and an
 Origin, which browsers send with requests of scripts and forms, must be this server's own. Browsers send no
 Origin with plain GET requests; then Sec-Fetch-Site shows that the page is of another site. Following a link
-from there is allowed.
+from there (GET or HEAD) is allowed; sending a form is not.
 """
 
+import asyncio
+import contextlib
 import ipaddress
 import re
 import socket
@@ -31,6 +33,8 @@ _log = structlog.get_logger("lineshaft.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 #: Another port of this machine counts as the same site, but it serves other pages.
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
+#: How much of a refused body is read, and for how long, so that its sender gets to read the response.
+_DROP_BYTES, _DROP_SEC = 64 << 20, 5.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -82,7 +86,7 @@ class RequestMiddleware:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         try:
-            self._check_origin(headers)
+            self._check_origin(headers, "GET")
         except ForbiddenError:
             # Before the socket is accepted, this is a 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -93,24 +97,31 @@ class RequestMiddleware:
         request_id = scope["state"]["request_id"]
         began = time.perf_counter()
         status = 0
+        body = _Body(receive, headers, self._max_body_bytes)
 
         async def send_and_log(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            elif not message.get("more_body", False) and not body.is_read:
+                # The server closes the connection after the response. With data that was not read, the
+                # client would get a reset in place of the response.
+                await send({**message, "more_body": True})
+                await body.drop()
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
-            self._check_origin(headers)
-            self._check_length(headers)
-            await self._app(scope, self._counted(receive), send_and_log)
+            self._check_origin(headers, scope["method"])
+            body.check_length()
+            await self._app(scope, body.receive, send_and_log)
         except LineshaftError as error:
             await send_problem(send_and_log, error, scope)
         finally:
             _log_request(scope, status, time.perf_counter() - began)
 
-    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+    def _check_origin(self, headers: dict[bytes, bytes], method: str) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
         name, port = _split(host)
         if not self._hosts.allow(name):
@@ -118,7 +129,8 @@ class RequestMiddleware:
                 f"Host {host!r} is not allowed. Add it to LINESHAFT_ALLOWED_HOSTS, or call the server by its "
                 "address."
             )
-        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and headers.get(b"sec-fetch-mode") != b"navigate":
+        follows_link = headers.get(b"sec-fetch-mode") == b"navigate" and method in {"GET", "HEAD"}
+        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and not follows_link:
             raise ForbiddenError(
                 "The request comes from a page of another site (Sec-Fetch-Site). Pages of other sites "
                 "can't call this server."
@@ -134,23 +146,41 @@ class RequestMiddleware:
                 "sites can't call it."
             )
 
-    def _check_length(self, headers: dict[bytes, bytes]) -> None:
+
+class _Body:
+    """The body of a request, up to the limit of the server."""
+
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._received = 0
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise limits.too_large(self._max_body_bytes)
+        self._length = int(length) if length.isdigit() else 0
+        self.is_read = self._length == 0 and b"transfer-encoding" not in headers
 
-    def _counted(self, receive: Receive) -> Receive:
-        taken = 0
+    def check_length(self) -> None:
+        if self._length > self._max_bytes:
+            raise limits.too_large(self._max_bytes)
 
-        async def counting() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._max_body_bytes:
-                raise limits.too_large(self._max_body_bytes)
-            return message
+    async def receive(self) -> Message:
+        message = await self._next()
+        if self._received > self._max_bytes:
+            raise limits.too_large(self._max_bytes)
+        return message
 
-        return counting
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self.is_read = True
+        return message
+
+    async def drop(self) -> None:
+        """Read the rest, within limits, and forget it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DROP_SEC):
+                while not self.is_read and self._received < _DROP_BYTES:
+                    await self._next()
 
 
 def _split(host: str) -> tuple[str, int | None]:

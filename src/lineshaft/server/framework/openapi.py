@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
-from lineshaft.server.framework.routing import ItemsOf, Operation, summary_of
+from lineshaft.server.framework.routing import ItemsOf, Operation, Service, summary_of
+from lineshaft.types import Scope
 
 PATH = "/openapi.json"
 
@@ -42,12 +43,13 @@ def document(
     }
 
 
-def route(described: Callable[[], Mapping[str, Any]]) -> Route:
+def route(described: Callable[[], Mapping[str, Any]], service: Service) -> Route:
     @cache
     def encoded() -> bytes:
         return msgspec.json.encode(described())
 
-    async def answer(_: Request) -> Response:
+    async def answer(request: Request) -> Response:
+        await service.authenticate(Scope.READ, request.headers.get("authorization"))
         return Response(encoded(), media_type="application/json")
 
     return Route(PATH, answer)

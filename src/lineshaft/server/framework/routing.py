@@ -7,7 +7,9 @@ the route and its part of the OpenAPI document, so neither can be forgotten.
 Routes are plain Starlette routes that decode and encode JSON with msgspec.
 """
 
+import asyncio
 import contextlib
+import gc
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from lineshaft.engine.postgres.database import only_reads
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
@@ -54,6 +57,8 @@ class Call(Generic[S]):
     path: Mapping[str, str]
     receive: Receive
     request_id: str
+    #: Of the client, or of the proxy in front of the server.
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,8 @@ class Endpoint(Generic[S]):
         self._operation = operation
         self._service = service
         self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
+        small = operation.body is not None and limits.has_only_small_fields(operation.body)
+        self._max_body_bytes = limits.SMALL_BODY_BYTES if small else None
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
@@ -219,15 +226,23 @@ class Endpoint(Generic[S]):
 
     async def _answer(self, scope: AsgiScope, receive: Receive, request_id: str) -> Answer | Response:
         operation = self._operation
+        # Health checks are not delayed by readers either.
+        only_reads.set(operation.method == "GET" and operation.scope is not None)
         headers = Headers(scope=scope)
         principal = await self._service.authenticate(operation.scope, headers.get("authorization"))
-        call = Call(self._service, principal, headers, scope["path_params"], receive, request_id)
+        address = (scope.get("client") or ("",))[0]
+        call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}
         if operation.query is not None:
             given["query"] = read_query(scope["query_string"], operation.query)
         if self._decoder is not None:
-            body = await read_body(receive)
-            given["body"] = _decode(body, self._decoder, operation)
+            body = await read_body(receive, self._max_body_bytes)
+            if len(body) > limits.LARGE_BODY_BYTES:
+                # In a thread: megabytes of brackets would block the event loop.
+                decoding = asyncio.to_thread(_decode_large, body, self._decoder, operation)
+                given["body"] = await decoding
+            else:
+                given["body"] = _decode(body, self._decoder, operation)
         return await operation.handler(call, **given)
 
 
@@ -236,19 +251,34 @@ INTERNAL_ERROR = (
 )
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, max_bytes: int | None = None) -> bytes:
     parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if max_bytes is not None and size > max_bytes:
+            raise limits.too_large(max_bytes)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _decode_large(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation) -> Any:
+    # Collections would take most of the time: they visit all new objects again and again, and find nothing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _decode(body, decoder, operation)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation) -> Any:
-    limits.check_depth(body)
+    limits.check_structure(body)
     try:
         if not body.isascii():
             body.decode()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.responses import StreamingResponse
@@ -27,6 +28,8 @@ AGAIN_AFTER_SEC = 1.0
 #: Interval of keep-alive messages, which detect closed connections and keep proxies from closing open ones.
 PING_EVERY_SEC = 15.0
 MAX_STREAMS = 500
+MAX_STREAMS_PER_TOKEN = 100
+MAX_STREAMS_PER_ADDRESS = 250
 
 _log = logging.getLogger("lineshaft.http")
 
@@ -39,6 +42,8 @@ class Tail:
         self._news = asyncio.Event()
         #: How many streams are open.
         self.watchers = 0
+        #: By token and by address.
+        self._of: Counter[str] = Counter()
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -47,19 +52,26 @@ class Tail:
         return self._news
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, token_id: str | None, address: str) -> Iterator[None]:
+        """Count a stream or a socket; raises RateLimitedError if there are too many of the same caller."""
+        keys = [f"address {address}"] + ([] if token_id is None else [f"token {token_id}"])
         if self.watchers >= MAX_STREAMS:
-            raise RateLimitedError(
-                f"This server already streams to {MAX_STREAMS} clients. Close some, or read GET /v1/events "
-                "page by page."
-            )
+            raise _too_many("This server", MAX_STREAMS)
+        if token_id is not None and self._of[f"token {token_id}"] >= MAX_STREAMS_PER_TOKEN:
+            raise _too_many("With this token, this server", MAX_STREAMS_PER_TOKEN)
+        if self._of[f"address {address}"] >= MAX_STREAMS_PER_ADDRESS:
+            raise _too_many("At this address, this server", MAX_STREAMS_PER_ADDRESS)
         self.watchers += 1
+        self._of.update(keys)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
         try:
             yield
         finally:
             self.watchers -= 1
+            self._of.subtract(keys)
+            # Without those that are zero.
+            self._of = +self._of
 
     async def _look(self) -> None:
         position: str | None = NOW
@@ -95,6 +107,12 @@ class Tail:
             await asyncio.wait({self._looking})
 
 
+def _too_many(who: str, most: int) -> RateLimitedError:
+    return RateLimitedError(
+        f"{who} already streams to {most} clients. Close some, or read GET /v1/events page by page."
+    )
+
+
 Allow = Callable[[], Awaitable[object]]
 
 
@@ -110,7 +128,14 @@ async def is_refused(allow: Allow) -> bool:
 
 
 def stream(
-    tail: Tail, reading: EventQuery, first: EventPage, stopping: asyncio.Event, allow: Allow
+    tail: Tail,
+    reading: EventQuery,
+    first: EventPage,
+    stopping: asyncio.Event,
+    *,
+    allow: Allow,
+    token_id: str | None,
+    address: str,
 ) -> StreamingResponse:
     """Stream events. `first` is read before the stream begins, so that an invalid cursor is refused.
 
@@ -118,7 +143,7 @@ def stream(
     """
     # Counted before the response begins, so that one stream too many is refused.
     watching = contextlib.ExitStack()
-    watching.enter_context(tail.watched())
+    watching.enter_context(tail.watched(token_id, address))
     return StreamingResponse(
         _events(tail, reading, first, stopping, allow=allow, watching=watching),
         media_type="text/event-stream",

@@ -33,7 +33,15 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
         reading = await reading.resolved(call.service.engine.read)
         first = await reading.after(place)
         allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
-        return stream(call.service.tail, reading, first, call.service.stopping, allow)
+        return stream(
+            call.service.tail,
+            reading,
+            first,
+            call.service.stopping,
+            allow=allow,
+            token_id=call.principal.token_id,
+            address=call.address,
+        )
     page = await reading.page(query.place, call.service.engine.read)
     return Answer(page)
 

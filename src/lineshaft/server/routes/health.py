@@ -17,6 +17,6 @@ async def alive(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
 
 @routes.get("/readyz", None, Readiness, codes=("unavailable",))
 async def ready(call: Call) -> Answer:
-    """The server can reach a migrated database; 503 otherwise."""
+    """The server can reach a migrated database and write to it; 503 otherwise."""
     await call.service.check_database()
     return Answer(Readiness("ready", "ok", call.service.wakeups.healthy))
