@@ -150,7 +150,7 @@ class Actions:
     ) -> dict[str, str]:
         """The answer to each task of an agent: continue, cancel or lost."""
         agent = Presence(agent_id, incarnation)
-        held = [HeldTask(claim.id, claim.epoch, agent, progress, spent.cost_usd) for claim in claims]
+        held = [HeldTask(claim.id, claim.epoch, agent, progress, spent) for claim in claims]
         answers = await self.engine.work.heartbeat([agent], held)
         assert agent in answers.agents
         return {task.id: "continue" for task in held} | {ended.id: ended.answer for ended in answers.over}

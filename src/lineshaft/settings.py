@@ -198,6 +198,12 @@ class Settings:
         3600.0,
         "The time limit of an attempt at a task without max_duration_sec; officeplane's is 300 s.",
     )
+    max_spawn_depth: int = _setting(
+        _whole(1, 900), 20, "How many levels of tasks may be spawned below a submitted task."
+    )
+    max_spawned_tasks: int = _setting(
+        _whole(1, 10_000_000), 10_000, "How many tasks of one DAG may be spawned by other tasks."
+    )
     max_dag_tasks: int = _setting(
         _whole(1, 100_000),
         10_000,

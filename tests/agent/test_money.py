@@ -19,7 +19,7 @@ ZERO = Decimal(0)
 def account(
     spent: str, *, max_cost: str | None = None, remaining: RemainingBudgets | None = None, at: str = "0"
 ) -> Account:
-    made = Account(None if max_cost is None else Decimal(max_cost), Decimal(max_cost or 0))
+    made = Account(None if max_cost is None else Decimal(max_cost))
     if remaining is not None:
         made.learn(remaining, Decimal(at))
     made.add(Decimal(spent), 0, 0)
@@ -40,7 +40,7 @@ def account(
     ],
 )
 def test_a_step_may_run_while_money_is_left(fine: Account) -> None:
-    fine.check(fine.unreserved, fine.unreserved)
+    fine.check_next_step()
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_step_may_run_while_money_is_left(fine: Account) -> None:
     [
         (account("1", max_cost="1"), "The task may cost 1 USD and has cost 1"),
         (account("0.01", max_cost="0"), "The task may cost 0 USD"),
-        (account("1", remaining=RemainingBudgets(agent=Decimal(1))), "The agent's budget is used up"),
-        (account("1", remaining=RemainingBudgets(dag=Decimal(1))), "The DAG's budget is used up"),
+        (account("1", remaining=RemainingBudgets(agent=ZERO)), "The agent's budget is used up"),
+        (account("1", remaining=RemainingBudgets(dag=ZERO)), "The DAG's budget is used up"),
         (account("0", remaining=RemainingBudgets(agent=Decimal(-1))), "The agent's budget is used up: -1"),
         (account("0.5", remaining=RemainingBudgets(task=Decimal("0.5"))), "max_total_cost_usd"),
         (account("0.5", remaining=RemainingBudgets(task=Decimal("0.25")), at="0.25"), "max_total_cost_usd"),
@@ -57,7 +57,7 @@ def test_a_step_may_run_while_money_is_left(fine: Account) -> None:
 )
 def test_no_step_runs_when_no_money_is_left(broke: Account, whose: str) -> None:
     with pytest.raises(BudgetExceeded, match=whose):
-        broke.check(broke.unreserved, broke.unreserved)
+        broke.check_next_step()
 
 
 def spender(agent: Agent, cost: str = "0.4") -> list[int]:

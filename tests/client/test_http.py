@@ -394,8 +394,8 @@ def test_no_field_of_an_outcome_is_left_out() -> None:
     failure = Failure(claim, "it broke", "timeout", 1.5, spent, "Traceback")
     release = Release(claim, 2.5, spent)
     cancellation = Cancellation(claim, "enough", cascade=False, spent=spent)
-    step = NewStep(claim, "a", b"1", Decimal("0.100000"), Decimal("0.200000"), "digest")
-    checkpoint = NewCheckpoint(claim, b"1")
+    step = NewStep(claim, "a", b"1", Decimal("0.100000"), spent, "digest")
+    checkpoint = NewCheckpoint(claim, b"1", spent)
 
     assert all(getattr(completion, name) is not None for name in completion.__struct_fields__)
     for given in (failure, release, cancellation, step, checkpoint):

@@ -13,7 +13,7 @@ from lineshaft.errors import StaleClaimError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimedTask, Completion, Failure, HeldTask, Moved, Presence, Release
+from lineshaft.types.work import ClaimedTask, Completion, Failure, HeldTask, Moved, Presence, Release, Spent
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
 from tests.world import cost, only, ref
 
@@ -141,7 +141,7 @@ async def test_a_zombie_calls_after_its_task_became_a_dead_letter(
     one, two = engines
     await one.submission.submit([NewTask("code", max_attempts=1), NewTask("code", max_cost_usd=1)])
     tasks = await running(one, 2)
-    spent = [HeldTask(task.id, task.epoch, Presence("a1", 1), cost_usd=Decimal(2)) for task in tasks]
+    spent = [HeldTask(task.id, task.epoch, Presence("a1", 1), spent=Spent(Decimal(2))) for task in tasks]
     await one.work.heartbeat([Presence("a1", 1)], spent)
     clock.advance(7200)
     await one.maintenance.reap(10)

@@ -45,10 +45,6 @@ class Host(Protocol):
         """Send the next heartbeat now: there is something to report."""
         ...
 
-    def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
-        """What this agent's and this DAG's tasks have spent in this process beyond their reservations."""
-        ...
-
     async def in_thread(self, function: Callable[[], T]) -> T: ...
 
 
@@ -76,7 +72,7 @@ class Execution:
         self.host = host
         self.assignment = assignment
         self.task = task
-        self.account = Account(task.max_cost_usd, task.reserved_usd)
+        self.account = Account(task.max_cost_usd)
         #: Results by name, as JSON.
         self.steps: dict[str, bytes] = dict(assignment.steps)
         #: Of the arguments of steps that earlier attempts recorded.
@@ -108,14 +104,6 @@ class Execution:
     def spent(self) -> Spent:
         return self.account.spent
 
-    @property
-    def unreserved_usd(self) -> Decimal:
-        return self.account.unreserved
-
-    @property
-    def live_dag_id(self) -> str | None:
-        return self.task.live_dag_id
-
     # The end.
 
     def end(self, why: str, *, gone: bool) -> None:
@@ -146,9 +134,15 @@ class Execution:
 
     def spend(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> None:
         amount = self.account.add(usd, tokens_input, tokens_output)
+        # Within a second, whatever becomes of this process.
+        self.host.hurry()
         meter = steps.current_meter.get()
         if meter is not None:
+            # The step is recorded with its cost first, so that nothing is paid twice.
             meter.cost += amount
+        else:
+            # The end of the attempt reports the cost.
+            self.account.check_limits()
 
     def name_artifact(self, reference: Any) -> None:
         encoded(reference, "artifact")
@@ -246,7 +240,7 @@ class Execution:
             return known
         steps.check_name(name, "step")
         steps.check_not_within(self.task.id, name)
-        self.account.check(*self.host.unbooked(self.task.live_dag_id))
+        self.account.check_next_step()
         return None
 
     def _must_rerun(self, name: str, call: steps.Call | None) -> bool:
@@ -269,7 +263,9 @@ class Execution:
     ) -> bytes:
         """Record a result, and return the one that counts."""
         steps.check_name(name, "step")
-        return await self._record(name, steps.result_json(name, value, function), cost, digest)
+        result = await self._record(name, steps.result_json(name, value, function), cost, digest)
+        self.account.check_limits()
+        return result
 
     async def _record(
         self,
@@ -280,12 +276,12 @@ class Execution:
         then: Callable[[], object] | None = None,
     ) -> bytes:
         """`then` is called when the write has ended."""
-        so_far = self.account.cost
-        step = NewStep(self.claim, name, data, cost, so_far, digest)
+        spent = self.account.spent
+        step = NewStep(self.claim, name, data, cost, spent, digest)
 
         async def call() -> bytes:
             stored, left = await self.host.backend.record_step(step)
-            self.account.learn(left, so_far)
+            self.account.learn(left, spent.cost_usd or Decimal(0))
             self.steps[name] = stored
             # From now on it is a step of this run, where `check_same_call` compares.
             self._digests.pop(name, None)
@@ -310,7 +306,9 @@ class Execution:
                 self._free_step(name)
                 raise
             # Free only when it is written: the handler may stop waiting and ask for the step again.
-            return await self._record(name, data, cost, digest, then=partial(self._free_step, name))
+            result = await self._record(name, data, cost, digest, then=partial(self._free_step, name))
+            self.account.check_limits()
+            return result
         return known
 
     def _free_step(self, name: str) -> None:

@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Collection
 from datetime import datetime
-from decimal import Decimal
 from typing import Protocol
 
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.errors import LineshaftError, StaleClaimError, UnavailableError
-from lineshaft.types.work import ClaimRef, HeartbeatAnswers, HeldTask, Presence, Release, Spent
+from lineshaft.types.work import UNREPORTED, ClaimRef, HeartbeatAnswers, HeldTask, Presence, Release, Spent
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -31,8 +30,10 @@ _ANSWER_SHARE, _LONGEST_SHARE = 0.5, 1.5
 _QUICKEST_ANSWER_SEC = 0.25
 #: How long an agent that leaves waits for a pending heartbeat.
 _LAST_HEARTBEAT_SEC = 2.0
-#: How soon, and how often at most, progress is sent.
+#: How soon, and how often at most, progress and spending are sent.
 _HURRY_SEC = 0.2
+#: A report of spending that found its task locked is repeated after this time.
+_REPEAT_SEC = 0.5
 #: An event loop that runs nothing for this long is blocked.
 _BLOCKED_SEC = 2.0
 #: How long a release of tasks may take, and the pause before the next look.
@@ -46,9 +47,6 @@ class Held(Protocol):
 
     @property
     def claim(self) -> ClaimRef: ...
-
-    @property
-    def cost_usd(self) -> Decimal: ...
 
     @property
     def spent(self) -> Spent: ...
@@ -78,8 +76,8 @@ class Member(Protocol):
 
     def held(self) -> Collection[Held]: ...
 
-    def on_claim_over(self, task_id: str, epoch: int, answer: str) -> None:
-        """The claim is over: `cancel` or `lost`."""
+    def on_claim_over(self, task_id: str, epoch: int, answer: str, reason: str | None) -> None:
+        """The claim is over: `cancel` or `lost`. With a reason it is held, but over that limit."""
         ...
 
     def on_released(self, task_id: str, epoch: int) -> None:
@@ -109,6 +107,8 @@ class LeaseKeeper:
         self._due: dict[Member, float] = {}
         self._lock = threading.Lock()
         self._closed = False
+        #: What the server knows to be spent by the claims of each agent. Used in the thread only.
+        self._acknowledged: dict[Member, dict[ClaimRef, Spent]] = {}
         #: Agents that have to stop: when their tasks are released. Used in the thread only.
         self._stop_by: dict[Member, float] = {}
         self._stop_watches: set[asyncio.Task[None]] = set()
@@ -129,6 +129,7 @@ class LeaseKeeper:
         """When this returns, no pending heartbeat can report this agent as alive, unless `at_once`."""
         with self._lock:
             self._due.pop(member, None)
+            self._acknowledged.pop(member, None)
             quiet = self._quiet.is_set()
         if not quiet and not at_once:
             await asyncio.to_thread(self._quiet.wait, _LAST_HEARTBEAT_SEC)
@@ -226,15 +227,17 @@ class LeaseKeeper:
         tasks: list[HeldTask] = []
         owners: dict[tuple[str, int], Member] = {}
         reported: list[tuple[Held, bytes]] = []
+        spent: dict[Member, dict[ClaimRef, Spent]] = {member: {} for member in members}
         for member in members:
+            known = self._acknowledged.get(member, {})
             for held in member.held():
                 progress = held.take_progress()
                 if progress is not None:
                     reported.append((held, progress))
-                claim, cost = held.claim, held.cost_usd
-                tasks.append(
-                    HeldTask(claim.id, claim.epoch, member.presence, progress, cost or None, claim.token)
-                )
+                claim = held.claim
+                used = spent[member][claim] = held.spent
+                news = UNREPORTED if used == known.get(claim) else used
+                tasks.append(HeldTask(claim.id, claim.epoch, member.presence, progress, news, claim.token))
                 owners[claim.id, claim.epoch] = member
         quickest = min(member.interval_sec for member in members)
         share = min(_ANSWER_SHARE * 2 ** min(lost, 2), _LONGEST_SHARE)
@@ -249,13 +252,18 @@ class LeaseKeeper:
             for held, progress in reported:
                 held.put_back_progress(progress)
             raise
+        if answers.spent_later:
+            for member in members:
+                self.hurry(member, _REPEAT_SEC)
+        else:
+            self._acknowledged |= spent
         self._distribute(members, owners, answers)
 
     def _distribute(
         self, members: list[Member], owners: dict[tuple[str, int], Member], answers: HeartbeatAnswers
     ) -> None:
         for claim in answers.over:
-            owners[claim.id, claim.epoch].on_claim_over(claim.id, claim.epoch, claim.answer)
+            owners[claim.id, claim.epoch].on_claim_over(claim.id, claim.epoch, claim.answer, claim.reason)
         for member in members:
             member.on_status(answers.agents.get(member.presence))
             if (slots := answers.slots.get(member.presence)) is not None:

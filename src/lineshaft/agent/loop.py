@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
-from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
 
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.idle import left_text, waiting_text
 from lineshaft.agent.lease_keeper import REFUSED
+from lineshaft.agent.money import OWN_LIMITS, over_limit_text
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
 from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
@@ -517,14 +517,23 @@ class Worker:
     def held(self) -> Collection[Run]:
         return [run for run in self._running.copy().values() if not run.written]
 
-    def on_claim_over(self, task_id: str, epoch: int, answer: str) -> None:
+    def on_claim_over(self, task_id: str, epoch: int, answer: str, reason: str | None) -> None:
         run = self._running.get(task_id)
         if run is None or run.epoch != epoch or run.reported:
+            return
+        if reason is not None:
+            self._soon(self._over_limit, run, reason)
             return
         why = "the task was cancelled" if answer == "cancel" else "the claim was lost"
         # At once: the event loop may be blocked by the handler that has to stop.
         run.execution.end(why, gone=True)
         self._soon(self._stop_run, run, NOTHING, why)
+
+    def _over_limit(self, run: Run, reason: str) -> None:
+        """The claim is held, but must be given up: the attempt fails, or waits for money."""
+        text = over_limit_text(reason, run.spent.cost_usd)
+        verdict = failed(text, FailureCategory.BUDGET_EXCEEDED) if reason in OWN_LIMITS else RELEASED
+        self._stop_run(run, verdict, text)
 
     def on_released(self, task_id: str, epoch: int) -> None:
         run = self._running.get(task_id)
@@ -592,15 +601,6 @@ class Worker:
 
     def hurry(self) -> None:
         self._process.lease_keeper.hurry(self)
-
-    def unbooked(self, dag_id: str | None) -> tuple[Decimal, Decimal]:
-        runs = self._running.copy().values()
-        agent = sum((run.execution.unreserved_usd for run in runs), Decimal(0))
-        if dag_id is None:
-            return agent, Decimal(0)
-        return agent, sum(
-            (run.execution.unreserved_usd for run in runs if run.execution.live_dag_id == dag_id), Decimal(0)
-        )
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         result: T = await asyncio.wrap_future(self._threads.submit(function))

@@ -9,26 +9,31 @@ from lineshaft.model.budget import money
 from lineshaft.types.work import UNREPORTED, RemainingBudgets, Spent
 
 _ZERO = Decimal(0)
+#: Limits of the task itself: an attempt that is over one of them fails. Over all others it is released.
+OWN_LIMITS = frozenset({"max_cost", "max_total_cost"})
+_LIMITS = {
+    "max_cost": "the task's max_cost_usd",
+    "max_total_cost": "the task's max_total_cost_usd",
+    "agent_budget": "the agent's budget",
+    "dag_budget": "the DAG's budget",
+    "daily_budget": "the daily budget",
+    "velocity": "the limit on cost velocity",
+}
+
+
+def over_limit_text(reason: str, cost: Decimal | None) -> str:
+    """Why an attempt must stop, from the answer to a heartbeat."""
+    return f"cost {cost or _ZERO} USD: over {_LIMITS.get(reason, reason)}"
 
 
 class Account:
     """The money of one attempt. May be charged from any thread; budgets are as the database last reported."""
 
-    __slots__ = (
-        "_allowance",
-        "_lock",
-        "_max_cost",
-        "_remaining",
-        "cost",
-        "reserved",
-        "tokens_input",
-        "tokens_output",
-    )
+    __slots__ = ("_allowance", "_lock", "_max_cost", "_remaining", "cost", "tokens_input", "tokens_output")
 
-    def __init__(self, max_cost: Decimal | None, reserved: Decimal) -> None:
+    def __init__(self, max_cost: Decimal | None) -> None:
         self._max_cost = max_cost
         self._lock = threading.Lock()
-        self.reserved = reserved
         self.cost = _ZERO
         self.tokens_input = 0
         self.tokens_output = 0
@@ -60,16 +65,19 @@ class Account:
             return UNREPORTED
         return Spent(self.cost, self.tokens_input, self.tokens_output)
 
-    @property
-    def unreserved(self) -> Decimal:
-        """What exceeds the reservation, and is not in the budgets yet."""
-        return max(self.cost - self.reserved, _ZERO)
+    def check_limits(self) -> None:
+        """Raise BudgetExceeded if the attempt has cost more than the task allows."""
+        if self._max_cost is not None and self.cost > self._max_cost:
+            raise BudgetExceeded(
+                f"The task may cost {self._max_cost} USD and has cost {self.cost} USD. Raise max_cost_usd."
+            )
+        if self._allowance is not None and self.cost > self._allowance:
+            raise self._total_used_up()
 
-    def check(self, unbooked_agent: Decimal, unbooked_dag: Decimal) -> None:
+    def check_next_step(self) -> None:
         """Raise BudgetExceeded if no money is left for another step.
 
-        `unbooked_…` is what this process's tasks of the same agent and of the same DAG have spent beyond
-        their reservations. A task with `max_cost_usd` has that much reserved, so only its own cost counts.
+        A task with `max_cost_usd` has that much reserved, so only its own cost counts.
         """
         if self._max_cost is not None:
             if self.cost and self.cost >= self._max_cost:
@@ -78,21 +86,21 @@ class Account:
                     "for another step. Raise max_cost_usd, or use cheaper steps."
                 )
         else:
-            self._check("agent", self._remaining.agent, unbooked_agent, "Add to the agent's budget_usd.")
-            self._check("DAG", self._remaining.dag, unbooked_dag, "Raise the DAG's budget_ceiling_usd.")
+            self._check("agent", self._remaining.agent, "Add to the agent's budget_usd.")
+            self._check("DAG", self._remaining.dag, "Raise the DAG's budget_ceiling_usd.")
         if self._allowance is not None and self.cost and self.cost >= self._allowance:
-            raise BudgetExceeded(
-                "All attempts together have used up the task's max_total_cost_usd: this attempt cost "
-                f"{self.cost} USD of the {self._allowance} USD that were left. Raise max_total_cost_usd."
-            )
+            raise self._total_used_up()
 
-    def _check(self, whose: str, left: Decimal | None, unbooked: Decimal, remedy: str) -> None:
-        if left is None:
-            return
-        rest = left - unbooked
+    def _total_used_up(self) -> BudgetExceeded:
+        return BudgetExceeded(
+            "All attempts together have used up the task's max_total_cost_usd: this attempt cost "
+            f"{self.cost} USD of the {self._allowance} USD that were left. Raise max_total_cost_usd."
+        )
+
+    def _check(self, whose: str, left: Decimal | None, remedy: str) -> None:
         # With exactly nothing left, a step may still run if it costs nothing.
-        if rest < 0 or (rest == 0 and self.cost):
+        if left is not None and (left < 0 or (left == 0 and self.cost)):
             raise BudgetExceeded(
-                f"The {whose}'s budget is used up: {rest} USD are left, and this attempt has spent "
+                f"The {whose}'s budget is used up: {left} USD are left, and this attempt has spent "
                 f"{self.cost} USD. {remedy}"
             )

@@ -2,7 +2,6 @@
 
 import asyncio
 from concurrent.futures import Future
-from decimal import Decimal
 from typing import Any
 
 from lineshaft.agent.context import SyncTaskContext, TaskContext
@@ -54,10 +53,6 @@ class Run:
     @property
     def epoch(self) -> int:
         return self.claim.epoch
-
-    @property
-    def cost_usd(self) -> Decimal:
-        return self.execution.account.cost
 
     def take_progress(self) -> bytes | None:
         return self.execution.take_progress()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -161,6 +162,8 @@ class HttpHeartbeats:
             results = await self._send(part, held, answer_within_sec)
             for agent, result in zip(part, results, strict=True):
                 _add(answers, agent, held[agent], result)
+            if any(result.spent_later is True for result in results):
+                answers = replace(answers, spent_later=True)
         return answers
 
     async def _send(
@@ -238,9 +241,10 @@ def _add(
     if result.slowdown_until is not UNSET:
         answers.slowdowns[agent] = result.slowdown_until
     said = {} if result.tasks is UNSET else result.tasks
+    reasons = {} if result.reasons is UNSET else result.reasons
     for task in held:
         if (answer := said.get(task.id, "continue")) != "continue":
-            answers.over.append(EndedClaim(task.id, task.epoch, answer))
+            answers.over.append(EndedClaim(task.id, task.epoch, answer, reasons.get(task.id)))
 
 
 class HttpWaiter:

@@ -114,6 +114,11 @@ WITH patched AS (
             WHEN %(sets_budget)s::boolean THEN %(budget)s::numeric
             ELSE budget_usd
         END,
+        budget_cut = CASE
+            WHEN %(sets_budget)s::boolean THEN coalesce(%(budget)s::numeric < spent_usd, false)
+            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_cut AND budget_usd + %(add_budget)s::numeric < spent_usd
+            ELSE budget_cut
+        END,
         set_status = CASE
             WHEN %(status)s::text IS NULL THEN set_status
             ELSE nullif(%(status)s::text, 'active')::lineshaft.agent_status

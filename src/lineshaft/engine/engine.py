@@ -107,7 +107,13 @@ class Engine:
         self.submission = Submission(
             self.database,
             lanes,
-            rules=TaskRules(self.checks.faults, self.rules.max_duration_sec, self.rules.max_dag_tasks),
+            rules=TaskRules(
+                self.checks.faults,
+                self.rules.max_duration_sec,
+                self.rules.max_dag_tasks,
+                self.rules.max_spawn_depth,
+                self.rules.max_spawned_tasks,
+            ),
         )
         self.work = Work(
             self.database,

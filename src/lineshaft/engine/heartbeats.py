@@ -6,6 +6,7 @@ event loop of a separate thread: neither a blocking handler nor an exhausted poo
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -19,8 +20,9 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX, configure
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.postgres.pool import shut_down
+from lineshaft.engine.transition import spending
 from lineshaft.errors import UnavailableError
-from lineshaft.types.work import EndedClaim, HeartbeatAnswers, HeldTask, Presence
+from lineshaft.types.work import ClaimRef, EndedClaim, HeartbeatAnswers, HeldTask, Presence
 
 _SQL = catalog.load(__name__)
 
@@ -89,6 +91,7 @@ class _Answer(NamedTuple):
     agent_id: str
     incarnation: int
     answer: str
+    reason: str | None
     slots: int
     slowdown_until: datetime | None
 
@@ -99,6 +102,10 @@ async def send_heartbeat(
     agents: Sequence[Presence],
     tasks: Sequence[HeldTask],
 ) -> HeartbeatAnswers:
+    """Renew leases, and write through what the tasks have spent.
+
+    Leases first: they never wait for a row, but a report does, for a moment.
+    """
     async with connection.cursor(row_factory=class_row(_Answer)) as cursor:
         await cursor.execute(
             _SQL["heartbeat"],
@@ -111,11 +118,11 @@ async def send_heartbeat(
                 "epochs": array_literal([task.epoch for task in tasks]),
                 "holders": [task.holder.agent_id for task in tasks],
                 "progress": [json_text(task.progress) for task in tasks],
-                "costs": [task.cost_usd for task in tasks],
             },
         )
         found = await cursor.fetchall()
     answers = HeartbeatAnswers({})
+    over: dict[ClaimRef, EndedClaim] = {}
     for row in found:
         if row.task_id is None:
             agent = Presence(row.agent_id, row.incarnation)
@@ -123,6 +130,21 @@ async def send_heartbeat(
             answers.slots[agent] = row.slots
             if row.slowdown_until is not None:
                 answers.slowdowns[agent] = row.slowdown_until
-        elif row.answer != "continue":
-            answers.over.append(EndedClaim(row.task_id, row.epoch, row.answer))
+        elif row.answer != "continue" or row.reason is not None:
+            answer = "cancel" if row.answer == "continue" else row.answer
+            claim = ClaimRef(row.task_id, row.epoch)
+            over[claim] = EndedClaim(row.task_id, row.epoch, answer, row.reason)
+    spent = [(task.claim, task.spent) for task in tasks]
+    ended = {claim for claim, each in over.items() if each.reason is None}
+    try:
+        reasons = await spending.book_at_once(
+            connection, [each for each in spent if each[0] not in ended], now
+        )
+    except psycopg.errors.LockNotAvailable:
+        # Another transaction is moving one of these tasks.
+        answers = replace(answers, spent_later=True)
+        reasons = {}
+    over |= {claim: EndedClaim(claim.id, claim.epoch, "cancel", reason) for claim, reason in reasons.items()}
+    await spending.book_late(connection, [each for each in spent if each[0] in ended], now)
+    answers.over.extend(over.values())
     return answers

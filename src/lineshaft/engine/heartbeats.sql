@@ -5,11 +5,11 @@
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 input AS MATERIALIZED (
     SELECT * FROM unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(holders)s::text[], %(progress)s::jsonb[], %(costs)s::numeric[]
-    ) AS input (id, epoch, holder, progress, cost)
+        %(ids)s::text[], %(epochs)s::integer[], %(holders)s::text[], %(progress)s::jsonb[]
+    ) AS input (id, epoch, holder, progress)
 ),
 unlocked AS MATERIALIZED (
-    SELECT live.id, coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS interval_sec, input.progress, input.cost
+    SELECT live.id, coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS interval_sec, input.progress
     FROM input
     JOIN lineshaft.task_live AS live ON live.id = input.id
     JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
@@ -20,11 +20,7 @@ renewed AS (
     UPDATE lineshaft.task_live AS live
     SET heartbeat_at = clock.now,
         lease_until = least(clock.now + make_interval(secs => 3 * unlocked.interval_sec), live.limit_at),
-        progress = coalesce(unlocked.progress, live.progress),
-        -- The cost so far only grows: a late heartbeat must not take money back. The output settles it.
-        attempt_cost_usd = CASE
-            WHEN live.status = 'RUNNING' THEN greatest(live.attempt_cost_usd, coalesce(unlocked.cost, 0)) ELSE live.attempt_cost_usd
-        END
+        progress = coalesce(unlocked.progress, live.progress)
     FROM unlocked, clock
     WHERE live.id = unlocked.id
     RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.lock_owner, unlocked.interval_sec, unlocked.progress
@@ -66,6 +62,10 @@ SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS inca
         WHEN ended.status = 'CANCELLED' THEN 'cancel'
         ELSE 'lost'
     END AS answer,
+    -- The holder must stop, though the claim is still its own.
+    CASE WHEN live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('CLAIMED', 'RUNNING') THEN
+        -- include: over_limit
+    END AS reason,
     NULL::integer AS slots,
     NULL::timestamptz AS slowdown_until
 FROM input
@@ -75,7 +75,7 @@ LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id
 UNION ALL
 -- An instance without an answer was superseded, or is unknown.
 SELECT NULL, NULL, instance.agent_id, instance.incarnation, coalesce(instance.set_status, instance.status)::text,
-    coalesce(instance.set_max_tasks, instance.max_concurrent_tasks),
+    NULL, coalesce(instance.set_max_tasks, instance.max_concurrent_tasks),
     -- include: slowdown_until
 FROM lineshaft.instance
 JOIN unnest(%(agents)s::text[], %(incarnations)s::integer[]) AS own (id, incarnation)

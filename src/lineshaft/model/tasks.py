@@ -34,6 +34,8 @@ from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, PR
 MAX_CHILD_DEPTH = 10
 #: Tasks that a DAG may be created with, unless the installation has another limit.
 MAX_DAG_TASKS = 10_000
+MAX_SPAWN_DEPTH = 20
+MAX_SPAWNED_TASKS = 10_000
 
 #: The built-in methods to check an output; a registry of checks may have more.
 GATE_METHODS = frozenset({"none", "json-schema", "regex", "test-pass", "llm-judge", "human"})
@@ -224,6 +226,9 @@ class TaskRules(NamedTuple):
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
     #: Tasks that a call may create in one DAG, including children.
     max_dag_tasks: int = MAX_DAG_TASKS
+    #: Levels of spawned tasks below a submitted one, and spawned tasks of a DAG.
+    max_spawn_depth: int = MAX_SPAWN_DEPTH
+    max_spawned_tasks: int = MAX_SPAWNED_TASKS
 
 
 DEFAULT_RULES = TaskRules()

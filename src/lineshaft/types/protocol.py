@@ -161,12 +161,16 @@ class HeartbeatTask(Spending, frozen=True, kw_only=True):
         """`claim` is None if the token is invalid."""
         progress = json_or_none("progress", self.progress)
         epoch = _NO_EPOCH if claim is None else claim.epoch
-        return HeldTask(self.id, epoch, holder, progress, self.spent.cost_usd)
+        return HeldTask(self.id, epoch, holder, progress, self.spent, self.claim_token)
 
     @classmethod
     def of(cls, held: HeldTask) -> "HeartbeatTask":
         return cls(
-            id=held.id, claim_token=held.token, progress=_raw(held.progress), cost_usd=held.cost_usd or None
+            id=held.id,
+            claim_token=held.token,
+            progress=_raw(held.progress),
+            cost_usd=held.spent.cost_usd or None,
+            tokens_used=_tokens(held.spent),
         )
 
 
@@ -182,6 +186,10 @@ class HeartbeatItem(Heartbeat, frozen=True, kw_only=True):
 class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: By task: continue, cancel or lost.
     tasks: dict[str, str] | UnsetType = UNSET
+    #: By task that has to be cancelled though it is held: the limit that it is over.
+    reasons: dict[str, str] | UnsetType = UNSET
+    #: The cost could not be written, because another transaction holds the task: report it again.
+    spent_later: bool | UnsetType = UNSET
     #: active, draining or offline.
     status: str | UnsetType = UNSET
     #: How many tasks the agent may hold, which an operator may change.
@@ -350,7 +358,7 @@ class RecordStep(Spending, frozen=True, kw_only=True):
             name,
             readable_json("data", bytes(self.data)),
             cost_usd=money(self.step_cost_usd, "step_cost_usd"),
-            cost_so_far_usd=self.spent.cost_usd,
+            spent=self.spent,
             digest=self.digest,
         )
 
@@ -367,7 +375,8 @@ class StepItem(RecordStep, frozen=True, kw_only=True):
             claim_token=given.claim.token,
             data=Raw(given.data),
             step_cost_usd=given.cost_usd,
-            cost_usd=given.cost_so_far_usd,
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
             digest=given.digest,
         )
 
@@ -381,12 +390,12 @@ class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: Problem | None = None
 
 
-class SaveCheckpoint(Body, frozen=True, kw_only=True):
+class SaveCheckpoint(Spending, frozen=True, kw_only=True):
     claim_token: str
     data: Raw
 
     def checkpoint(self, claim: ClaimRef) -> NewCheckpoint:
-        return NewCheckpoint(claim, readable_json("data", bytes(self.data)))
+        return NewCheckpoint(claim, readable_json("data", bytes(self.data)), self.spent)
 
 
 class CheckpointItem(SaveCheckpoint, frozen=True, kw_only=True):
@@ -394,7 +403,13 @@ class CheckpointItem(SaveCheckpoint, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, given: NewCheckpoint) -> "CheckpointItem":
-        return cls(id=given.claim.id, claim_token=given.claim.token, data=Raw(given.data))
+        return cls(
+            id=given.claim.id,
+            claim_token=given.claim.token,
+            data=Raw(given.data),
+            cost_usd=given.spent.cost_usd,
+            tokens_used=_tokens(given.spent),
+        )
 
 
 class CheckpointResult(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Work: claims, their outcomes, heartbeats. The same values in the engine, over HTTP and in agents."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ SPAWN_STEP = "spawn:"
 
 #: Of one report: sums over many fit into the database.
 MOST_TOKENS = 10**15
+MOST_COST = Decimal(1_000_000)
 
 
 MAX_PROGRESS_BYTES = 64 << 10
@@ -41,9 +42,17 @@ def end_of(traceback: str) -> str:
     return traceback.encode(errors="replace")[-MAX_TRACEBACK_BYTES:].decode(errors="ignore")
 
 
-class _Costed(Protocol):
+class _Running(Protocol):
+    """What an attempt has reported so far."""
+
     @property
     def attempt_cost_usd(self) -> Decimal: ...
+
+    @property
+    def attempt_tokens_input(self) -> int: ...
+
+    @property
+    def attempt_tokens_output(self) -> int: ...
 
 
 class ClaimRef(msgspec.Struct, frozen=True, eq=False):
@@ -64,7 +73,7 @@ class ClaimRef(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an attempt used, as its agent reports it; None: the cost that its heartbeats reported."""
+    """What an attempt has used since its claim, as its agent reports it. A lower report changes nothing."""
 
     cost_usd: Decimal | None = None
     tokens_input: int = 0
@@ -73,7 +82,11 @@ class Spent:
     def __post_init__(self) -> None:
         # Checked here, so that one invalid report is rejected alone and not with the whole call.
         if self.cost_usd is not None:
-            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
+            cost = money(self.cost_usd, "cost_usd")
+            if cost > MOST_COST:
+                fault = f"must be at most {MOST_COST} US dollars, got {cost}"
+                raise InvalidInputError(errors=[("cost_usd", fault)])
+            object.__setattr__(self, "cost_usd", cost)
         if self.tokens_input or self.tokens_output:
             raise_faults(
                 {
@@ -82,12 +95,24 @@ class Spent:
                 }
             )
 
-    def cost(self, task: _Costed) -> Decimal:
-        return task.attempt_cost_usd if self.cost_usd is None else self.cost_usd
+    @property
+    def says_something(self) -> bool:
+        return bool(self.cost_usd or self.tokens_input or self.tokens_output)
 
-    def no_less_than_known(self, task: _Costed) -> "Spent":
-        """For a claim that is given up: at least the cost that its steps and heartbeats reported."""
-        return replace(self, cost_usd=max(self.cost_usd or NOTHING, task.attempt_cost_usd))
+    def most(self, other: "Spent") -> "Spent":
+        return Spent(
+            max(self.cost_usd or NOTHING, other.cost_usd or NOTHING),
+            max(self.tokens_input, other.tokens_input),
+            max(self.tokens_output, other.tokens_output),
+        )
+
+    def cost(self, task: _Running) -> Decimal:
+        """At least what the attempt has reported before."""
+        return max(self.cost_usd or NOTHING, task.attempt_cost_usd)
+
+    def total(self, task: _Running) -> "Spent":
+        """With what the attempt has reported before."""
+        return self.most(Spent(task.attempt_cost_usd, task.attempt_tokens_input, task.attempt_tokens_output))
 
 
 UNREPORTED = Spent()
@@ -190,8 +215,8 @@ class NewStep:
     data: bytes
     #: Of this step alone.
     cost_usd: Decimal = NOTHING
-    #: Of the whole attempt since its claim; None: nothing new.
-    cost_so_far_usd: Decimal | None = None
+    #: By the whole attempt since its claim.
+    spent: Spent = UNREPORTED
     #: Of its arguments; None: every call of the step matches.
     digest: str | None = None
 
@@ -209,6 +234,7 @@ class NewCheckpoint:
     claim: ClaimRef
     #: As JSON.
     data: bytes
+    spent: Spent = UNREPORTED
 
     def __post_init__(self) -> None:
         check_json(data=self.data)
@@ -440,8 +466,8 @@ class HeldTask:
     holder: Presence
     #: JSON; None: nothing new.
     progress: bytes | None = None
-    #: Since the claim; None: nothing new.
-    cost_usd: Decimal | None = None
+    #: Since the claim.
+    spent: Spent = UNREPORTED
     #: The claim token that a server issued.
     token: str = ""
 
@@ -449,8 +475,10 @@ class HeldTask:
         # Here, so that one bad report is refused alone and not with all others of its call.
         check_json(progress=self.progress)
         check_progress_size(self.progress)
-        if self.cost_usd is not None:
-            object.__setattr__(self, "cost_usd", money(self.cost_usd, "cost_usd"))
+
+    @property
+    def claim(self) -> ClaimRef:
+        return ClaimRef(self.id, self.epoch, self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +489,8 @@ class EndedClaim:
     epoch: int
     #: cancel or lost.
     answer: str
+    #: The limit that it is over; it is still held then, and its agent gives it up. None: it has ended.
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +503,8 @@ class HeartbeatAnswers:
     slowdowns: dict[Presence, datetime] = field(default_factory=dict)
     #: By instance: how many tasks it may hold, which may be changed while it works.
     slots: dict[Presence, int] = field(default_factory=dict)
+    #: What the tasks have spent could not be written, and must be reported again.
+    spent_later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

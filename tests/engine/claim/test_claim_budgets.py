@@ -37,7 +37,7 @@ async def test_what_is_too_dear_does_not_hold_up_what_is_not(world: World) -> No
 
 
 async def test_an_overdrawn_agent_gets_nothing(world: World) -> None:
-    """R-233: a cost without a maximum is booked; below zero not even free tasks fit, until topped up."""
+    """R-233: a cost without a maximum is booked; without money nothing is claimed, until topped up."""
     agent = await world.agent(budget_usd=1)
     await world.one()
     await world.complete(await world.take(agent), spent="1.5")
@@ -45,6 +45,8 @@ async def test_an_overdrawn_agent_gets_nothing(world: World) -> None:
     assert await world.claim(agent) == []
 
     await world.engine.fleet.patch(agent.id, add_budget_usd=0.5)
+    assert await world.claim(agent) == []
+    await world.engine.fleet.patch(agent.id, add_budget_usd=0.01)
     assert len(await world.claim(agent)) == 1
 
 
@@ -84,6 +86,8 @@ async def test_an_overdrawn_dag_gets_nothing(world: World) -> None:
         "dag_budget"
     ]
     await world.engine.budgets.add_dag_budget(dag.id, Decimal("0.5"))
+    assert await world.claim(agent, 10) == []
+    await world.engine.budgets.add_dag_budget(dag.id, Decimal("0.01"))
     assert len(await world.claim(agent, 10)) == 2
 
 
@@ -95,7 +99,7 @@ async def test_money_for_a_later_task_is_not_held_up_by_an_earlier_one(world: Wo
         NewTask("code", key="first", priority=1, max_cost_usd=4),
         NewTask("code", key="expensive", priority=2, max_cost_usd=4),
         NewTask("code", key="cheap", priority=3, max_cost_usd=1),
-        NewTask("code", key="free", priority=4),
+        NewTask("code", key="free", priority=4, max_cost_usd=0),
         ceiling=5,
     )
     seen: list[str] = []

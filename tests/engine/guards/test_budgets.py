@@ -318,13 +318,12 @@ async def test_what_was_claimed_yesterday_is_paid_today(
 async def test_costs_without_a_maximum_count_too(
     dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
-    """R-233: nothing is reserved for them, and none is claimable once the day is overdrawn."""
+    """R-233: nothing is reserved for them, and none is claimable once the day's money is spent."""
     async with ruled(dsn, connection, clock, DAILY) as world:
         agent = await world.agent()
         await world.submit(*(NewTask("code") for _ in range(3)))
-        await world.complete(await world.take(agent), spent="10")
-        task = await world.take(agent)
-        await world.complete(task, spent="0.000001")
+        await world.complete(await world.take(agent), spent="9.999999")
+        await world.complete(await world.take(agent), spent="0.000001")
 
         assert await world.claim(agent) == []
 

@@ -11,7 +11,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import ClaimRef, EndedClaim, HeldTask, Presence
+from lineshaft.types.work import ClaimRef, EndedClaim, HeldTask, Presence, Spent
 from tests.world import World, cost, only, ref, release_claims
 
 ZERO = Decimal(0)
@@ -193,8 +193,8 @@ async def test_two_claims_of_one_task_in_one_process(world: World) -> None:
     answers = await world.engine.work.heartbeat(
         [Presence("a", 1), Presence("b", 1)],
         [
-            HeldTask(lost.id, lost.epoch, Presence("a", 1), progress=b'"old"', cost_usd=Decimal(7)),
-            HeldTask(held.id, held.epoch, Presence("b", 1), cost_usd=Decimal(1)),
+            HeldTask(lost.id, lost.epoch, Presence("a", 1), progress=b'"old"', spent=Spent(Decimal(7))),
+            HeldTask(held.id, held.epoch, Presence("b", 1), spent=Spent(Decimal(1))),
         ],
     )
 

@@ -17,6 +17,7 @@ from lineshaft.types.work import (
     NewStep,
     Presence,
     Release,
+    Spent,
 )
 from tests.world import World, decoded, ref, release_claims
 
@@ -36,7 +37,7 @@ async def test_start(world: World) -> None:
 async def test_record_steps(world: World) -> None:
     await world.one()
     task = await world.take()
-    steps = [NewStep(ref(task), name, b"1", Decimal(1), Decimal(2)) for name in ("a", "b", "a")]
+    steps = [NewStep(ref(task), name, b"1", Decimal(1), Spent(Decimal(2))) for name in ("a", "b", "a")]
     late = NewStep(ClaimRef(task.id, task.epoch + 1), "a", b"3")
 
     *recorded, stale = await world.engine.work.record_steps([*steps, late])

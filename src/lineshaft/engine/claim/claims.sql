@@ -42,7 +42,8 @@ funds AS MATERIALIZED (
     SELECT
         least((SELECT money FROM own_budget), limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)) AS money,
         EXISTS (SELECT FROM own_budget) AS of_agent,
-        limits.daily_budget_usd IS NOT NULL AS of_day
+        limits.daily_budget_usd IS NOT NULL AS of_day,
+        limits.default_max_cost_usd AS default_cost
     FROM lineshaft.limits
     LEFT JOIN lineshaft.spend ON spend.day = (SELECT (now AT TIME ZONE 'UTC')::date FROM clock)
 ),
@@ -55,7 +56,9 @@ barred AS MATERIALIZED (
 -- The lanes that this agent may claim from.
 eligible AS MATERIALIZED (
     SELECT
-        lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, 0) AS cost, chosen.model,
+        lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost,
+        -- Without a limit of its own, a task needs no certain amount, but there must be some money left.
+        lane.max_cost_usd IS NULL AS open_ended, chosen.model,
         lane.boost_per_minute * lineshaft.minutes((SELECT now FROM clock)) AS aged
     FROM me
     CROSS JOIN lineshaft.lane
@@ -76,7 +79,8 @@ eligible AS MATERIALIZED (
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
       AND lane.required_capabilities <@ me.capabilities
       AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
-      AND ((SELECT money FROM funds) >= coalesce(lane.max_cost_usd, 0)) IS NOT FALSE
+      AND ((SELECT money FROM funds) >= coalesce(lane.max_cost_usd, (SELECT default_cost FROM funds), 0)) IS NOT FALSE
+      AND (lane.max_cost_usd IS NOT NULL OR ((SELECT money FROM funds) > 0) IS NOT FALSE)
       AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
       AND (%(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[]) OR 'model:' || chosen.model = ANY (%(probing)s::text[]))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
@@ -88,7 +92,7 @@ due_breaker AS MATERIALIZED (
 ),
 head AS MATERIALIZED (
     SELECT
-        eligible.id, eligible.aged, eligible.cost, eligible.model, generation.no AS generation,
+        eligible.id, eligible.aged, eligible.cost, eligible.open_ended, eligible.model, generation.no AS generation,
         (eligible.id::bigint << 32) + generation.no AS part,
         -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
         round((first.rank - eligible.aged) * 1e6) AS effective,
@@ -113,10 +117,11 @@ best_head AS MATERIALIZED (
 ),
 -- How many to claim from each lane. Read without locks; from a single lane it is simply all.
 quota AS MATERIALIZED (
-    SELECT id, generation, part, aged, cost, model, (SELECT room FROM me)::bigint AS n
+    SELECT id, generation, part, aged, cost, open_ended, model, (SELECT room FROM me)::bigint AS n
     FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT best_head.id, best_head.generation, best_head.part, best_head.aged, best_head.cost, best_head.model, share.n
+    SELECT best_head.id, best_head.generation, best_head.part, best_head.aged, best_head.cost, best_head.open_ended,
+        best_head.model, share.n
     FROM best_head
     JOIN (
         -- include: lane_shares
@@ -126,11 +131,10 @@ quota AS MATERIALIZED (
 -- task depends on it, doesn't conflict.)
 locked AS MATERIALIZED (
     SELECT
-        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model,
-        -- Nothing to weigh: no lock to take, no money to count. Most tasks. A DAG that has spent more than its budget pays for nothing, not
-        -- even for tasks without a cost limit: these are what it was overdrawn by.
+        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.open_ended, quota.model AS chosen_model,
+        -- Nothing to weigh: no lock to take, no money to count. Most tasks.
         taken.lock_key IS NULL AND (SELECT money FROM funds) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
-            SELECT (dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd) IS NOT TRUE FROM lineshaft.dag WHERE dag.id = taken.dag_id
+            SELECT (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE FROM lineshaft.dag WHERE dag.id = taken.dag_id
         ) IS TRUE)) AS is_simple
     FROM quota
     CROSS JOIN LATERAL (
@@ -142,7 +146,7 @@ locked AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     UNION ALL
-    SELECT named.*, 0, 0, eligible.cost, eligible.model, false
+    SELECT named.*, 0, 0, eligible.cost, eligible.open_ended, eligible.model, false
     FROM (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
@@ -160,7 +164,7 @@ weighed AS MATERIALIZED (
     SELECT
         affordable.*,
         affordable.dag_id IS NOT NULL AND dag_funds.is_seen IS NULL AS has_unseen_dag,
-        coalesce(dag_funds.money >= affordable.cost, true) AS fits_alone,
+        coalesce(dag_funds.money >= affordable.cost AND (dag_funds.money > 0 OR NOT affordable.open_ended), true) AS fits_alone,
         coalesce(dag_funds.money >= sum(affordable.cost) FILTER (WHERE dag_funds.money >= affordable.cost)
             OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
     FROM (

@@ -7,7 +7,8 @@ changed AS (
         -- The largest valid amount (model/budget.py).
         WHEN %(add)s::numeric IS NOT NULL THEN least(dag.budget_ceiling_usd + %(add)s::numeric, CASE WHEN dag.budget_ceiling_usd IS NOT NULL THEN 99999999.999999 END)
         ELSE %(ceiling)s::numeric
-    END
+    END,
+    budget_cut = %(add)s::numeric IS NULL AND coalesce(%(ceiling)s::numeric < dag.spent_usd, false)
     FROM before
     WHERE dag.id = before.id
     RETURNING dag.id, before.budget_ceiling_usd AS was, dag.budget_ceiling_usd AS is_now
@@ -34,7 +35,8 @@ of_dags AS MATERIALIZED (
     JOIN lineshaft.lane ON lane.id = live.lane_id
     JOIN lineshaft.dag ON dag.id = live.dag_id
     WHERE live.parked = 'dag_budget' AND NOT live.budget_reported
-      AND dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
+      AND (dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
+        OR (lane.max_cost_usd IS NULL AND dag.spent_usd >= dag.budget_ceiling_usd))
     LIMIT %(limit)s::integer
 ),
 -- Lanes with capable agents, none of which has the money.
@@ -88,8 +90,10 @@ SELECT count(*) AS blocked FROM blocked
 -- The spend within the window, including what current attempts have reported.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 total AS MATERIALIZED (
-    SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.agent)
-        + (SELECT coalesce(sum(attempt_cost_usd), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL) AS usd
+    -- Within a reservation, what an attempt has reported isn't booked before its end.
+    SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.spend) + (
+        SELECT coalesce(sum(least(attempt_cost_usd, reserved_usd)), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND day_reserved
+    ) AS usd
 ),
 expired AS (DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)),
 sampled AS (INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING)
@@ -103,8 +107,8 @@ FROM total
 -- name: stop_spending
 -- Pauses everything, with an alert; unless it is paused already.
 WITH paused AS (
-    INSERT INTO lineshaft.pause (type, since, reason)
-    VALUES ('*', coalesce(%(now)s::timestamptz, now()), %(reason)s::text)
+    INSERT INTO lineshaft.pause (type, since, reason, stops)
+    SELECT '*', coalesce(%(now)s::timestamptz, now()), %(reason)s::text, velocity_action = 'stop' FROM lineshaft.limits
     ON CONFLICT (type) DO NOTHING
     RETURNING since, reason
 ),
@@ -125,7 +129,7 @@ LEFT JOIN lineshaft.spend ON spend.day = clock.today
 -- Once a day: a claimable task costs more than what is left of the daily budget.
 WITH short AS MATERIALIZED (
     SELECT FROM lineshaft.lane
-    WHERE coalesce(lane.max_cost_usd, 0) > %(left)s::numeric
+    WHERE (coalesce(lane.max_cost_usd, 0) > %(left)s::numeric OR (lane.max_cost_usd IS NULL AND %(left)s::numeric <= 0))
       AND EXISTS (
         SELECT
         FROM lineshaft.generation

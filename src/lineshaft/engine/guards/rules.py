@@ -12,7 +12,7 @@ from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.model.breaker import BreakerPolicy, policy_from_document
 from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
-from lineshaft.model.tasks import MAX_DAG_TASKS
+from lineshaft.model.tasks import MAX_DAG_TASKS, MAX_SPAWN_DEPTH, MAX_SPAWNED_TASKS
 from lineshaft.settings import Settings
 
 _log = logging.getLogger("lineshaft.guards")
@@ -29,6 +29,9 @@ class Rules:
     max_retry_after_sec: float = LONGEST_WAIT_SEC
     #: Tasks that a DAG may be created with.
     max_dag_tasks: int = MAX_DAG_TASKS
+    #: Levels of spawned tasks, and spawned tasks of a DAG.
+    max_spawn_depth: int = MAX_SPAWN_DEPTH
+    max_spawned_tasks: int = MAX_SPAWNED_TASKS
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":
@@ -49,6 +52,8 @@ class Rules:
             settings.default_max_duration_sec,
             settings.max_retry_after_sec,
             settings.max_dag_tasks,
+            settings.max_spawn_depth,
+            settings.max_spawned_tasks,
         )
 
 

@@ -44,7 +44,7 @@ INSERT INTO lineshaft.task_end (
 SELECT
     gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
     gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.cost_usd + gone.actual,
-    gone.tokens_input + coalesce(gone.tokens_in, 0), gone.tokens_output + coalesce(gone.tokens_out, 0),
+    gone.tokens_input + gone.tokens_in, gone.tokens_output + gone.tokens_out,
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock
 
@@ -78,3 +78,40 @@ GROUP BY id, generation
         FROM lineshaft.task_end AS ended WHERE ended.id = known.task_id
     )
 )
+
+-- fragment: over_limit
+-- The limit that an attempt is over: `live` is its row. NULL: none. A task within its reservation goes on when others overspend; it stops when a
+-- limit itself was lowered below what has been spent.
+CASE
+    WHEN EXISTS (SELECT FROM lineshaft.pause WHERE pause.stops) THEN 'velocity'
+    WHEN live.attempt_cost_usd > 0 AND (
+        SELECT task.max_cost_usd < live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
+    ) THEN 'max_cost'
+    WHEN live.attempt_cost_usd > 0 AND (
+        SELECT task.max_total_cost_usd < live.cost_usd + live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
+    ) THEN 'max_total_cost'
+    WHEN (
+        SELECT CASE
+            WHEN agent.budget_cut THEN agent.spent_usd > agent.budget_usd
+            ELSE agent.spent_usd + agent.reserved_usd > agent.budget_usd
+                AND live.attempt_cost_usd > CASE WHEN live.agent_reserved THEN live.reserved_usd ELSE 0 END
+        END
+        FROM lineshaft.agent WHERE agent.id = live.agent_id
+    ) THEN 'agent_budget'
+    WHEN live.dag_id IS NOT NULL AND (
+        SELECT CASE
+            WHEN dag.budget_cut THEN dag.spent_usd > dag.budget_ceiling_usd
+            ELSE dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd AND live.attempt_cost_usd > live.reserved_usd
+        END
+        FROM lineshaft.dag WHERE dag.id = live.dag_id
+    ) THEN 'dag_budget'
+    WHEN (
+        SELECT CASE
+            WHEN limits.daily_budget_cut THEN coalesce(spend.spent_usd, 0) > limits.daily_budget_usd
+            ELSE coalesce(spend.spent_usd, 0) + limits.reserved_usd > limits.daily_budget_usd
+                AND live.attempt_cost_usd > CASE WHEN live.day_reserved THEN live.reserved_usd ELSE 0 END
+        END
+        FROM lineshaft.limits
+        LEFT JOIN lineshaft.spend ON spend.day = (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date
+    ) THEN 'daily_budget'
+END

@@ -22,6 +22,7 @@ CREATE TABLE lineshaft.agent (
     budget_usd numeric(20,6),
     spent_usd numeric(20,6) NOT NULL DEFAULT 0,
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
+    budget_cut boolean NOT NULL DEFAULT false,
     CONSTRAINT possible_agent CHECK ((reserved_usd >= (0)::numeric)),
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
@@ -51,7 +52,7 @@ CREATE TABLE lineshaft.attempt (
     error text,
     traceback text,
     ended_by text,
-    cost_usd numeric(14,6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     output jsonb,
     gate text COLLATE "C",
     gate_error text,
@@ -116,6 +117,8 @@ CREATE TABLE lineshaft.dag (
     budget_ceiling_usd numeric(20,6),
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
     spent_usd numeric(20,6) NOT NULL DEFAULT 0,
+    budget_cut boolean NOT NULL DEFAULT false,
+    spawned integer NOT NULL DEFAULT 0,
     CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -144,7 +147,7 @@ CREATE TABLE lineshaft.dead_letter (
     reviewed boolean NOT NULL DEFAULT false,
     hidden boolean NOT NULL DEFAULT false,
     task_id text COLLATE "C" NOT NULL,
-    total_cost_usd numeric(14,6) NOT NULL,
+    total_cost_usd numeric(20,6) NOT NULL,
     category text NOT NULL,
     error text NOT NULL,
     pattern text COLLATE "C" NOT NULL,
@@ -234,7 +237,7 @@ CREATE TABLE lineshaft.lane (
     required_capabilities text[] NOT NULL,
     models text[] NOT NULL,
     boost_per_minute double precision NOT NULL,
-    max_cost_usd numeric(14,6),
+    max_cost_usd numeric(20,6),
     CONSTRAINT lane_pkey PRIMARY KEY (id)
 );
 
@@ -291,6 +294,7 @@ CREATE TABLE lineshaft.pause (
     since timestamp with time zone NOT NULL,
     type text COLLATE "C" NOT NULL,
     reason text,
+    stops boolean NOT NULL DEFAULT false,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 
@@ -339,7 +343,7 @@ CREATE TABLE lineshaft.step (
     task_id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     digest text COLLATE "C",
-    cost_usd numeric(14,6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     data jsonb,
     CONSTRAINT step_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
@@ -382,8 +386,8 @@ CREATE TABLE lineshaft.task (
     required_capabilities text[] NOT NULL DEFAULT '{}'::text[],
     model_preferences text[] NOT NULL DEFAULT '{}'::text[],
     fallback_models text[] NOT NULL DEFAULT '{}'::text[],
-    max_cost_usd numeric(14,6),
-    max_total_cost_usd numeric(14,6),
+    max_cost_usd numeric(20,6),
+    max_total_cost_usd numeric(20,6),
     lock_key text COLLATE "C",
     retry jsonb,
     output_type text,
@@ -413,7 +417,7 @@ CREATE TABLE lineshaft.task_end (
     agent_id text COLLATE "C",
     model text,
     version text,
-    cost_usd numeric(14,6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     reason text,
     category text,
     output jsonb,
@@ -477,9 +481,11 @@ CREATE TABLE lineshaft.task_live (
     parked text,
     lock_key text COLLATE "C",
     lock_owner text COLLATE "C",
-    reserved_usd numeric(14,6) NOT NULL DEFAULT 0,
-    cost_usd numeric(14,6) NOT NULL DEFAULT 0,
-    attempt_cost_usd numeric(14,6) NOT NULL DEFAULT 0,
+    reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    attempt_cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    attempt_tokens_input bigint NOT NULL DEFAULT 0,
+    attempt_tokens_output bigint NOT NULL DEFAULT 0,
     last_category text,
     progress jsonb,
     CONSTRAINT held_or_free CHECK (
@@ -504,7 +510,7 @@ CREATE TABLE lineshaft.token (
     scope text NOT NULL,
     hash bytea NOT NULL,
     agent_id text COLLATE "C",
-    budget_usd numeric(14,6),
+    budget_usd numeric(20,6),
     CONSTRAINT bound_token_is_of_an_agent CHECK (((agent_id IS NULL) OR (scope = 'agent'::text))),
     CONSTRAINT budget_is_of_a_bound_token CHECK (((budget_usd IS NULL) OR ((agent_id IS NOT NULL) AND (budget_usd >= (0)::numeric)))),
     CONSTRAINT token_scope_check CHECK ((scope = ANY (ARRAY['read'::text, 'submit'::text, 'agent'::text, 'operate'::text, 'admin'::text]))),
@@ -555,7 +561,7 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 -- CREATE VIEW lineshaft.attempts
 --   task_id text, epoch integer, number integer, revival integer, outcome text, agent_id text, model text, version
 --   text, category text, error text, traceback text, claimed_at timestamp with time zone, started_at timestamp with
---   time zone, ended_at timestamp with time zone, cost_usd numeric(14,6), tokens_input bigint, tokens_output bigint
+--   time zone, ended_at timestamp with time zone, cost_usd numeric(20,6), tokens_input bigint, tokens_output bigint
 
 -- DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.
 -- CREATE VIEW lineshaft.dags
@@ -575,7 +581,7 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   precision, dag_id text, parent_id text, idempotency_key text, claim_agent_id text, model text, epoch integer,
 --   attempts smallint, max_attempts smallint, blocked integer, parked text, depends_on text[], blocked_by text[],
 --   required_capabilities text[], model_preferences text[], fallback_models text[], lock_key text, cost_usd
---   numeric(14,6), max_cost_usd numeric(14,6), reserved_usd numeric(14,6), tokens_input bigint, tokens_output bigint,
+--   numeric(20,6), max_cost_usd numeric(20,6), reserved_usd numeric(20,6), tokens_input bigint, tokens_output bigint,
 --   deadline timestamp with time zone, run_at timestamp with time zone, retry_at timestamp with time zone, created_at
 --   timestamp with time zone, ready_at timestamp with time zone, claimed_at timestamp with time zone, first_started_at
 --   timestamp with time zone, started_at timestamp with time zone, heartbeat_at timestamp with time zone, lease_until

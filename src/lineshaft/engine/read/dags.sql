@@ -6,7 +6,7 @@ WHERE id = ANY (%(ids)s::text[])
 -- name: dag_members
 SELECT task.dag_id, task.id, coalesce(live.status, ended.status)::text AS status, task.title, task.created_by, task.created_at,
     coalesce(live.epoch, ended.epoch) AS epoch, ended.ended_at,
-    coalesce(live.cost_usd, ended.cost_usd) AS spent_usd, coalesce(live.reserved_usd, 0::numeric(14, 6)) AS reserved_usd
+    coalesce(live.cost_usd, ended.cost_usd) AS spent_usd, coalesce(live.reserved_usd, 0::numeric(20, 6)) AS reserved_usd
 FROM lineshaft.task
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

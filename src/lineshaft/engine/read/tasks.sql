@@ -46,10 +46,10 @@ SELECT
     ended.ended_at,
     ended.reason,
     ended.category,
-    (coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd))::numeric(14, 6) AS cost_usd,
+    (coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd))::numeric(20, 6) AS cost_usd,
     coalesce(live.reserved_usd, 0) AS reserved_usd,
-    coalesce(live.tokens_input, ended.tokens_input) AS tokens_input,
-    coalesce(live.tokens_output, ended.tokens_output) AS tokens_output,
+    coalesce(live.tokens_input + live.attempt_tokens_input, ended.tokens_input) AS tokens_input,
+    coalesce(live.tokens_output + live.attempt_tokens_output, ended.tokens_output) AS tokens_output,
     live.progress,
     -- An output in validation is stored with its attempt; a reviewer must see it.
     coalesce(CASE WHEN live.status = 'VALIDATING' THEN candidate.output ->> 'type' ELSE ended.output_type END, task.output_type) AS output_type,
@@ -100,7 +100,7 @@ own AS MATERIALIZED (
     SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id,
         (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation) AS instance, live.model, live.version, 'running' AS outcome,
         live.claimed_at, live.started_at, NULL::timestamptz AS ended_at, live.attempt_cost_usd AS cost_usd,
-        0::numeric AS tokens_input, 0::numeric AS tokens_output, NULL::jsonb AS output
+        live.attempt_tokens_input::numeric AS tokens_input, live.attempt_tokens_output::numeric AS tokens_output, NULL::jsonb AS output
     FROM lineshaft.task_live AS live
     WHERE live.id = %(id)s::text AND live.status IN ('CLAIMED', 'RUNNING')
     UNION ALL
@@ -119,7 +119,7 @@ own AS MATERIALIZED (
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
 SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, traceback,
-    claimed_at, started_at, ended_at, cost_usd::numeric(14, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
+    claimed_at, started_at, ended_at, cost_usd::numeric(20, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
 FROM (
     SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
         tokens_input, tokens_output, output

@@ -227,9 +227,14 @@ def _breaker(task: Row) -> str:
     return f"{failures} The first claim after {_iso(task['probe_at'])} gets one task as a probe; or reset it."
 
 
+def _affords(money: Decimal, task: Row) -> bool:
+    """Whether this much is enough; a task without a limit of its own needs some money."""
+    return bool(money >= task["cost_usd"] and (money > 0 or not task["open_ended"]))
+
+
 def _daily_budget(task: Row) -> Iterable[Reason]:
     left, cost = task["left_today_usd"], task["cost_usd"]
-    if left is not None and cost > left:
+    if left is not None and not _affords(left, task):
         yield Reason(
             ReasonCode.DAILY_BUDGET,
             f"{_usd(left)} of the daily budget is neither spent nor reserved, and the task may cost "
@@ -242,7 +247,7 @@ def _dag_budget(task: Row) -> Iterable[Reason]:
     if ceiling is None:
         return
     left = ceiling - task["spent_usd"] - task["reserved_usd"]
-    if cost > left:
+    if not _affords(left, task):
         yield Reason(
             ReasonCode.DAG_BUDGET,
             f"DAG {task['dag_id']} has {_usd(left)} left of {_usd(ceiling)} ({_usd(task['spent_usd'])} "
@@ -273,7 +278,7 @@ class _Agent:
         self.suspended = [m for m in candidates if m in unusable]
         self.models_ok = (not wanted and not own) or len(self.suspended) < len(candidates)
         self.money: Decimal | None = row["money"]
-        self.affords = self.money is None or self.money >= task["cost_usd"]
+        self.affords = self.money is None or _affords(self.money, task)
         self.free = row["held"] < row["max_concurrent_tasks"]
 
     @property

@@ -4,7 +4,8 @@
 SELECT
     clock.now, task.id, coalesce(live.status, ended.status)::text AS status,
     live.due_at, live.is_batch, live.parked, live.last_category, live.attempts, task.max_attempts,
-    lane.type, lane.required_capabilities, lane.models, coalesce(lane.max_cost_usd, 0)::numeric(14, 6) AS cost_usd,
+    lane.type, lane.required_capabilities, lane.models, coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
+    lane.max_cost_usd IS NULL AS open_ended,
     live.lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
     held.holder_task_id <> coalesce(live.lock_owner, live.id)
@@ -15,14 +16,15 @@ SELECT
     slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
     -- NULL: there is no daily budget.
     (
-        SELECT limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)
-        FROM lineshaft.limits LEFT JOIN lineshaft.spend ON spend.day = (clock.now AT TIME ZONE 'UTC')::date
+        SELECT limits.daily_budget_usd - limits.reserved_usd - coalesce(sum(spend.spent_usd), 0)
+        FROM lineshaft.spend WHERE spend.day = (clock.now AT TIME ZONE 'UTC')::date
     ) AS left_today_usd,
     ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
     ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because,
     gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+CROSS JOIN lineshaft.limits
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.attempt AS gated ON gated.task_id = live.id AND gated.epoch = live.epoch AND gated.outcome = 'validating'
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

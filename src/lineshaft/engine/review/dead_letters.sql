@@ -34,7 +34,7 @@ LIMIT %(limit)s::integer
 -- Dead letters without a decision, by error pattern, the largest group first. Errors are long: only the newest of each group is fetched.
 WITH alike AS MATERIALIZED (
     SELECT dead.pattern, count(*)::integer AS count, count(*) FILTER (WHERE dead.poison_pill)::integer AS poison_pills,
-        sum(dead.total_cost_usd)::numeric(14, 6) AS total_cost_usd, min(dead.dead_lettered_at) AS first_at, max(dead.dead_lettered_at) AS last_at,
+        sum(dead.total_cost_usd)::numeric(20, 6) AS total_cost_usd, min(dead.dead_lettered_at) AS first_at, max(dead.dead_lettered_at) AS last_at,
         array_agg(DISTINCT dead.category ORDER BY dead.category) AS categories, array_agg(DISTINCT task.type ORDER BY task.type) AS types,
         (array_agg(dead.task_id ORDER BY dead.dead_lettered_at DESC, dead.task_id))[:%(samples)s::integer] AS task_ids
     FROM lineshaft.dead_letter AS dead

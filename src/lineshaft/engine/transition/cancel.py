@@ -160,7 +160,7 @@ class Cancel:
             task = subtree.live.get(held.claim.id)
             if task is None or task.epoch != held.claim.epoch or task.status not in HELD:
                 return []
-            spent[task.id] = held.spent.no_less_than_known(task)
+            spent[task.id] = held.spent
         if not subtree.live:
             return []
         changes = self._transitions.changes()

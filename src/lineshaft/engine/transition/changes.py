@@ -57,6 +57,8 @@ class LockedTask:
     day_reserved: bool
     cost_usd: Decimal
     attempt_cost_usd: Decimal
+    attempt_tokens_input: int
+    attempt_tokens_output: int
     tokens_input: int
     tokens_output: int
     attempts: int
@@ -148,6 +150,7 @@ class Changes:
         category: str | None = None,
     ) -> None:
         """The claim ends, the task doesn't."""
+        total = spent.total(task)
         cost = spent.cost(task)
         self._requeued.append(
             RequeuedRow(
@@ -159,8 +162,8 @@ class Changes:
                 rate_limits=task.rate_limits if rate_limits is None else rate_limits,
                 blocked=blocked,
                 costs=cost,
-                tokens_in=spent.tokens_input,
-                tokens_out=spent.tokens_output,
+                tokens_in=total.tokens_input,
+                tokens_out=total.tokens_output,
                 categories=category,
             )
         )
@@ -181,6 +184,7 @@ class Changes:
         poison_pill: bool = False,
     ) -> None:
         """CANCELLED, DEAD_LETTERED, or a batch COMPLETED."""
+        total = spent.total(task)
         cost = spent.cost(task)
         self._ended.append(
             EndedRow(
@@ -188,8 +192,8 @@ class Changes:
                 statuses=status,
                 attempts=task.attempts if attempts is None else attempts,
                 costs=cost,
-                tokens_in=spent.tokens_input,
-                tokens_out=spent.tokens_output,
+                tokens_in=total.tokens_input,
+                tokens_out=total.tokens_output,
                 reasons=reason,
                 categories=category,
                 outputs=None if output is None else output.decode(),
@@ -240,6 +244,7 @@ class Changes:
             return
         if outcome != "failed" or not counts_against(category or ""):
             self._inconclusive.append(task.id)
+        total = spent.total(task)
         self._attempts.append(
             AttemptRow(
                 task_ids=task.id,
@@ -258,8 +263,8 @@ class Changes:
                 tracebacks=traceback,
                 ended_by=ended_by,
                 costs=spent.cost(task),
-                tokens_in=spent.tokens_input,
-                tokens_out=spent.tokens_output,
+                tokens_in=total.tokens_input,
+                tokens_out=total.tokens_output,
             )
         )
 
@@ -321,8 +326,10 @@ class Changes:
         if task.dag_id is not None:
             shares.append((self._dags[task.dag_id], True))
         for share, has_reserved in shares:
-            share.reserved += task.reserved_usd if has_reserved else NOTHING
-            share.actual += cost
+            reserved = task.reserved_usd if has_reserved else NOTHING
+            share.reserved += reserved
+            # What was above the reservation is booked already (spending.sql).
+            share.actual += cost - max(task.attempt_cost_usd - reserved, NOTHING)
 
     async def write(self, connection: Connection) -> list[str]:
         """Write everything; returns the batches whose children have all ended, which must be ended next."""

@@ -16,7 +16,7 @@ SET status = input.status::lineshaft.task_status,
     cost_usd = live.cost_usd + input.cost,
     tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
     last_category = coalesce(input.category, live.last_category),
-    attempt_cost_usd = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
+    attempt_cost_usd = 0, attempt_tokens_input = 0, attempt_tokens_output = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
     version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
     claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL
 FROM unnest(
@@ -305,7 +305,8 @@ WITH fitting AS MATERIALIZED (
     SELECT waiting.id
     FROM (
         SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
-            sum(coalesce(lane.max_cost_usd, 0)) OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
+            sum(coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0))
+                OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
         FROM lineshaft.dag
         CROSS JOIN LATERAL (
             SELECT id, dag_id, lane_id, rank, submission_no FROM lineshaft.task_live
@@ -313,9 +314,14 @@ WITH fitting AS MATERIALIZED (
             OFFSET 0
         ) AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
+        CROSS JOIN lineshaft.limits
         WHERE dag.id = ANY (%(dag_ids)s::text[])
           -- A task that is still too expensive blocks no others.
-          AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
+          AND (dag.budget_ceiling_usd IS NULL OR (
+            dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0) <= dag.budget_ceiling_usd
+            -- A task without a limit of its own needs some money.
+            AND (lane.max_cost_usd IS NOT NULL OR dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd)
+          ))
     ) AS waiting
     WHERE waiting.money IS NULL OR waiting.needed <= waiting.money
 ),

@@ -17,6 +17,7 @@ from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import column_literal, json_text, raw_json
 from lineshaft.engine.postgres.pipeline import Rows, pipelined, transaction
 from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.transition import spending
 from lineshaft.engine.transition.changes import (
     UNBLOCK_DEPENDENTS,
     LockedTask,
@@ -124,6 +125,7 @@ class Acceptance:
             COMPLETE,
             repeated=[Status.COMPLETED],
             late_outputs={item.claim.id: item.output for item in rest},
+            spent={item.claim: item.spent for item in rest},
         )
         results |= {result.id: result for result in refused}
         return [results[claim.id] for claim in claims]
@@ -221,14 +223,12 @@ class Complete:
     async def _begin_validation(
         self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]
     ) -> None:
+        await spending.book(connection, [(item.claim, item.spent) for _, item in items], self._database.now)
         await connection.execute(
             _SQL["begin_validation"],
             {
                 **self._database.now,
                 "ids": [task.id for task, _ in items],
-                "costs": [item.spent.cost(task) for task, item in items],
-                "tokens_in": [item.spent.tokens_input for _, item in items],
-                "tokens_out": [item.spent.tokens_output for _, item in items],
                 "outputs": column_literal([_stored_output(item) for _, item in items]),
             },
         )

@@ -22,14 +22,15 @@ gone AS (
       AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
       -- An attempt that cost more than the task's limit is not accepted.
       AND (
-        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
         OR live.agent_id IS NULL
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
-        live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, input.output, input.artifacts, input.report, input.output_type,
-        coalesce(input.cost, live.attempt_cost_usd) AS actual, input.tokens_in, input.tokens_out
+        live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
+        input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
+        greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out
 ),
 ended AS (
     -- include: insert_completed
@@ -48,7 +49,8 @@ settled AS (
     SET
         -- include: settle_agent
     FROM (
-        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved, sum(actual) AS actual
+        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved,
+            sum(actual - greatest(attempt_cost_usd - CASE WHEN agent_reserved THEN reserved_usd ELSE 0 END, 0)) AS actual
         FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
     ) AS share
     WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
@@ -72,14 +74,17 @@ dag_moved AS (
         ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
     FROM (
         -- A gate that ran elsewhere returned the money when it began: only what an agent still held is settled here.
-        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(sum(actual) FILTER (WHERE agent_id IS NOT NULL), 0) AS actual
+        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(
+            sum(actual - greatest(attempt_cost_usd - reserved_usd, 0)) FILTER (WHERE agent_id IS NOT NULL), 0
+        ) AS actual
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
     WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) >= 0
     RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
 ),
 share AS MATERIALIZED (
-    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved, coalesce(sum(actual), 0) AS actual
+    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved,
+        coalesce(sum(actual - greatest(attempt_cost_usd - CASE WHEN day_reserved THEN reserved_usd ELSE 0 END, 0)), 0) AS actual
     FROM gone WHERE agent_id IS NOT NULL AND (SELECT count(*) FROM dag_moved) >= 0
 ),
 day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),
@@ -116,7 +121,8 @@ SELECT
 FROM gone
 
 -- name: begin_validation
--- RUNNING → VALIDATING: the output is stored with the attempt. The agent holds the task until a gate runs elsewhere (gates.sql).
+-- RUNNING → VALIDATING: the output is stored with the attempt. The agent holds the task until a gate runs elsewhere (gates.sql). Follows
+-- `spend`, so that the row has what the attempt cost.
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
         task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, outcome, cost_usd,
@@ -124,17 +130,15 @@ WITH kept AS (
     )
     SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.incarnation,
         (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation),
-        live.model, live.version, live.claimed_at,
-        live.started_at, 'validating', input.cost, input.tokens_in, input.tokens_out, input.output
+        live.model, live.version, live.claimed_at, live.started_at, 'validating', live.attempt_cost_usd, live.attempt_tokens_input,
+        live.attempt_tokens_output, input.output
     FROM lineshaft.task_live AS live
-    JOIN unnest(
-        %(ids)s::text[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[], %(outputs)s::jsonb[]
-    ) AS input (id, cost, tokens_in, tokens_out, output) ON input.id = live.id
-    RETURNING task_id, cost_usd, tokens_input, tokens_output
+    JOIN unnest(%(ids)s::text[], %(outputs)s::jsonb[]) AS input (id, output) ON input.id = live.id
+    RETURNING task_id, tokens_input, tokens_output
 )
 UPDATE lineshaft.task_live AS live
-SET status = 'VALIDATING', attempt_cost_usd = kept.cost_usd,
-    tokens_input = live.tokens_input + kept.tokens_input, tokens_output = live.tokens_output + kept.tokens_output
+SET status = 'VALIDATING', tokens_input = live.tokens_input + kept.tokens_input, tokens_output = live.tokens_output + kept.tokens_output,
+    attempt_tokens_input = 0, attempt_tokens_output = 0
 FROM kept
 WHERE live.id = kept.task_id
 
@@ -152,14 +156,15 @@ gone AS (
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
       AND (
-        coalesce(input.cost, live.attempt_cost_usd) <= live.reserved_usd
+        greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
         live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
-        live.reserved_usd, live.agent_reserved, live.day_reserved, input.output, input.artifacts, input.report, input.output_type, coalesce(input.cost, live.attempt_cost_usd) AS actual,
-        input.tokens_in, input.tokens_out
+        live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
+        input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
+        greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out
 ),
 ended AS (
     -- include: insert_completed
@@ -178,14 +183,16 @@ settled AS (
     SET
         -- include: settle_agent
     FROM (
-        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved, sum(actual) AS actual
+        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved,
+            sum(actual - greatest(attempt_cost_usd - CASE WHEN agent_reserved THEN reserved_usd ELSE 0 END, 0)) AS actual
         FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
     ) AS share
     WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
     RETURNING agent.id
 ),
 share AS MATERIALIZED (
-    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved, coalesce(sum(actual), 0) AS actual
+    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved,
+        coalesce(sum(actual - greatest(attempt_cost_usd - CASE WHEN day_reserved THEN reserved_usd ELSE 0 END, 0)), 0) AS actual
     FROM gone WHERE (SELECT count(*) FROM settled) >= 0
 ),
 day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from lineshaft.engine.guards.breakers import Breakers, FailedAttempt
 from lineshaft.engine.guards.slowdowns import RateLimited, Slowdowns
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.task_locks import HELD, has_duplicate_tasks
@@ -82,7 +83,12 @@ class Fail:
             moved = await self.fail_locked(connection, held, ended_by=FAIL)
             claims = [item.claim for item in rest]
             refused = await self._locks.refuse(
-                connection, claims, FAIL, repeated=_AFTER_FAILURE, ended_by=FAIL
+                connection,
+                claims,
+                FAIL,
+                repeated=_AFTER_FAILURE,
+                ended_by=FAIL,
+                spent={item.claim: item.spent for item in rest},
             )
             moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]
@@ -177,11 +183,20 @@ class Fail:
         )
         instances = {row.task_id: row.instances for row in rows}
         decided = []
+        fraction = await self._crash_cost_fraction(connection, failures)
         for task, reported in failures:
-            failure = _overdrawn(task, reported)
+            failure = _overdrawn(task, _with_crash_cost(task, reported, fraction))
             decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)])
             decided.append(_Decided(task, failure, decision))
         return decided
+
+    async def _crash_cost_fraction(
+        self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
+    ) -> Decimal:
+        """The least share of their reservations that these attempts are taken to have cost."""
+        if not any(task.reserved_usd and _crashed(failure) for task, failure in failures):
+            return Decimal(0)
+        return Decimal(await fetch_value(connection, _SQL["crash_cost_fraction"], {}))
 
     async def _record(
         self, connection: Connection, changes: Changes, decided: Sequence[_Decided], ended_by: str | None
@@ -314,6 +329,18 @@ def _system_failure(task: LockedTask, reason: retry.SystemReason) -> Failure:
     return Failure(ClaimRef(task.id, task.epoch), error, reason.value)
 
 
+def _crashed(failure: Failure) -> bool:
+    return failure.kind == retry.FailureCategory.CRASH
+
+
+def _with_crash_cost(task: LockedTask, failure: Failure, fraction: Decimal) -> Failure:
+    """A crashed attempt may have spent more than it could report."""
+    if not fraction or not _crashed(failure):
+        return failure
+    least = budget.money(task.reserved_usd * fraction, "cost_usd")
+    return replace(failure, spent=failure.spent.most(Spent(least)))
+
+
 def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
     """However an attempt failed: if it cost more than its limit, it isn't retried."""
     cost = failure.spent.cost(task)
@@ -334,8 +361,17 @@ def _record_failure(
     *,
     ended_by: str | None,
 ) -> Status:
-    error = replace_unstorable(failure.error[:MAX_ERROR]) or "no message"
+    text = failure.error
     category = replace_unstorable(failure.kind)
+    over = (
+        isinstance(decision, retry.DeadLetter) and decision.reason is retry.DeadLetterReason.BUDGET_EXCEEDED
+    )
+    if over and category != retry.FailureCategory.BUDGET_EXCEEDED:
+        # However the attempt failed: it is not retried because of the money.
+        category = retry.FailureCategory.BUDGET_EXCEEDED.value
+        total = task.cost_usd + failure.spent.cost(task)
+        text = f"cost {total} USD in all, of max_total_cost_usd {task.max_total_cost_usd}; and: {text}"
+    error = replace_unstorable(text[:MAX_ERROR]) or "no message"
     traceback = None if failure.traceback is None else replace_unstorable(end_of(failure.traceback))
     spent = failure.spent
     data: dict[str, Any] = {"category": category, "error": error}

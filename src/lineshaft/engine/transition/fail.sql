@@ -7,3 +7,6 @@ JOIN unnest(%(ids)s::text[], %(revivals)s::smallint[]) AS wanted (id, revival)
 -- An attempt that is being validated is the one that fails now: its agent no longer holds the task, but produced the output.
 WHERE attempt.outcome IN ('failed', 'validating')
 GROUP BY attempt.task_id
+
+-- name: crash_cost_fraction
+SELECT crash_cost_fraction FROM lineshaft.limits

@@ -1,13 +1,17 @@
 """Releasing claims: no attempt is used, and what the attempt has spent is booked."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.task_locks import has_duplicate_tasks
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.model import budget
+from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.types import work
-from lineshaft.types.work import Moved
+from lineshaft.types.work import Moved, Spent
 
 #: The name of the call, in errors and in the attempts that it ends.
 RELEASE = "release"
@@ -25,7 +29,7 @@ class Release:
             return [result for item in items for result in await self.release([item])]
 
         async def transact(connection: Connection) -> list[Moved]:
-            locked = await self._locks.lock(connection, [item.claim.id for item in items])
+            locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in items])
             changes = self._transitions.changes()
             results: dict[str, Moved] = {}
             for item in items:
@@ -33,22 +37,41 @@ class Release:
                 if task is None or task.epoch != item.claim.epoch or task.status not in _RELEASABLE:
                     continue
                 target, delay = _target(item), item.delay_sec or None
-                spent = item.spent.no_less_than_known(task)
+                spent = item.spent
+                total = task.cost_usd + spent.cost(task)
+                if budget.total_limit_reached(total, task.max_total_cost_usd):
+                    results[task.id] = _dead_letter(changes, task, spent, total)
+                    continue
                 changes.requeue(task, target, delay_sec=delay, spent=spent)
                 changes.attempt(task, "released", spent=spent, ended_by=RELEASE)
                 kinds = ["task.released"] if delay else ["task.released", "task.ready"]
                 changes.event(task, kinds, {"delay_sec": delay} if delay else None)
                 results[task.id] = Moved(task.id, target)
-            await changes.write(connection)
+            await self._transitions.write(connection, changes)
             rest = [item.claim for item in items if item.claim.id not in results]
             # After a delay it is READY.
             refused = await self._locks.refuse(
-                connection, rest, RELEASE, repeated=(Status.READY, Status.PENDING), ended_by=RELEASE
+                connection,
+                rest,
+                RELEASE,
+                repeated=(Status.READY, Status.PENDING, Status.DEAD_LETTERED),
+                ended_by=RELEASE,
+                spent={item.claim: item.spent for item in items},
             )
             results |= {result.id: result for result in refused}
             return [results[item.claim.id] for item in items]
 
         return await self._transitions.database.run(transact)
+
+
+def _dead_letter(changes: Changes, task: LockedTask, spent: Spent, total: Decimal) -> Moved:
+    """Giving a claim up uses no attempt, but money: the limit over all claims applies here too."""
+    category = FailureCategory.BUDGET_EXCEEDED.value
+    error = f"cost {total} USD in all, of max_total_cost_usd {task.max_total_cost_usd}"
+    changes.attempt(task, "released", spent=spent, ended_by=RELEASE)
+    changes.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category)
+    changes.event(task, ["task.released", "task.dead_lettered"], {"category": category, "error": error})
+    return Moved(task.id, Status.DEAD_LETTERED)
 
 
 def _target(item: work.Release) -> Status:

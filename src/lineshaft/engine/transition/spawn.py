@@ -14,15 +14,16 @@ import msgspec
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.submit.dags import give_dag_a_row
 from lineshaft.engine.submit.drafts import Draft, draft_by_key, off_the_loop, refuse_place
 from lineshaft.engine.submit.submission import Submission
+from lineshaft.engine.transition import spending
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
-from lineshaft.errors import LineshaftError, StaleClaimError, UnavailableError
+from lineshaft.errors import InvalidInputError, LineshaftError, StaleClaimError, UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
@@ -89,7 +90,8 @@ class Spawn:
         if paused:
             await self._pause(connection, changes, parent, submitted, item.spent)
         else:
-            await self._book(connection, item)
+            # With children that won't be created again.
+            await spending.book(connection, [(item.claim, item.spent)], self._database.now)
             await changes.write(connection)
         return Spawned([ends.get(child.id) or Child(child.id) for child in submitted], paused, submitted)
 
@@ -113,10 +115,32 @@ class Spawn:
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)
             parent = replace(parent, dag_id=dag_id)
+        await self._check_depth(connection, parent)
         results = await self._submission.write_in(connection, drafts, [])
         added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
+        await self._check_number(connection, dag_id, added)
         changes.touch_dag(dag_id, added=added)
         return parent, [results[head.id] for head in heads]
+
+    async def _check_depth(self, connection: Connection, parent: LockedTask) -> None:
+        """Tasks that spawn tasks that spawn tasks must come to an end."""
+        most = self._submission.rules.max_spawn_depth
+        depth = await fetch_value(connection, _SQL["spawn_depth"], {"id": parent.id})
+        if depth > most:
+            raise InvalidInputError(
+                f"Asked to spawn tasks below task {parent.id}, which is {depth - 1} levels deep; at most "
+                f"{most} levels are allowed. Let a task above spawn them, or raise "
+                "LINESHAFT_MAX_SPAWN_DEPTH."
+            )
+
+    async def _check_number(self, connection: Connection, dag_id: str, added: int) -> None:
+        most = self._submission.rules.max_spawned_tasks
+        spawned = await fetch_value(connection, _SQL["count_spawned"], {"dag_id": dag_id, "n": added})
+        if spawned > most:
+            raise InvalidInputError(
+                f"Asked to spawn {added} tasks, but DAG {dag_id} would then have {spawned} spawned tasks, more "
+                f"than {most}. Does a task spawn without end? If not, raise LINESHAFT_MAX_SPAWNED_TASKS."
+            )
 
     async def _pause(
         self,
@@ -128,21 +152,14 @@ class Spawn:
     ) -> None:
         """End the claim until all children have ended; writes the changes."""
         waits_for = await self._dependencies.wait_for_children(connection, parent.id, children)
-        used = spent.no_less_than_known(parent)
         status = Status.PENDING if waits_for else Status.READY
-        changes.requeue(parent, status, spent=used, blocked=waits_for)
+        changes.requeue(parent, status, spent=spent, blocked=waits_for)
         if waits_for:
             changes.release_batch_lock(parent)
-        changes.attempt(parent, "waiting", spent=used)
+        changes.attempt(parent, "waiting", spent=spent)
         changes.event(parent, ["task.waiting"] if waits_for else ["task.waiting", "task.ready"])
         await changes.write(connection)
         await self._dependencies.rekey_paths(connection, [child.id for child in children])
-
-    async def _book(self, connection: Connection, item: NewSpawn) -> None:
-        """The cost so far, with children that won't be created again."""
-        if item.spent.cost_usd is not None:
-            cost = {"id": item.claim.id, "epoch": item.claim.epoch, "cost": item.spent.cost_usd}
-            await connection.execute(_SQL["book_cost"], cost)
 
     async def _ends(self, connection: Connection, ids: list[str]) -> dict[str, Child]:
         ends = await fetch_rows(connection, _ChildEnd, _SQL["child_ends"], {"ids": ids})

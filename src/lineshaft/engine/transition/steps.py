@@ -8,10 +8,10 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.transition import spending
 from lineshaft.engine.transition.task_locks import claim_columns, has_duplicate_tasks
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.types.work import (
-    NOTHING,
     ClaimRef,
     Moved,
     NewCheckpoint,
@@ -36,9 +36,7 @@ class _Recorded:
     task_id: str
     name: str
     data: bytes | None
-    #: Of the task's total limit, apart from what this attempt has cost.
     task_left: Decimal | None
-    attempt_cost_usd: Decimal
     agent_left: Decimal | None
     dag_left: Decimal | None
 
@@ -58,11 +56,20 @@ class Steps:
         if len({(step.claim.id, step.name) for step in steps}) < len(steps):
             return [result for step in steps for result in await self.record([step])]
 
-        found = await self._database.run_alone(lambda own: self._record(own, steps))
+        spent = spending.reported([(step.claim, step.spent) for step in steps])
+
+        async def work(connection: Connection) -> dict[NewStep, RecordedStep]:
+            # Before the results, which then say what is left.
+            await spending.book(connection, spent, self._database.now)
+            return await self._record(connection, steps)
+
+        found = await (self._database.run(work) if spent else self._database.run_alone(work))
         rest = list(dict.fromkeys(step.claim for step in steps if step not in found))
         if not rest:
             return [found[step] for step in steps]
-        refused = await self._database.run(lambda own: self._locks.refuse(own, rest, "record a step of"))
+        refused = await self._database.run(
+            lambda own: self._locks.refuse(own, rest, "record a step of", spent=dict(spent))
+        )
         errors = {claim: result.error for claim, result in zip(rest, refused, strict=True)}
         return [found.get(step) or RecordedStep(step.claim.id, error=errors[step.claim]) for step in steps]
 
@@ -78,18 +85,12 @@ class Steps:
                 "data": [json_text(step.data) for step in steps],
                 "digests": [step.digest for step in steps],
                 "costs": [step.cost_usd for step in steps],
-                "costs_so_far": [step.cost_so_far_usd for step in steps],
             },
         )
         by_step = {(step.claim.id, step.name): step for step in steps}
-        so_far: dict[str, Decimal] = {}
-        for step in steps:
-            so_far[step.claim.id] = max(so_far.get(step.claim.id, NOTHING), step.cost_so_far_usd or NOTHING)
         recorded = {}
         for row in rows:
-            cost = max(row.attempt_cost_usd, so_far[row.task_id])
-            left = None if row.task_left is None else row.task_left - cost
-            budgets = RemainingBudgets(left, row.agent_left, row.dag_left)
+            budgets = RemainingBudgets(row.task_left, row.agent_left, row.dag_left)
             recorded[by_step[row.task_id, row.name]] = RecordedStep(row.task_id, row.data or b"null", budgets)
         return recorded
 
@@ -104,12 +105,14 @@ class Steps:
     ) -> list[Moved]:
         """As part of a transaction, at most one per task."""
         claims = [item.claim for item in items]
+        spent = spending.reported([(item.claim, item.spent) for item in items])
+        await spending.book(connection, spent, self._database.now)
         data = [json_text(item.data) for item in items]
         parameters = {**self._database.now, **claim_columns(claims), "data": data}
         saved = await fetch_column(connection, _SQL["save_checkpoints"], parameters)
         results = {task_id: Moved(task_id, None) for task_id in saved}
         rest = [claim for claim in claims if claim.id not in results]
-        refused = await self._locks.refuse(connection, rest, "save a checkpoint of")
+        refused = await self._locks.refuse(connection, rest, "save a checkpoint of", spent=dict(spent))
         results |= {result.id: result for result in refused}
         return [results[claim.id] for claim in claims]
 

@@ -1,23 +1,15 @@
 -- name: record_steps
 -- Fenced by the claim. A step that is recorded already keeps its first result, unless it ran again under a later claim because its arguments
--- have another digest. The attempt's cost so far is booked in the same transaction,
--- so that a step which isn't run again is paid for, however the attempt ends.
+-- have another digest. Follows `spend` in the same transaction: a step that isn't run again is paid for, however the attempt ends.
 WITH held AS MATERIALIZED (
-    SELECT live.id, live.epoch, input.name, input.data, input.digest, input.cost, input.cost_so_far
+    SELECT live.id, live.epoch, input.name, input.data, input.digest, input.cost
     FROM unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(names)s::text[], %(data)s::jsonb[], %(digests)s::text[], %(costs)s::numeric[],
-        %(costs_so_far)s::numeric[]
-    ) AS input (id, epoch, name, data, digest, cost, cost_so_far)
+        %(ids)s::text[], %(epochs)s::integer[], %(names)s::text[], %(data)s::jsonb[], %(digests)s::text[], %(costs)s::numeric[]
+    ) AS input (id, epoch, name, data, digest, cost)
     JOIN lineshaft.task_live AS live ON live.id = input.id
     WHERE live.epoch = input.epoch AND live.status = 'RUNNING'
     ORDER BY live.id
     FOR NO KEY UPDATE OF live
-),
-booked AS (
-    UPDATE lineshaft.task_live AS live
-    SET attempt_cost_usd = so_far.cost
-    FROM (SELECT id, max(cost_so_far) AS cost FROM held GROUP BY id) AS so_far
-    WHERE live.id = so_far.id AND live.attempt_cost_usd < so_far.cost
 ),
 recorded AS (
     INSERT INTO lineshaft.step AS step (task_id, name, epoch, recorded_at, digest, cost_usd, data)
@@ -34,8 +26,7 @@ recorded AS (
     RETURNING task_id, name, data
 )
 SELECT recorded.task_id, recorded.name, recorded.data,
-    task.max_total_cost_usd - live.cost_usd AS task_left,
-    live.attempt_cost_usd,
+    task.max_total_cost_usd - live.cost_usd - live.attempt_cost_usd AS task_left,
     agent.budget_usd - agent.spent_usd - agent.reserved_usd AS agent_left,
     dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS dag_left
 FROM recorded

@@ -7,10 +7,11 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.transition import spending
 from lineshaft.engine.transition.changes import LockedTask
 from lineshaft.errors import InvalidTransitionError, NotFoundError, StaleClaimError
 from lineshaft.model.states import Status
-from lineshaft.types.work import ClaimRef, Moved
+from lineshaft.types.work import ClaimRef, Moved, Spent
 
 _SQL = catalog.load(__name__)
 #: Comes before a statement that ends tasks.
@@ -118,12 +119,13 @@ class TaskLocks:
         repeated: Collection[Status] = (),
         ended_by: str | None = None,
         late_outputs: Mapping[str, bytes | None] | None = None,
+        spent: Mapping[ClaimRef, Spent] | None = None,
     ) -> list[Moved]:
         """The results of claims that moved nothing: the first result of a repeated call, or the reason.
 
         `repeated`: the statuses that the call leads to, if it may be repeated. Where something else leads to
         them too, `ended_by` is the call: only a claim that it ended can be of a repeated call. What a stale
-        claim reports as its output is kept as an event.
+        claim reports as its output is kept as an event, and what it has `spent` is booked.
         """
         if not claims:
             return []
@@ -136,13 +138,16 @@ class TaskLocks:
             )
             for claim in claims
         ]
+        stale = [
+            claim
+            for claim, result in zip(claims, results, strict=True)
+            if isinstance(result.error, StaleClaimError)
+        ]
         if late_outputs is not None:
-            stale = [
-                claim
-                for claim, result in zip(claims, results, strict=True)
-                if isinstance(result.error, StaleClaimError)
-            ]
             await self._log_late(connection, stale, late_outputs)
+        if spent:
+            late = [(claim, spent[claim]) for claim in stale if claim in spent]
+            await spending.book_late(connection, late, self._database.now)
         return results
 
     async def ended_by(self, connection: Connection, claims: Sequence[ClaimRef], call: str) -> set[str]:

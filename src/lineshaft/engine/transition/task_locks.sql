@@ -19,6 +19,7 @@ FOR UPDATE
 -- Everything that decides about a transition, in the one order in which rows of tasks are locked.
 SELECT
     live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.incarnation, live.reserved_usd, live.agent_reserved, live.day_reserved, live.cost_usd, live.attempt_cost_usd,
+    live.attempt_tokens_input, live.attempt_tokens_output,
     live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
     live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lane_id, live.model, live.version, live.is_batch,
     live.blocked, live.progress, live.is_gated, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,

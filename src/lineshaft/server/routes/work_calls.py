@@ -262,9 +262,15 @@ async def _heartbeat_result(
     if status is None:
         # Raises if it is unknown or superseded.
         status = (await service.engine.fleet.present(item.agent_id, item.incarnation)).status
-    ended = {(over.id, over.epoch): over.answer for over in answers.over}
+    ended = {(over.id, over.epoch): over for over in answers.over}
+    own = {task.id: ended.get((task.id, task.epoch)) for task in held}
+    reasons = {
+        name: over.reason for name, over in own.items() if over is not None and over.reason is not None
+    }
     return protocol.HeartbeatResult(
-        tasks={task.id: ended.get((task.id, task.epoch), "continue") for task in held},
+        tasks={name: "continue" if over is None else over.answer for name, over in own.items()},
+        reasons=reasons or msgspec.UNSET,
+        spent_later=answers.spent_later or msgspec.UNSET,
         status=status,
         max_concurrent_tasks=answers.slots.get(agent, msgspec.UNSET),
         slowdown_until=answers.slowdowns.get(agent, msgspec.UNSET),

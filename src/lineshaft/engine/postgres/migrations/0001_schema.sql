@@ -109,8 +109,8 @@ CREATE TABLE lineshaft.task (
     required_capabilities text[] NOT NULL DEFAULT '{}',
     model_preferences text[] NOT NULL DEFAULT '{}',
     fallback_models text[] NOT NULL DEFAULT '{}',
-    max_cost_usd numeric(14, 6),
-    max_total_cost_usd numeric(14, 6),
+    max_cost_usd numeric(20, 6),
+    max_total_cost_usd numeric(20, 6),
     lock_key text COLLATE "C",
     -- NULL: the preset's policy.
     retry jsonb,
@@ -156,6 +156,8 @@ CREATE TABLE lineshaft.pause (
     type text COLLATE "C" NOT NULL,
     -- NULL: paused manually.
     reason text,
+    -- Running attempts are released, too.
+    stops boolean NOT NULL DEFAULT false,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 COMMENT ON TABLE lineshaft.pause IS 'Types that are paused, manually or by the cost-velocity stop; * is all.';
@@ -168,7 +170,7 @@ CREATE TABLE lineshaft.lane (
     required_capabilities text[] NOT NULL,
     models text[] NOT NULL,
     boost_per_minute double precision NOT NULL,
-    max_cost_usd numeric(14, 6),
+    max_cost_usd numeric(20, 6),
     CONSTRAINT lane_pkey PRIMARY KEY (id)
 );
 COMMENT ON TABLE lineshaft.lane IS 'Sets of tasks with the same eligibility for agents and the same rate of ageing.';
@@ -240,10 +242,13 @@ CREATE TABLE lineshaft.task_live (
     lock_key text COLLATE "C",
     -- The batch that holds the lock for it. NULL: the task itself.
     lock_owner text COLLATE "C",
-    reserved_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- Of earlier attempts, and of the current one so far.
-    cost_usd numeric(14, 6) NOT NULL DEFAULT 0,
-    attempt_cost_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    attempt_cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    -- Of the current attempt so far; those of earlier ones are above.
+    attempt_tokens_input bigint NOT NULL DEFAULT 0,
+    attempt_tokens_output bigint NOT NULL DEFAULT 0,
     last_category text,
     progress jsonb,
     CONSTRAINT task_live_pkey PRIMARY KEY (id),
@@ -304,7 +309,7 @@ CREATE TABLE lineshaft.task_end (
     model text,
     -- Of the program that its agent runs.
     version text,
-    cost_usd numeric(14, 6) NOT NULL DEFAULT 0,
+    cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- Why it failed permanently, or was cancelled.
     reason text,
     category text,
@@ -376,6 +381,10 @@ CREATE TABLE lineshaft.dag (
     budget_ceiling_usd numeric(20, 6),
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    -- The budget was lowered below what had been spent: running attempts must stop.
+    budget_cut boolean NOT NULL DEFAULT false,
+    -- How many of its tasks were spawned by others.
+    spawned integer NOT NULL DEFAULT 0,
     CONSTRAINT dag_pkey PRIMARY KEY (id),
     CONSTRAINT counters_fit CHECK (completed + cancelled + dead_lettered <= total AND reserved_usd >= 0)
 ) WITH (fillfactor = 70);
@@ -431,7 +440,7 @@ CREATE TABLE lineshaft.attempt (
     traceback text,
     -- The call with the claim's token that ended it: fail, complete or release. NULL: something else, so every call is stale.
     ended_by text,
-    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    cost_usd numeric(20, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
     -- {data, artifacts, decision_report}, once submitted.
     output jsonb,
     -- The method of the gate that it waits for. NULL: none; its agent still holds it.
@@ -461,7 +470,7 @@ CREATE TABLE lineshaft.step (
     name text COLLATE "C" NOT NULL,
     -- Of the arguments that it was called with. NULL: unknown, and every call matches.
     digest text COLLATE "C",
-    cost_usd numeric(14, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    cost_usd numeric(20, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
     data jsonb,
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
 );
@@ -496,6 +505,8 @@ CREATE TABLE lineshaft.agent (
     spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- What claims have reserved; only those made while there was a budget.
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
+    -- The budget was lowered below what had been spent: running attempts must stop.
+    budget_cut boolean NOT NULL DEFAULT false,
     CONSTRAINT agent_pkey PRIMARY KEY (id),
     CONSTRAINT possible_agent CHECK (reserved_usd >= 0)
 ) WITH (
@@ -658,7 +669,7 @@ CREATE TABLE lineshaft.dead_letter (
     -- Deleted by a reviewer: not in lists any more.
     hidden boolean NOT NULL DEFAULT false,
     task_id text COLLATE "C" NOT NULL,
-    total_cost_usd numeric(14, 6) NOT NULL,
+    total_cost_usd numeric(20, 6) NOT NULL,
     category text NOT NULL,
     error text NOT NULL,
     -- The error without its variable parts (model/error_pattern.py).
@@ -745,7 +756,7 @@ CREATE TABLE lineshaft.token (
     -- The only agent that it may act as; NULL: any.
     agent_id text COLLATE "C",
     -- The agent's budget, in place of what it declares itself.
-    budget_usd numeric(14, 6),
+    budget_usd numeric(20, 6),
     CONSTRAINT token_pkey PRIMARY KEY (id),
     CONSTRAINT token_hash UNIQUE (hash),
     CONSTRAINT bound_token_is_of_an_agent CHECK (agent_id IS NULL OR scope = 'agent'),
@@ -836,7 +847,7 @@ SELECT
         SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id AND NOT edge.satisfied ORDER BY edge.depends_on
     ) AS blocked_by,
     task.required_capabilities, task.model_preferences, task.fallback_models,
-    task.lock_key, (live.cost_usd + live.attempt_cost_usd)::numeric(14, 6) AS cost_usd, task.max_cost_usd, live.reserved_usd,
+    task.lock_key, (live.cost_usd + live.attempt_cost_usd)::numeric(20, 6) AS cost_usd, task.max_cost_usd, live.reserved_usd,
     live.tokens_input, live.tokens_output, live.deadline,
     CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
     live.retry_at,
@@ -873,7 +884,7 @@ SELECT
     ARRAY(SELECT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = task.id ORDER BY edge.depends_on),
     '{}'::text[] COLLATE "C",
     task.required_capabilities, task.model_preferences, task.fallback_models,
-    task.lock_key, ended.cost_usd, task.max_cost_usd, 0::numeric(14, 6), ended.tokens_input, ended.tokens_output, task.deadline, task.run_at,
+    task.lock_key, ended.cost_usd, task.max_cost_usd, 0::numeric(20, 6), ended.tokens_input, ended.tokens_output, task.deadline, task.run_at,
     NULL::timestamptz,
     task.created_at, ended.ready_at, ended.claimed_at, ended.first_started_at,
     coalesce(ended.started_at, (
@@ -911,7 +922,7 @@ WHERE lease_until IS NOT NULL AND status IN ('CLAIMED', 'RUNNING')
 UNION ALL
 SELECT
     ended.id, ended.epoch, ended.attempts + 1, ended.revivals, 'completed', ended.agent_id, ended.model, ended.version, NULL, NULL, NULL,
-    ended.claimed_at, ended.started_at, ended.ended_at, (ended.cost_usd - earlier.cost_usd)::numeric(14, 6),
+    ended.claimed_at, ended.started_at, ended.ended_at, (ended.cost_usd - earlier.cost_usd)::numeric(20, 6),
     (ended.tokens_input - earlier.tokens_input)::bigint, (ended.tokens_output - earlier.tokens_output)::bigint
 FROM lineshaft.task_end AS ended
 CROSS JOIN LATERAL (
@@ -1019,6 +1030,8 @@ COMMENT ON COLUMN lineshaft.dag.created_by IS 'Who or what created it: agent:ID,
 COMMENT ON COLUMN lineshaft.dag.budget_ceiling_usd IS 'What all its tasks together may cost; NULL: no limit.';
 COMMENT ON COLUMN lineshaft.dag.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.dag.spent_usd IS 'Money spent.';
+COMMENT ON COLUMN lineshaft.dag.budget_cut IS 'The budget was lowered below what had been spent.';
+COMMENT ON COLUMN lineshaft.dag.spawned IS 'How many of its tasks were spawned by others.';
 
 COMMENT ON COLUMN lineshaft.dag_key.key IS 'The idempotency key.';
 COMMENT ON COLUMN lineshaft.dag_key.dag_id IS 'The DAG that owns it.';
@@ -1123,6 +1136,7 @@ COMMENT ON COLUMN lineshaft.notification.last_error IS 'Why the last try failed.
 COMMENT ON COLUMN lineshaft.pause.since IS 'Since when.';
 COMMENT ON COLUMN lineshaft.pause.type IS 'The task type; * is all.';
 COMMENT ON COLUMN lineshaft.pause.reason IS 'Why; NULL: paused manually.';
+COMMENT ON COLUMN lineshaft.pause.stops IS 'Running attempts are released, too.';
 
 COMMENT ON COLUMN lineshaft.review.no IS 'Its number.';
 COMMENT ON COLUMN lineshaft.review.at IS 'When it was decided.';
@@ -1261,6 +1275,8 @@ COMMENT ON COLUMN lineshaft.task_live.lock_owner IS 'The batch that holds the lo
 COMMENT ON COLUMN lineshaft.task_live.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.task_live.cost_usd IS 'Cost of earlier attempts.';
 COMMENT ON COLUMN lineshaft.task_live.attempt_cost_usd IS 'Cost of the current attempt so far.';
+COMMENT ON COLUMN lineshaft.task_live.attempt_tokens_input IS 'Input tokens of the current attempt so far.';
+COMMENT ON COLUMN lineshaft.task_live.attempt_tokens_output IS 'Output tokens of the current attempt so far.';
 COMMENT ON COLUMN lineshaft.task_live.last_category IS 'The category of the last error.';
 COMMENT ON COLUMN lineshaft.task_live.progress IS 'The last progress that its agent reported.';
 
@@ -1331,6 +1347,7 @@ COMMENT ON COLUMN lineshaft.agent.type IS 'The kind of agent.';
 COMMENT ON COLUMN lineshaft.agent.budget_usd IS 'What it may cost in all; NULL: unlimited.';
 COMMENT ON COLUMN lineshaft.agent.spent_usd IS 'Money spent.';
 COMMENT ON COLUMN lineshaft.agent.reserved_usd IS 'Money reserved for claims that were made under a budget.';
+COMMENT ON COLUMN lineshaft.agent.budget_cut IS 'The budget was lowered below what had been spent.';
 COMMENT ON COLUMN lineshaft.instance.registered_at IS 'When it was registered.';
 COMMENT ON COLUMN lineshaft.instance.last_heartbeat IS 'When it was last heard of.';
 COMMENT ON COLUMN lineshaft.instance.poll_interval_sec IS 'How often it looks for work without notifications.';

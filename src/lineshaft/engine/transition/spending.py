@@ -1,0 +1,62 @@
+"""Spending: what attempts report to have cost, written through while they run.
+
+Cost and tokens are cumulative since the claim and never go down. What an attempt spends above its reservation
+counts at once against the agent, the DAG and the day.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection
+from lineshaft.engine.postgres.pipeline import pipelined
+from lineshaft.types.work import ClaimRef, Spent
+
+_SQL = catalog.load(__name__)
+Report = tuple[ClaimRef, Spent]
+
+
+def reported(items: Sequence[Report]) -> list[Report]:
+    """Those of these reports that say something, one for each claim."""
+    found: dict[ClaimRef, Spent] = {}
+    for claim, spent in items:
+        if spent.says_something:
+            found[claim] = spent if claim not in found else found[claim].most(spent)
+    return list(found.items())
+
+
+async def book(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
+    """As part of a transaction. Reports of claims that are not held change nothing."""
+    if items := reported(items):
+        await connection.execute(_SQL["spend"], {**now, **_columns(items)})
+
+
+async def book_at_once(
+    connection: Connection, items: Sequence[Report], now: dict[str, Any]
+) -> dict[ClaimRef, str]:
+    """A transaction of its own, which waits for locked rows for a second at most.
+
+    Returns the claims that are over a limit, with the name of the limit.
+    """
+    if not (items := reported(items)):
+        return {}
+    parameters = {**now, **_columns(items)}
+    names = ("limit_spending_wait", "spend", "limits_reached")
+    *_, rows = await pipelined(connection, *((_SQL[name], parameters) for name in names))
+    return {ClaimRef(row.id, row.epoch): row.reason for row in rows if row.reason is not None}
+
+
+async def book_late(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
+    """Of claims that have ended: what they had not reported before."""
+    if items := reported(items):
+        await connection.execute(_SQL["spend_late"], {**now, **_columns(items)})
+
+
+def _columns(items: Sequence[Report]) -> dict[str, Any]:
+    return {
+        "ids": [claim.id for claim, _ in items],
+        "epochs": [claim.epoch for claim, _ in items],
+        "costs": [spent.cost_usd for _, spent in items],
+        "tokens_in": [spent.tokens_input for _, spent in items],
+        "tokens_out": [spent.tokens_output for _, spent in items],
+    }
