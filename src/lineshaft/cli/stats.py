@@ -68,7 +68,13 @@ def _show(stats: "Stats") -> None:
     print_table(
         ("PERIOD", "COMPLETED", "CANCELLED", "DEAD-LETTERED"),
         [
-            (name.replace("_", " "), figures.completed, figures.cancelled, figures.dead_lettered)
+            (
+                name.replace("_", " "),
+                *(
+                    f"{'' if figures.exact else '>'}{count}"
+                    for count in (figures.completed, figures.cancelled, figures.dead_lettered)
+                ),
+            )
             for name, figures in stats.throughput.items()
         ],
         empty="",

@@ -101,6 +101,9 @@ class _InstanceRow:
     poll_interval_sec: float
     claim_ttl_sec: float
     heartbeat_interval_sec: float
+    #: How long it has held at least one task, and how long it has been there.
+    busy_sec: float
+    life_sec: float
 
 
 class _HeldRow(NamedTuple):
@@ -416,6 +419,7 @@ def _agent(
         heartbeat_interval_sec=(newest or defaults).heartbeat_interval_sec,
         incarnation=row.incarnation,
         registered_at=row.registered_at,
+        utilization=_share(sum(each.busy_sec for each in rows), sum(each.life_sec for each in rows)),
         instances=[_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in rows],
     )
 
@@ -423,6 +427,10 @@ def _agent(
 def _status(liveness: Sequence[str]) -> str:
     """Of an agent, from its instances: the best of them."""
     return next((status for status in ("active", "draining") if status in liveness), "offline")
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
 
 
 def _union(lists: Iterable[Sequence[str]]) -> list[str]:

@@ -85,7 +85,7 @@ class Engine:
         # Guards.
         self.slowdowns = Slowdowns(self.database)
         self.locks = Locks(self.database)
-        self.breakers = Breakers(self.database, self.rules.breakers)
+        self.breakers = Breakers(self.database)
         self.limits = InstallationLimits(self.database)
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
         pauses = Pauses(self.database)
@@ -147,7 +147,7 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         await self.database.open()
-        ignored = await self.limits.apply(self.rules.limits, by_server=self._by_server)
+        ignored = await self.limits.apply(self.rules.installation_limits, by_server=self._by_server)
         if ignored:
             _log.warning(
                 "These settings differ from the limits of the installation, which count: %s. "

@@ -124,6 +124,16 @@ def policy_from_document(document: object) -> tuple[BreakerPolicy, tuple[str, ..
     return BreakerPolicy(defaults, MappingProxyType(overrides)), tuple(warnings)
 
 
+def document_of(policy: BreakerPolicy) -> dict[str, object]:
+    """The contents of a circuit-breakers file that says the same."""
+
+    def values(config: BreakerConfig) -> dict[str, object]:
+        return {key: getattr(config, name) for key, name in _FIELDS.items()}
+
+    overrides = {key: values(config) for key, config in policy.overrides.items()}
+    return {"defaults": values(policy.defaults), "overrides": overrides}
+
+
 def _mapping(place: str, value: object, warnings: list[str]) -> dict[str, object]:
     if value is None:
         return {}

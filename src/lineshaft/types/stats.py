@@ -38,8 +38,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     oldest_ready_exact: bool
     #: `last_minute` and `last_hour`.
     throughput: dict[str, Throughput]
+    #: Since midnight UTC.
     spend_today_usd: Decimal
-    spend_today_exact: bool
     #: Types that are paused; `*` is every type.
     paused: list[str]
 

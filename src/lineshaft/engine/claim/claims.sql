@@ -321,7 +321,7 @@ rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM ri
 claimed AS MATERIALIZED (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved),
 counted AS (
     UPDATE lineshaft.instance
-    SET held = held + claimed.n, last_heartbeat = clock.now, silence_reported = false
+    SET held = held + claimed.n, busy_since = coalesce(busy_since, clock.now), last_heartbeat = clock.now, silence_reported = false
     FROM claimed, clock
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
 ),

@@ -106,7 +106,8 @@ moved AS (
 ),
 counted AS (
     UPDATE lineshaft.instance
-    SET held = held + claimed.n, last_heartbeat = (SELECT now FROM me), silence_reported = false
+    SET held = held + claimed.n, busy_since = coalesce(busy_since, (SELECT now FROM me)), last_heartbeat = (SELECT now FROM me),
+        silence_reported = false
     FROM (SELECT count(*) AS n FROM moved) AS claimed
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
 ),

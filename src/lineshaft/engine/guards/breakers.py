@@ -20,10 +20,17 @@ import msgspec
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
 from lineshaft.errors import InvalidInputError
 from lineshaft.model import breaker as model
-from lineshaft.model.breaker import Breaker, BreakerChange, BreakerConfig, BreakerPolicy, BreakerState
+from lineshaft.model.breaker import (
+    Breaker,
+    BreakerChange,
+    BreakerConfig,
+    BreakerPolicy,
+    BreakerState,
+    policy_from_document,
+)
 from lineshaft.model.storable import is_storable
 
 MODEL = "model:"
@@ -85,20 +92,31 @@ Decide = Callable[[_Row], list[BreakerChange]]
 
 
 class Breakers:
-    def __init__(self, database: Database, policy: BreakerPolicy = DEFAULT_POLICY) -> None:
+    """Thresholds are a row of the database (guards/limits.py), so that every process uses the same."""
+
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._policy = policy
+        #: The row that was read last, and what it says.
+        self._known: tuple[bytes | None, BreakerPolicy] = (None, DEFAULT_POLICY)
+
+    async def _policy(self, connection: Connection) -> BreakerPolicy:
+        document: bytes | None = await fetch_value(connection, _SQL["read_policy"], {})
+        if document != self._known[0]:
+            policy, _ = policy_from_document(None if document is None else msgspec.json.decode(document))
+            self._known = (document, DEFAULT_POLICY if document is None else policy)
+        return self._known[1]
 
     # In the transaction that ends a claim, after everything else.
 
     async def failed(self, connection: Connection, attempts: Sequence[FailedAttempt]) -> None:
         """Count failed attempts of the categories that count."""
+        if not attempts:
+            return
+        policy = await self._policy(connection)
         by_key: dict[str, list[FailedAttempt]] = {}
         for attempt in attempts:
-            for key in self._keys(attempt):
+            for key in _keys(attempt, policy):
                 by_key.setdefault(key, []).append(attempt)
-        if not by_key:
-            return
         await connection.execute(_SQL["make_breakers"], {"keys": list(by_key)})
 
         def decide(row: _Row) -> list[BreakerChange]:
@@ -107,7 +125,7 @@ class Breakers:
             for attempt in by_key[row.key]:
                 change = model.on_failure(
                     breaker,
-                    self._policy.config_for(row.key),
+                    policy.config_for(row.key),
                     key=row.key,
                     task_id=attempt.task_id,
                     now=row.now,
@@ -118,14 +136,7 @@ class Breakers:
                 breaker = change.breaker
             return changes
 
-        await self._move(connection, by_key, decide)
-
-    def _keys(self, attempt: FailedAttempt) -> list[str]:
-        """Its type; also its model, if that has a breaker in the configuration."""
-        keys = [attempt.type]
-        if attempt.model is not None and MODEL + attempt.model in self._policy.overrides:
-            keys.append(MODEL + attempt.model)
-        return keys
+        await self._move(connection, by_key, decide, policy)
 
     async def succeeded(self, connection: Connection, tasks: Iterable[tuple[str, Collection[str]]]) -> None:
         """`tasks` are ids, each with the breakers that its success concerns."""
@@ -149,9 +160,10 @@ class Breakers:
     async def start_probe(self, connection: Connection, task_id: str, keys: Collection[str]) -> bool:
         """Make a task that was just claimed the probe of these breakers; False: one of them has another."""
         denied = []
+        policy = await self._policy(connection)
 
         def decide(row: _Row) -> list[BreakerChange]:
-            config = row.config(self._policy)
+            config = row.config(policy)
             if model.admission(row.breaker, config, row.now) is not model.Admission.PROBE:
                 denied.append(row.key)
                 return []
@@ -187,50 +199,69 @@ class Breakers:
         async with self._database.connection() as connection:
             return len(await fetch_column(connection, _SQL["free_lost_probes"], {}))
 
-    async def _move(self, connection: Connection, keys: Collection[str], decide: Decide) -> None:
-        """Lock breakers, decide about each, write the changed ones and log events."""
+    async def _move(
+        self,
+        connection: Connection,
+        keys: Collection[str],
+        decide: Decide,
+        policy: BreakerPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """Lock breakers, decide about each, write the changed ones and log events.
+
+        `policy`: needed where `decide` may open a breaker.
+        """
         parameters = {**self._database.now, "keys": sorted(keys)}
         rows = await fetch_rows(connection, _Row, _SQL["lock_breakers"], parameters)
         written = []
         for row in rows:
             changes = decide(row)
             if changes and changes[-1].breaker != row.breaker:
-                written.append(self._columns(row, changes))
+                written.append(_columns(row, changes, policy))
         if not written:
             return
         arrays = dict(zip(_COLUMNS, map(list, zip(*written, strict=True)), strict=True))
         await connection.execute(_SQL["write_breakers"], {**self._database.now, **arrays})
 
-    def _columns(self, row: _Row, changes: Sequence[BreakerChange]) -> tuple[object, ...]:
-        breaker = changes[-1].breaker
-        kinds = [str(change.event) for change in changes if change.event is not None]
-        data: dict[str, object] = {"key": row.key, "failures": breaker.failures}
-        if breaker.probe_task_id is not None:
-            data["probe_task_id"] = breaker.probe_task_id
-        if alerts := [change.alert for change in changes if change.alert is not None]:
-            kinds.append("alert")
-            data["message"] = alerts[-1]
-        return (
-            row.key,
-            breaker.state,
-            breaker.failures,
-            breaker.last_failure,
-            breaker.opened_at,
-            breaker.half_open_at,
-            self._probe_at(row, breaker),
-            breaker.probe_task_id,
-            breaker.forced,
-            msgspec.json.encode(breaker.losses).decode(),
-            "{" + ",".join(kinds) + "}" if kinds else None,
-            msgspec.json.encode(data).decode() if kinds else None,
-        )
 
-    def _probe_at(self, row: _Row, breaker: Breaker) -> datetime | None:
-        if breaker.opened_at is None or breaker.forced:
-            return None
-        if breaker.opened_at == row.opened_at and row.probe_at is not None:
-            return row.probe_at
-        return breaker.opened_at + timedelta(seconds=self._policy.config_for(row.key).half_open_after_sec)
+def _keys(attempt: FailedAttempt, policy: BreakerPolicy) -> list[str]:
+    """Its type; also its model, if that has a breaker in the configuration."""
+    keys = [attempt.type]
+    if attempt.model is not None and MODEL + attempt.model in policy.overrides:
+        keys.append(MODEL + attempt.model)
+    return keys
+
+
+def _columns(row: _Row, changes: Sequence[BreakerChange], policy: BreakerPolicy) -> tuple[object, ...]:
+    breaker = changes[-1].breaker
+    kinds = [str(change.event) for change in changes if change.event is not None]
+    data: dict[str, object] = {"key": row.key, "failures": breaker.failures}
+    if breaker.probe_task_id is not None:
+        data["probe_task_id"] = breaker.probe_task_id
+    if alerts := [change.alert for change in changes if change.alert is not None]:
+        kinds.append("alert")
+        data["message"] = alerts[-1]
+    return (
+        row.key,
+        breaker.state,
+        breaker.failures,
+        breaker.last_failure,
+        breaker.opened_at,
+        breaker.half_open_at,
+        _probe_at(row, breaker, policy),
+        breaker.probe_task_id,
+        breaker.forced,
+        msgspec.json.encode(breaker.losses).decode(),
+        "{" + ",".join(kinds) + "}" if kinds else None,
+        msgspec.json.encode(data).decode() if kinds else None,
+    )
+
+
+def _probe_at(row: _Row, breaker: Breaker, policy: BreakerPolicy) -> datetime | None:
+    if breaker.opened_at is None or breaker.forced:
+        return None
+    if breaker.opened_at == row.opened_at and row.probe_at is not None:
+        return row.probe_at
+    return breaker.opened_at + timedelta(seconds=policy.config_for(row.key).half_open_after_sec)
 
 
 _COLUMNS = (

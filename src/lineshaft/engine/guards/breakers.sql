@@ -51,3 +51,6 @@ WITH lost AS MATERIALIZED (
 freed AS (UPDATE lineshaft.breaker SET probe_task_id = NULL FROM lost WHERE breaker.key = lost.key RETURNING breaker.key),
 woken AS (SELECT pg_notify(lineshaft.channel(), '*') FROM freed HAVING count(*) > 0)
 SELECT freed.key, (SELECT count(*) FROM woken) AS notified FROM freed
+
+-- name: read_policy
+SELECT breakers FROM lineshaft.limits

@@ -24,6 +24,3 @@ SET daily_budget_usd = %(daily_budget_usd)s::numeric, velocity_usd = %(velocity_
 -- name: log_limits
 INSERT INTO lineshaft.event (at, kinds, data)
 VALUES (coalesce(%(now)s::timestamptz, now()), '{limits.changed}', %(data)s::jsonb)
-
--- name: read_breakers
-SELECT breakers FROM lineshaft.limits

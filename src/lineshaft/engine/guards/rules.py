@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
-from lineshaft.model.breaker import BreakerPolicy, policy_from_document
+from lineshaft.model.breaker import BreakerPolicy, document_of, policy_from_document
 from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
 from lineshaft.model.tasks import MAX_DAG_TASKS, MAX_SPAWN_DEPTH, MAX_SPAWNED_TASKS
@@ -32,6 +32,13 @@ class Rules:
     #: Levels of spawned tasks, and spawned tasks of a DAG.
     max_spawn_depth: int = MAX_SPAWN_DEPTH
     max_spawned_tasks: int = MAX_SPAWNED_TASKS
+
+    @property
+    def installation_limits(self) -> dict[str, Any]:
+        """What becomes a limit of the installation, unless it has one (engine/guards/limits.py)."""
+        if self.breakers == DEFAULT_POLICY:
+            return dict(self.limits)
+        return {**self.limits, "breakers": msgspec.json.encode(document_of(self.breakers))}
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":

@@ -4,6 +4,14 @@
 -- Wakes processes that wait for work of these lanes: aggregates the column `lane_id`. A notification is at most 8,000 bytes long.
 pg_notify(lineshaft.channel(), CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 
+-- fragment: free_slots
+-- The columns of `lineshaft.instance` that change when claims end: `share` has n, `clock` has now.
+held = instance.held - share.n,
+busy_sec = instance.busy_sec + CASE
+    WHEN instance.held = share.n THEN greatest(extract(epoch FROM clock.now - instance.busy_since)::double precision, 0) ELSE 0
+END,
+busy_since = CASE WHEN instance.held > share.n THEN instance.busy_since END
+
 -- fragment: settle_agent
 -- The columns of `lineshaft.agent` that change when claims end: `share` has reserved and actual (money).
 reserved_usd = agent.reserved_usd - share.reserved, spent_usd = agent.spent_usd + share.actual

@@ -215,6 +215,8 @@ CREATE TABLE lineshaft.instance (
     max_concurrent_tasks integer NOT NULL,
     set_max_tasks integer,
     held integer NOT NULL DEFAULT 0,
+    busy_sec double precision NOT NULL DEFAULT 0,
+    busy_since timestamp with time zone,
     status lineshaft.agent_status NOT NULL DEFAULT 'active'::lineshaft.agent_status,
     set_status lineshaft.agent_status,
     silence_reported boolean NOT NULL DEFAULT false,

@@ -1,22 +1,22 @@
 """Figures about the whole queue, in milliseconds whatever its size.
 
-Nothing here counts a large table. Each figure is exact up to a bound; beyond it, it is an estimate and marked
-as such:
+No figure takes longer as the history grows. Each is exact up to a bound; beyond it, it is an estimate and
+marked as such:
 
 - Live tasks: exact up to `MOST`. Beyond, held, RETRYING and READY tasks are counted by their own indexes,
-each exact up to `MOST`; the rest is extrapolated from a random sample of pages. - Ended tasks: from a sample
-of pages; exact while the table has no more than `PAGES`. Tasks that ended badly are counted by their index,
-exact up to `MOST`. - Throughput and money: a window is divided into parts, and up to `PART_ROWS` rows are
-read of each. A part with more rows is extrapolated. Failed attempts are sampled like ended tasks. - The
-oldest READY task: exact if the count of READY tasks is; otherwise the oldest of all rows that were read.
+  each exact up to `MOST`; the rest is extrapolated from a random sample of pages.
+- Ended tasks: from a sample of pages; exact while the table has no more than `PAGES`. Tasks that ended badly
+  are counted by their index, exact up to `MOST`.
+- Throughput: counted by index, exact up to `MOST_ENDS` in a window; beyond, it is at least that.
+- Money: the row of the day, which limits spending too; exact.
+- The oldest READY task: exact if the count of READY tasks is; otherwise the oldest of all rows that were
+  read.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from typing import Any
+from datetime import datetime, timedelta
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.guards import read_pauses
@@ -29,14 +29,12 @@ from lineshaft.types import Depth, Stats, Throughput
 MOST = 10_000
 #: Pages of a larger table that are sampled.
 PAGES = 250
-#: Parts of a window, and the most rows that are read of each.
-PARTS, PART_ROWS = 20, 500
+#: Ends in a window that are counted.
+MOST_ENDS = 1_000_000
 
 _SQL = catalog.load(__name__)
 _BOUNDS = [end for end, _ in TIER_ENDS]
 _TIERS = [*(name for _, name in TIER_ENDS), Tier.BACKGROUND]
-_NOTHING = Decimal(0)
-_SIX_PLACES = Decimal("0.000001")
 #: Statuses that depth_indexed counts completely, with its sources for them.
 _INDEXED = {
     Status.CLAIMED: {"held"},
@@ -52,7 +50,7 @@ class Bounds:
 
     most: int = MOST
     pages: int = PAGES
-    part_rows: int = PART_ROWS
+    ends: int = MOST_ENDS
 
     def percent(self, table_pages: int) -> float:
         """The share of a table to sample."""
@@ -63,25 +61,12 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
     (sizes,) = await reader.rows(_SQL["table_sizes"], most=bounds.most + 1)
     live, oldest, oldest_exact = await _live_depth(reader, bounds, sizes)
     as_of: datetime = sizes["now"]
-    # Windows are open below, and midnight belongs to the new day; PostgreSQL's resolution is a microsecond.
-    midnight = as_of.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    today = midnight - timedelta(microseconds=1)
-    share = bounds.percent(sizes["attempt_pages"])
-    limits = {"upto": as_of, "parts": PARTS, "most": bounds.part_rows + 1}
-    minute = await reader.send(
-        _SQL["ends_by_time"], since=as_of - timedelta(minutes=1), with_cost=False, **limits
-    )
-    hour = await reader.send(
-        _SQL["ends_by_time"], since=as_of - timedelta(hours=1), with_cost=False, **limits
-    )
-    day = await reader.send(_SQL["ends_by_time"], since=today, with_cost=True, **limits)
-    failed = await reader.send(_SQL["attempts_sampled"], since=today, percent=share)
-    held = await reader.send(_SQL["held_cost"], most=bounds.most)
+    limits = {"upto": as_of, "most": bounds.ends + 1}
+    minute = await reader.send(_SQL["ends_since"], since=as_of - timedelta(minutes=1), **limits)
+    hour = await reader.send(_SQL["ends_since"], since=as_of - timedelta(hours=1), **limits)
+    today = await reader.send(_SQL["spend_today"])
     ended = await _ended_depth(reader, bounds, sizes["ended_pages"])
-    completed, day_exact = _spent(await day.fetchall(), bounds)
-    (unsuccessful,) = await failed.fetchall()
-    (under_way,) = await held.fetchall()
-    spent = completed + unsuccessful["cost_usd"] * Decimal(100 / share) + under_way["cost_usd"]
+    (spend,) = await today.fetchall()
     depth = [*live, *ended]
     return Stats(
         as_of=as_of,
@@ -94,8 +79,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
             "last_minute": _throughput(60.0, await minute.fetchall(), bounds),
             "last_hour": _throughput(3600.0, await hour.fetchall(), bounds),
         },
-        spend_today_usd=spent.quantize(_SIX_PLACES),
-        spend_today_exact=day_exact and share == 100,  # noqa: PLR2004 - percent
+        spend_today_usd=spend["spent_usd"],
         paused=[pause.type for pause in await read_pauses(reader)],
     )
 
@@ -174,21 +158,9 @@ def _oldest(rows: Iterable[Row]) -> datetime | None:
     return min((row["oldest"] for row in rows if row["oldest"] is not None), default=None)
 
 
-def _scale(part: Row, bounds: Bounds) -> float:
-    """The factor for extrapolating what was read of a part of a window."""
-    if part["n"] <= bounds.part_rows or not part["covered"]:
-        return 1.0
-    return float(part["seconds"] / part["covered"])
-
-
-def _throughput(window_sec: float, parts: Sequence[Row], bounds: Bounds) -> Throughput:
-    totals: dict[str, Any] = {
-        name: round(sum(part[name] * _scale(part, bounds) for part in parts))
-        for name in ("completed", "cancelled", "dead_lettered")
-    }
-    return Throughput(window_sec, **totals, exact=all(part["n"] <= bounds.part_rows for part in parts))
-
-
-def _spent(parts: Sequence[Row], bounds: Bounds) -> tuple[Decimal, bool]:
-    total = sum((part["cost_usd"] * Decimal(_scale(part, bounds)) for part in parts), _NOTHING)
-    return total, all(part["n"] <= bounds.part_rows for part in parts)
+def _throughput(window_sec: float, rows: Sequence[Row], bounds: Bounds) -> Throughput:
+    (counts,) = rows
+    exact = all(count <= bounds.ends for count in counts.values())
+    bad = counts["cancelled"] + counts["dead_lettered"]
+    completed = max(counts["ended"] - bad, 0)
+    return Throughput(window_sec, completed, counts["cancelled"], counts["dead_lettered"], exact)

@@ -21,7 +21,6 @@ width_bucket(CASE
 SELECT coalesce(%(now)s::timestamptz, now()) AS now,
     pg_relation_size('lineshaft.task_live') / current_setting('block_size')::integer AS live_pages,
     pg_relation_size('lineshaft.task_end') / current_setting('block_size')::integer AS ended_pages,
-    pg_relation_size('lineshaft.attempt') / current_setting('block_size')::integer AS attempt_pages,
     (SELECT count(*) FROM (SELECT id FROM lineshaft.task_live ORDER BY id LIMIT %(most)s::integer) AS some_tasks)::integer AS live_rows
 
 -- name: depth_counted
@@ -94,53 +93,23 @@ UNION ALL
 SELECT 'DEAD_LETTERED',
     (SELECT count(*) FROM (SELECT FROM lineshaft.task_end WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' LIMIT %(most)s::integer) AS few)::integer
 
--- name: ends_by_time
--- Ends in each part of a window and, with_cost, the cost of completed attempts. By task_end_by_age, at most `most` rows of a part. `covered` is the
--- time that these rows span, for extrapolation.
+-- name: ends_since
+-- Ends in a window, each count up to `most`: all by task_end_by_age, bad ones by task_end_not_completed.
 SELECT
-    extract(epoch FROM part.upto - part.since)::double precision AS seconds,
-    extract(epoch FROM counted.last - part.since)::double precision AS covered,
-    counted.n, counted.completed, counted.cancelled, counted.dead_lettered, counted.cost_usd
-FROM (
-    -- Steps are rounded to microseconds; the last part ends with the window.
-    SELECT span.since + (n - 1) * span.step AS since,
-        CASE WHEN n = %(parts)s::integer THEN %(upto)s::timestamptz ELSE span.since + n * span.step END AS upto
-    FROM (
-        SELECT %(since)s::timestamptz AS since, (%(upto)s::timestamptz - %(since)s::timestamptz) / %(parts)s::integer AS step
-    ) AS span
-    CROSS JOIN generate_series(1, %(parts)s::integer) AS n
-) AS part
-CROSS JOIN LATERAL (
-    SELECT count(*)::integer AS n, max(ended_at) AS last,
-        count(*) FILTER (WHERE status = 'COMPLETED')::integer AS completed,
-        count(*) FILTER (WHERE status = 'CANCELLED')::integer AS cancelled,
-        count(*) FILTER (WHERE status = 'DEAD_LETTERED')::integer AS dead_lettered,
-        coalesce(sum(CASE WHEN %(with_cost)s::boolean AND status = 'COMPLETED' THEN cost_usd - CASE WHEN epoch > 1 THEN coalesce((
-            SELECT sum(attempt.cost_usd) FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch < ended.epoch
-        ), 0) ELSE 0 END END), 0) AS cost_usd
-    FROM (
-        SELECT id, status, ended_at, cost_usd, epoch FROM lineshaft.task_end
-        WHERE ended_at > part.since AND ended_at <= part.upto
-        ORDER BY ended_at
+    (SELECT count(*) FROM (
+        SELECT FROM lineshaft.task_end WHERE ended_at > %(since)s::timestamptz AND ended_at <= %(upto)s::timestamptz LIMIT %(most)s::integer
+    ) AS some_ends)::integer AS ended,
+    (SELECT count(*) FROM (
+        SELECT FROM lineshaft.task_end
+        WHERE status = 'CANCELLED' AND status <> 'COMPLETED' AND ended_at > %(since)s::timestamptz AND ended_at <= %(upto)s::timestamptz
         LIMIT %(most)s::integer
-    ) AS ended
-) AS counted
-ORDER BY part.since
+    ) AS some_ends)::integer AS cancelled,
+    (SELECT count(*) FROM (
+        SELECT FROM lineshaft.task_end
+        WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' AND ended_at > %(since)s::timestamptz AND ended_at <= %(upto)s::timestamptz
+        LIMIT %(most)s::integer
+    ) AS some_ends)::integer AS dead_lettered
 
--- name: attempts_sampled
--- The cost of attempts without success since then, and of those whose output waits for a gate that runs elsewhere.
-SELECT coalesce(sum(attempt.cost_usd), 0) AS cost_usd
-FROM lineshaft.attempt TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
-WHERE attempt.cost_usd > 0
-  AND (
-    (attempt.ended_at > %(since)s::timestamptz AND attempt.outcome NOT IN ('validating', 'completed'))
-    OR (attempt.outcome = 'validating' AND EXISTS (
-        SELECT FROM lineshaft.task_live AS live
-        WHERE live.id = attempt.task_id AND live.epoch = attempt.epoch AND live.status = 'VALIDATING' AND live.agent_id IS NULL
-    ))
-  )
-
--- name: held_cost
--- The cost of current attempts so far.
-SELECT coalesce(sum(attempt_cost_usd), 0) AS cost_usd
-FROM (SELECT attempt_cost_usd FROM lineshaft.task_live WHERE lease_until IS NOT NULL LIMIT %(most)s::integer) AS held
+-- name: spend_today
+SELECT coalesce(sum(spent_usd), 0) AS spent_usd
+FROM lineshaft.spend WHERE day = (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date

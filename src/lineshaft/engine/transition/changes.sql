@@ -83,8 +83,10 @@ ON CONFLICT (task_id, epoch) DO UPDATE
 
 -- name: free_slots
 UPDATE lineshaft.instance
-SET held = instance.held - share.n
-FROM unnest(%(agent_ids)s::text[], %(incarnations)s::integer[], %(counts)s::integer[]) AS share (agent_id, incarnation, n)
+SET
+    -- include: free_slots
+FROM unnest(%(agent_ids)s::text[], %(incarnations)s::integer[], %(counts)s::integer[]) AS share (agent_id, incarnation, n),
+    (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation
 
 -- name: settle_agents

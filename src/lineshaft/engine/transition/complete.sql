@@ -37,8 +37,9 @@ ended AS (
 ),
 freed AS (
     UPDATE lineshaft.instance
-    SET held = instance.held - share.n
-    FROM (
+    SET
+        -- include: free_slots
+    FROM clock, (
         SELECT agent_id, incarnation, count(*) AS n FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id, incarnation ORDER BY 1, 2
     ) AS share
     WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation
@@ -171,8 +172,9 @@ ended AS (
 ),
 freed AS (
     UPDATE lineshaft.instance
-    SET held = instance.held - share.n
-    FROM (
+    SET
+        -- include: free_slots
+    FROM clock, (
         SELECT agent_id, incarnation, count(*) AS n FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id, incarnation ORDER BY 1, 2
     ) AS share
     WHERE instance.agent_id = share.agent_id AND instance.incarnation = share.incarnation

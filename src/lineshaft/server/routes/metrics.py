@@ -89,8 +89,8 @@ def _lines(found: Metrics) -> Iterable[str]:
     yield from _metric(
         "agent_utilization",
         "gauge",
-        "The share of an agent's slots in use, 0 to 1.",
-        (({"agent_id": agent.id}, agent.current_tasks / agent.max_concurrent_tasks) for agent in agents),
+        "The share of time in which an agent's processes executed tasks, 0 to 1.",
+        (({"agent_id": agent.id}, agent.utilization) for agent in agents),
     )
     yield from _metric(
         "agent_heartbeat_misses_total",

@@ -529,6 +529,9 @@ CREATE TABLE lineshaft.instance (
     set_max_tasks integer,
     -- The number of held tasks, updated in the same transaction. Counting rows would read every dead index entry of past claims.
     held integer NOT NULL DEFAULT 0,
+    -- How long it has held at least one task, up to busy_since; NULL: it holds none now.
+    busy_sec double precision NOT NULL DEFAULT 0,
+    busy_since timestamptz,
     -- What the process reports: offline once it has left. A process that is just gone is recognised by the age of last_heartbeat.
     status lineshaft.agent_status NOT NULL DEFAULT 'active',
     set_status lineshaft.agent_status,
@@ -1181,6 +1184,7 @@ COMMENT ON COLUMN lineshaft.task.priority IS '0 (first) to 100 (last), as submit
 COMMENT ON COLUMN lineshaft.task.max_attempts IS 'Attempts before it becomes a dead letter.';
 COMMENT ON COLUMN lineshaft.task.require_decision_report IS 'Its output must have a decision report.';
 COMMENT ON COLUMN lineshaft.task.is_batch IS 'It has no work of its own and ends with its children.';
+COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'As a dead letter it counts as cancelled for its DAG.';
 COMMENT ON COLUMN lineshaft.task.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.task.dag_id IS 'Its DAG; of a standalone task an id without a row.';
 COMMENT ON COLUMN lineshaft.task.parent_id IS 'The task that created it, or the batch that it belongs to.';
@@ -1230,6 +1234,7 @@ COMMENT ON COLUMN lineshaft.task_key.key IS 'The idempotency key.';
 COMMENT ON COLUMN lineshaft.task_key.task_id IS 'The task that owns it.';
 COMMENT ON COLUMN lineshaft.task_key.content_hash IS 'Of the submission, to flag other content under the same key.';
 COMMENT ON COLUMN lineshaft.task_key.expires_at IS 'When the key is free again; NULL: in force.';
+COMMENT ON COLUMN lineshaft.task_key.ttl_sec IS 'How long the key lasts after completion; NULL: without end.';
 
 COMMENT ON COLUMN lineshaft.task_live.submission_no IS 'First come, first served among equal ranks.';
 COMMENT ON COLUMN lineshaft.task_live.rank IS 'The order of claims inside a lane.';
@@ -1357,6 +1362,8 @@ COMMENT ON COLUMN lineshaft.instance.incarnation IS 'Its number within the agent
 COMMENT ON COLUMN lineshaft.instance.max_concurrent_tasks IS 'How many tasks it holds at most.';
 COMMENT ON COLUMN lineshaft.instance.set_max_tasks IS 'The same, set by hand for all instances of the agent.';
 COMMENT ON COLUMN lineshaft.instance.held IS 'How many tasks it holds.';
+COMMENT ON COLUMN lineshaft.instance.busy_sec IS 'How long it has held at least one task, up to busy_since.';
+COMMENT ON COLUMN lineshaft.instance.busy_since IS 'Since when it holds at least one task; NULL: it holds none.';
 COMMENT ON COLUMN lineshaft.instance.status IS 'What its process reported last.';
 COMMENT ON COLUMN lineshaft.instance.set_status IS 'A status set by hand for the agent, which wins.';
 COMMENT ON COLUMN lineshaft.instance.silence_reported IS 'It was reported as silent since its last heartbeat.';
