@@ -436,7 +436,7 @@ async def test_a_role_that_may_only_submit(
     async with Lineshaft(submitter) as limited, await psycopg.AsyncConnection.connect(submitter) as own:
         await limited.submit_many(tasks(size), connection=own)
         await limited.submit_many([NewTask("x") for _ in range(size)], connection=own)
-        await limited.submit(NewTask("y", depends_on=[done.id], parent_id=done.id), connection=own)
+        await limited.submit(NewTask("y", depends_on=[done.id]), connection=own)
         with pytest.raises(InvalidInputError, match="was cancelled"):
             await limited.submit(NewTask("y", depends_on=[cancelled.id]), connection=own)
         await limited.submit(NewTask("batch", children=[NewTask("child")]), connection=own)
