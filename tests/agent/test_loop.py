@@ -207,7 +207,7 @@ async def test_progress_is_seen_while_it_runs(shaft: Lineshaft) -> None:
 
 
 async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft) -> None:
-    agent = Agent("a", heartbeat_interval_sec=0.2)
+    agent = Agent("a", instance="x", heartbeat_interval_sec=0.2)
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     @agent.task("t")
@@ -221,7 +221,7 @@ async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft)
     submitted = await shaft.submit(NewTask("t", retry=AT_ONCE, max_attempts=5))
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
     await soon(started)
-    rival = await engine_of(shaft).fleet.register(NewAgent(id="a"))
+    rival = await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
 
     with pytest.raises(SupersededError, match="'a'"):
         await asyncio.wait_for(running, PATIENCE)
@@ -233,14 +233,14 @@ async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft)
 
 
 async def test_an_idle_agent_notices_that_it_was_superseded(shaft: Lineshaft) -> None:
-    agent = Agent("a", heartbeat_interval_sec=0.2)
+    agent = Agent("a", instance="x", heartbeat_interval_sec=0.2)
     agent.task("t")(lambda: None)
     running = asyncio.create_task(agent.run(shaft, handle_signals=False))
     async for event in shaft.events(None, kinds=["agent.registered"]):
         assert event.agent_id == "a"
         break
 
-    await engine_of(shaft).fleet.register(NewAgent(id="a"))
+    await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
 
     with pytest.raises(SupersededError):
         await asyncio.wait_for(running, PATIENCE)

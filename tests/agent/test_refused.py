@@ -26,7 +26,7 @@ while :; do sleep 0.1; done
 @asynccontextmanager
 async def stubborn_command(where: str, directory: Path, token: str = "") -> AsyncIterator[CommandAgent]:
     # Neither time is waited for.
-    options = ("--kill-after", "1000", "--grace", "1000", "--heartbeat", "0.3")
+    options = ("--kill-after", "1000", "--grace", "1000", "--heartbeat", "0.3", "--instance", "x")
     async with command_agent(where, directory, STUBBORN, *options, token=token) as agent:
         yield agent
 
@@ -54,12 +54,12 @@ async def test_a_superseded_agent_of_commands_ends_with_one_line(
     await shaft.submit(NewTask("t"))
     async with stubborn_command(where, tmp_path) as agent:
         pid = await command_pid(agent)
-        await engine_of(shaft).fleet.register(NewAgent(id="a"))
+        await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
         code, lines = await agent.ends()
 
     assert code == 1
     assert len(lines) == 1, lines
-    assert lines[0].startswith("lineshaft: Agent 'a' was registered again")
+    assert lines[0].startswith("lineshaft: Instance 'x' of agent 'a' was registered again")
     assert not is_running(pid)
 
 
@@ -94,7 +94,7 @@ async def test_an_agent_whose_registration_is_refused_ends_with_one_line(dsn: st
 async def test_a_superseded_agent_waits_neither_for_threads_nor_for_stubborn_handlers(
     shaft: Lineshaft,
 ) -> None:
-    agent = Agent("a", heartbeat_interval_sec=0.2)
+    agent = Agent("a", instance="x", heartbeat_interval_sec=0.2)
     both, go = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     running: list[str] = []
@@ -121,7 +121,7 @@ async def test_a_superseded_agent_waits_neither_for_threads_nor_for_stubborn_han
     await shaft.submit_many([NewTask("thread"), NewTask("stubborn")])
     run = asyncio.create_task(agent.run(shaft, handle_signals=False))
     await soon(both)
-    await engine_of(shaft).fleet.register(NewAgent(id="a"))
+    await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
 
     # Both handlers still run when the error is raised.
     with pytest.raises(SupersededError, match="'a'"):

@@ -132,13 +132,12 @@ async def test_called_wrongly(
 async def test_registered_elsewhere_it_ends_with_a_message(
     shaft: Lineshaft, dsn: str, tmp_path: Path
 ) -> None:
-    first = await start(
-        *(dsn, tmp_path, "--exec", "true", "--type", "t", "--id", "same", "--heartbeat", "0.2")
-    )
+    same = ("--exec", "true", "--type", "t", "--id", "same", "--instance", "only")
+    first = await start(dsn, tmp_path, *same, "--heartbeat", "0.2")
     # Once it has done something it is registered.
     await shaft.wait(await shaft.submit(NewTask("t")), PATIENCE)
-    await run(dsn, tmp_path, "--exec", "true", "--type", "t", "--id", "same", "--until-idle")
+    await run(dsn, tmp_path, *same, "--until-idle")
     _, errors = await asyncio.wait_for(first.communicate(), PATIENCE)
 
     assert first.returncode == 1
-    assert "registered again elsewhere" in errors.decode()
+    assert "Instance 'only' of agent 'same' was registered again" in errors.decode()

@@ -5,6 +5,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.cli.conftest import Cli
+from tests.conftest import superuser
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ def test_a_role_without_rights_learns_what_it_needs(
     cli: Cli, dsn: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     # A role that every server has, set when the session starts.
-    monkeypatch.setenv("LINESHAFT_DATABASE_URL", make_conninfo(dsn, options="-c role=pg_monitor"))
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", make_conninfo(superuser(dsn), options="-c role=pg_monitor"))
 
     said = cli(*command)
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from lineshaft import Lineshaft, NewTask, RetrySpec, SyncLineshaft
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from tests.conftest import superuser
 
 pytestmark = pytest.mark.database_only("a transaction of the caller's is one of its database")
 
@@ -412,15 +413,16 @@ async def test_a_dag_with_a_known_key_in_a_transaction(shaft: Lineshaft, dsn: st
 
 
 @pytest.fixture
-def submitter(dsn: str, connection: psycopg.Connection) -> Iterator[str]:
+def submitter(dsn: str) -> Iterator[str]:
     """The DSN of a role with exactly the grants of docs/client.md."""
     (grants,) = re.findall(r"```sql\n(GRANT USAGE.*?)```", CLIENT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     role = f"app_{conninfo_to_dict(dsn)['dbname']}"
-    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
-    connection.execute(grants.replace("app;", f"{role};").encode())
-    yield make_conninfo(dsn, user=role, password="secret")
-    connection.execute(f"DROP OWNED BY {role}".encode())
-    connection.execute(f"DROP ROLE {role}".encode())
+    with psycopg.connect(superuser(dsn), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+        admin.execute(grants.replace("app;", f"{role};").encode())
+        yield make_conninfo(dsn, user=role, password="secret")
+        admin.execute(f"DROP OWNED BY {role}".encode())
+        admin.execute(f"DROP ROLE {role}".encode())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -434,7 +436,7 @@ async def test_a_role_that_may_only_submit(
     async with Lineshaft(submitter) as limited, await psycopg.AsyncConnection.connect(submitter) as own:
         await limited.submit_many(tasks(size), connection=own)
         await limited.submit_many([NewTask("x") for _ in range(size)], connection=own)
-        await limited.submit(NewTask("y", depends_on=[done.id], parent_id=done.id), connection=own)
+        await limited.submit(NewTask("y", depends_on=[done.id]), connection=own)
         with pytest.raises(InvalidInputError, match="was cancelled"):
             await limited.submit(NewTask("y", depends_on=[cancelled.id]), connection=own)
         await limited.submit(NewTask("batch", children=[NewTask("child")]), connection=own)

@@ -306,7 +306,7 @@ async def test_the_budget_of_a_token_counts(serve: Serve) -> None:
         assert [agent["budget_usd"] for agent in (greedy, modest, later)] == [5, 5, 5]
         (warning,) = greedy["warnings"]
         assert warning.startswith("budget_usd=1000 is ignored: agent 'writer' has a budget of 5 USD.")
-        assert "lineshaft agents change writer --add-budget USD" in warning
+        assert "lineshaft agents change writer --budget USD" in warning
         assert modest["warnings"] == []
         (warning,) = later["warnings"]
         assert warning.startswith("The budget of the token, 7.5 USD, is ignored")

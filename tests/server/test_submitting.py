@@ -273,6 +273,7 @@ async def test_claim_and_artifacts_are_there_before_anything_happens(client: Cli
 
     assert task["claim"] == {
         "agent_id": None,
+        "instance": None,
         "claimed_at": None,
         "heartbeat_at": None,
         "heartbeat_interval_sec": 7,

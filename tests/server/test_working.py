@@ -19,6 +19,7 @@ async def test_from_claim_to_completion(client: Client) -> None:
     assert item["task"]["status"] == "CLAIMED"
     assert item["task"]["claim"] | {"claimed_at": 0, "heartbeat_at": 0} == {
         "agent_id": "a1",
+        "instance": "",
         "claimed_at": 0,
         "heartbeat_at": 0,
         "heartbeat_interval_sec": 30.0,

@@ -240,10 +240,11 @@ class _Run:
             self._worker = worker
             if self._release_by < math.inf:
                 worker.expect_stop(self._release_by)
-            working = asyncio.create_task(worker.work(), name=f"lineshaft agent {view.id}")
+            looked = asyncio.Event()
+            working = asyncio.create_task(_work_after(looked, worker), name=f"lineshaft agent {view.id}")
             stopping = asyncio.create_task(self._stop.wait())
             try:
-                async with siblings.watching(self._backend, worker.presence):
+                async with siblings.watching(self._backend, worker.presence, looked):
                     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if self._stop.is_set():
                     await self._finish(worker, view.id, view.incarnation)
@@ -304,3 +305,12 @@ def _freeze() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
+
+
+async def _work_after(looked: asyncio.Event, worker: Worker) -> None:
+    """Work, once the tasks of dead predecessors on this machine are ready or wait for their retries.
+
+    Otherwise an agent that runs until it is idle would not see them.
+    """
+    await looked.wait()
+    await worker.work()

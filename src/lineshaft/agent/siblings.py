@@ -92,8 +92,20 @@ def is_dead(name: str) -> bool:
     return _started_at(int(found["pid"])) != found["start"]
 
 
-async def watch(backend: Backend, own: Presence, dead: Callable[[str], bool] = is_dead) -> None:
-    """Report siblings of an instance that have died; until it is cancelled."""
+async def watch(
+    backend: Backend, own: Presence, looked: asyncio.Event, dead: Callable[[str], bool] = is_dead
+) -> None:
+    """Report siblings of an instance that have died; until it is cancelled.
+
+    `looked` is set once all siblings were looked at for the first time, or can't be.
+    """
+    try:
+        await _watch(backend, own, looked, dead)
+    finally:
+        looked.set()
+
+
+async def _watch(backend: Backend, own: Presence, looked: asyncio.Event, dead: Callable[[str], bool]) -> None:
     loop = asyncio.get_running_loop()
     watched: Sequence[str] = ()
     ask_at = loop.time()
@@ -113,14 +125,15 @@ async def watch(backend: Backend, own: Presence, dead: Callable[[str], bool] = i
                 everyone = everyone and any(dead(name) for name in watched)
                 if any(dead(name) for name in watched):
                     continue
+            looked.set()
             ask_at = loop.time() + (_ASK_SEC if watched else _ASK_ALONE_SEC)
         await asyncio.sleep(_LOOK_SEC)
 
 
 @contextlib.asynccontextmanager
-async def watching(backend: Backend, own: Presence) -> AsyncIterator[None]:
-    """Watch siblings while the block runs."""
-    task = asyncio.create_task(watch(backend, own), name=f"lineshaft siblings of {own.agent_id}")
+async def watching(backend: Backend, own: Presence, looked: asyncio.Event) -> AsyncIterator[None]:
+    """Watch siblings while the block runs; see `watch`."""
+    task = asyncio.create_task(watch(backend, own, looked), name=f"lineshaft siblings of {own.agent_id}")
     try:
         yield
     finally:

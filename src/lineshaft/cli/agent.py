@@ -73,6 +73,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     who = command.add_argument_group("identity")
     who.add_argument("--id", help="a permanent id (default: a new one with every start)")
+    who.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="names this process among those of the same id; a new one of the same name supersedes it "
+        "(default: a name of its own)",
+    )
     who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
     who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
     who.add_argument(
@@ -208,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
     )
     agent = Agent(
         args.id,
+        instance=args.instance,
         type="command",
         capabilities=args.capabilities,
         models=args.models,

@@ -1,9 +1,7 @@
 """`lineshaft agents`."""
 
 import argparse
-from typing import TYPE_CHECKING
-
-from msgspec import UNSET
+from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
@@ -29,13 +27,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     change.add_argument(
         "--status",
+        default=...,
         choices=("active", "draining", "offline"),
         help="draining, offline: claim nothing new until it is set to active",
     )
     change.add_argument(
         "--slots",
         type=_slots,
-        default=UNSET,
+        default=...,
         dest="max_concurrent_tasks",
         metavar="N",
         help="tasks at the same time in each process; 'declared': as each declares",
@@ -43,13 +42,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     change.add_argument(
         "--budget",
         type=_budget,
-        default=UNSET,
+        default=...,
         dest="budget_usd",
         metavar="USD",
         help="a new total budget; 'unlimited': none",
     )
     change.add_argument(
-        "--add-budget", type=float, dest="add_budget_usd", metavar="USD", help="add to the budget"
+        "--add-budget",
+        type=float,
+        default=...,
+        dest="add_budget_usd",
+        metavar="USD",
+        help="add to the budget",
     )
     change.set_defaults(run=change_)
     remove = actions.add_parser(
@@ -108,17 +112,12 @@ def show_(args: argparse.Namespace) -> int:
 
 
 def change_(args: argparse.Namespace) -> int:
-    given = (args.status, args.add_budget_usd), (args.max_concurrent_tasks, args.budget_usd)
-    if given == ((None, None), (UNSET, UNSET)):
+    names = ("status", "max_concurrent_tasks", "budget_usd", "add_budget_usd")
+    changes: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not ...}
+    if not changes:
         raise UsageError("Nothing to change: use --status, --slots, --budget or --add-budget.")
     with connect(args) as shaft:
-        agent = shaft.change_agent(
-            args.id,
-            status=args.status,
-            max_concurrent_tasks=args.max_concurrent_tasks,
-            budget_usd=args.budget_usd,
-            add_budget_usd=args.add_budget_usd,
-        )
+        agent = shaft.change_agent(args.id, **changes)
     _show(args, agent)
     return 0
 

@@ -72,4 +72,5 @@ def drop(admin: "psycopg.Connection[Any]", name: str) -> None:
     deadline = time.monotonic() + _SESSIONS_END_SEC
     while admin.execute(sessions, [name]).fetchall() and time.monotonic() < deadline:
         time.sleep(0.001)
-    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    # Without FORCE, which only a superuser may use while autovacuum is in the database; this ends autovacuum.
+    admin.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))

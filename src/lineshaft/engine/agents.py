@@ -203,9 +203,10 @@ class Fleet:
         if not instances:
             return
         asked = {"agent_id": agent_id, "incarnations": [each.incarnation for each in instances]}
-        rows = await fetch_rows(connection, _Superseded, _SQL["remove_instances"], asked)
-        # Claims that they made just before.
+        rows = await fetch_rows(connection, _Superseded, _SQL["lock_instances"], asked)
+        # Claims that they made just before. The failed attempts have the names of the instances.
         await self._end_claims(connection, agent_id, rows)
+        await connection.execute(_SQL["remove_instances"], asked)
 
     async def siblings(
         self, agent_id: str, incarnation: int, *, gone: Sequence[str] = (), everyone: bool = False

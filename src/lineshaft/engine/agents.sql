@@ -31,10 +31,17 @@ WHERE agent_id = %(agent_id)s::text AND
     -- include: instance_liveness
     = 'offline'
 
+-- name: lock_instances
+-- Waits for claims of these instances.
+SELECT incarnation, held
+FROM lineshaft.instance
+WHERE agent_id = %(agent_id)s::text AND incarnation = ANY (%(incarnations)s::integer[])
+ORDER BY incarnation
+FOR UPDATE
+
 -- name: remove_instances
--- Waits for claims of these instances, which then find nothing.
+-- Later claims find nothing.
 DELETE FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = ANY (%(incarnations)s::integer[])
-RETURNING incarnation, held
 
 -- name: register_agent
 -- The budget is a total over the id's life, set by the first registration that has one: registering again doesn't refill it. A status that

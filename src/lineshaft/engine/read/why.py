@@ -5,6 +5,7 @@ at least one active agent would get it in its turn: its place in the queue is no
 pass all tests: a free agent without money and a busy agent with money don't add up.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -318,8 +319,19 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
             f"The task may cost {_usd(task['cost_usd'])}; {left} left. Add to a budget or register an agent.",
         )
     if full := [agent for agent in capable if not agent.free]:
-        slots = _listed(f"{a.id} {a.row['held']} of {a.row['max_concurrent_tasks']}" for a in full)
-        yield Reason(ReasonCode.AGENTS_FULL, f"Slots are taken: {slots}. Wait, raise a limit, or add agents.")
+        yield Reason(
+            ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
+        )
+
+
+def _slots(instances: Sequence[_Agent]) -> str:
+    """The sums of each agent."""
+    held: Counter[str] = Counter()
+    slots: Counter[str] = Counter()
+    for each in instances:
+        held[each.id] += each.row["held"]
+        slots[each.id] += each.row["max_concurrent_tasks"]
+    return _listed(f"{name} {held[name]} of {slots[name]}" for name in slots)
 
 
 def _no_capable_agent(task: Row, agents: Sequence[_Agent]) -> str:
@@ -339,7 +351,8 @@ def _no_capable_agent(task: Row, agents: Sequence[_Agent]) -> str:
         return f"{needs} No agent is active: register one."
     # The closest matches are the most informative.
     closest = sorted(active, key=lambda a: (a.wrong_type, len(a.missing) + a.no_model, a.id))
-    return f"{needs} Active: {'; '.join(f'{agent.id} {_lacks(agent)}' for agent in closest[:_NAMED])}."
+    lacking = list(dict.fromkeys(f"{agent.id} {_lacks(agent)}" for agent in closest))
+    return f"{needs} Active: {'; '.join(lacking[:_NAMED])}."
 
 
 def _lacks(agent: _Agent) -> str:
@@ -350,7 +363,8 @@ def _lacks(agent: _Agent) -> str:
 
 
 def _listed(items: Iterable[str], most: int = _NAMED) -> str:
-    found = list(items)
+    # An agent has many instances, of which all that is named may be the same.
+    found = list(dict.fromkeys(items))
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
 
