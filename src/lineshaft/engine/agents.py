@@ -296,9 +296,16 @@ class Fleet:
             "status": status,
             "sets_max_tasks": max_concurrent_tasks is not UNSET,
             "max_tasks": None if max_concurrent_tasks is UNSET else max_concurrent_tasks,
+            # Money concerns only the agent.
+            "for_instances": status is not None or max_concurrent_tasks is not UNSET,
         }
-        async with self._database.connection() as connection:
+
+        async def work(connection: Connection) -> None:
+            if values["for_instances"]:
+                await connection.execute(_SQL["lock_instances"], values)
             await connection.execute(_SQL["patch_agent"], values)
+
+        await self._database.run(work)
         return await self.read(agent_id)
 
     async def delete(self, agent_id: str) -> None:
