@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError
+from lineshaft.model.instance_names import ProcessName, parse, short_names
 from lineshaft.types.agents import MAX_INSTANCE
 from lineshaft.types.work import Presence
 
@@ -34,9 +35,6 @@ _LOOK_SEC = 1.0
 _ASK_SEC, _ASK_ALONE_SEC = 10.0, 30.0
 #: The agents of one process have names of their own.
 _numbers = count(1)
-_NAME = re.compile(
-    r"(?P<host>.*)/(?P<boot>[0-9a-f-]{8,36})/(?P<namespace>\d+)/(?P<pid>\d+)/(?P<start>\d+)/(?P<no>\d+)"
-)
 
 
 class _Place(NamedTuple):
@@ -92,17 +90,19 @@ def new_name() -> str:
     place = _place()
     pid = os.getpid()
     boot, namespace = place or ("00000000", "0")
-    name = f"{host_name()}/{boot}/{namespace}/{pid}/{_started_at(pid) or 0}/{next(_numbers)}"
-    return name[-MAX_INSTANCE:]
+    start = _started_at(pid) or "0"
+    return str(ProcessName(host_name(), boot, namespace, str(pid), start, str(next(_numbers))))[
+        -MAX_INSTANCE:
+    ]
 
 
 def is_dead(name: str) -> bool:
     """Whether the process of an instance on this machine is known to have ended."""
     place = _place()
-    found = _NAME.fullmatch(name)
-    if place is None or found is None or (found["boot"], found["namespace"]) != place:
+    process = parse(name)
+    if place is None or process is None or (process.boot, process.namespace) != place:
         return False
-    return _started_at(int(found["pid"])) not in {found["start"], ""}
+    return _started_at(int(process.pid)) not in {process.start, ""}
 
 
 async def watch(backend: Backend, own: Presence, dead: Callable[[str], bool] = is_dead) -> None:
@@ -135,7 +135,7 @@ async def _report_dead(
     gone = [name for name in found if dead(name)]
     if gone:
         found = await ask(gone=gone, everyone=False)
-        _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(gone))
+        _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(short_names(gone)))
     elif everyone:
         found = await ask(gone=(), everyone=False)
     return found

@@ -27,6 +27,7 @@ from lineshaft.errors import (
 )
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.model.instance_names import short_names
 from lineshaft.model.storable import is_storable
 from lineshaft.types import AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
 from lineshaft.types.agents import MAX_GONE, MAX_INSTANCE, MAX_VERSION
@@ -321,7 +322,7 @@ class Fleet:
             if live:
                 raise InvalidTransitionError(
                     f"Asked to delete agent {agent_id!r}, but {len(live)} of its instances are alive, among "
-                    f"them {live[0]!r}. Stop their processes first."
+                    f"them {short_names(live)[0]!r}. Stop their processes first."
                 )
             offline = await fetch_rows(connection, _Superseded, _SQL["offline_instances"], asked)
             await self._remove(connection, agent_id, offline)
