@@ -183,7 +183,8 @@ async def restart_loops(site: Site, *, kills: bool) -> None:
 def report(site: Site) -> dict[str, object]:
     """What became of the tasks."""
     tasks, attempts, dead = site.row(
-        "SELECT count(*), sum(attempts), count(*) FILTER (WHERE status <> 'COMPLETED') FROM lineshaft.task_end"
+        "SELECT count(*), sum(attempts), count(*) FILTER (WHERE status <> 'COMPLETED')"
+        " FROM lineshaft.task_end"
     )
     failed, lost, released = site.row(
         "SELECT count(*) FILTER (WHERE outcome = 'failed'), count(*) FILTER (WHERE error = ANY (%s)),"
