@@ -45,7 +45,8 @@ SELECT task.id, 'READY', lane.id, lineshaft.rank(50::smallint, 0::smallint, 0.1,
 FROM lineshaft.task JOIN lineshaft.lane ON lane.type = task.type
 """
 FILL_REPLICAS = """
-INSERT INTO lineshaft.instance (agent_id, incarnation, name, max_concurrent_tasks, registered_at, last_heartbeat)
+INSERT INTO lineshaft.instance
+    (agent_id, incarnation, name, max_concurrent_tasks, registered_at, last_heartbeat)
 SELECT 'one', i, 'process-' || i, 3, now(), now() FROM generate_series(2, %(n)s) AS i
 """
 
