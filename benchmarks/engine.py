@@ -44,6 +44,11 @@ SELECT task.id, 'READY', lane.id, lineshaft.rank(50::smallint, 0::smallint, 0.1,
     (SELECT last_value FROM lineshaft.generation_no)
 FROM lineshaft.task JOIN lineshaft.lane ON lane.type = task.type
 """
+FILL_REPLICAS = """
+INSERT INTO lineshaft.instance
+    (agent_id, incarnation, name, max_concurrent_tasks, registered_at, last_heartbeat)
+SELECT 'one', i, 'process-' || i, 3, now(), now() FROM generate_series(2, %(n)s) AS i
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,10 @@ class Sizes:
     fanout: int = 10_000
     chain: int = 500
     big: int = 10_000
+    replicas: int = 1_000
 
 
-QUICK = Sizes(2, 400, 2_000, 200, 20, 200, 5, 3_000, 200, 20, 200)
+QUICK = Sizes(2, 400, 2_000, 200, 20, 200, 5, 3_000, 200, 20, 200, 20)
 
 
 def tasks(n: int, type_: str = "noop") -> list[NewTask]:
@@ -377,10 +383,50 @@ async def bench_big(dsn: str, sizes: Sizes, report: Report) -> None:
         )
 
 
+async def bench_replicas(dsn: str, sizes: Sizes, report: Report) -> None:
+    """Claims of one task by 1,000 instances of one agent, all at once, against those of 1,000 agents."""
+    async with Engine(dsn, max_connections=20) as engine:
+        replicas = [("one", i + 1) for i in range(sizes.replicas)]
+        agents = [(f"agent-{i}", 1) for i in range(sizes.replicas)]
+        for agent, incarnation in (replicas[0], *agents):
+            await engine.fleet.register(NewAgent(id=agent, instance=f"process-{incarnation}"))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(FILL_REPLICAS, {"n": sizes.replicas})
+
+        async def rate(claimers: Sequence[tuple[str, int]]) -> float:
+            await engine.submission.submit(tasks(len(claimers)))
+            start = time.perf_counter()
+            found = await asyncio.gather(
+                *(
+                    engine.claims.claim(agent, incarnation, limit=1, start=True)
+                    for agent, incarnation in claimers
+                )
+            )
+            taken = time.perf_counter() - start
+            await engine.work.complete(completions([task for each in found for task in each.tasks]))
+            return len(claimers) / taken
+
+        # Once for nothing: to connect and to prepare.
+        await rate(agents)
+        await rate(replicas)
+        subject, reference = await alternate(lambda: rate(replicas), lambda: rate(agents), 9)
+        report.ratio("replicas_ratio", subject, reference, "≥ 0.9", unit="claims/s")
+
+
 async def main(args: argparse.Namespace) -> None:
     sizes = QUICK if args.quick else Sizes()
     report = Report("Lineshaft's engine against the floor")
-    chosen = set(args.parts) or {"submit", "cycle", "depth", "lock", "sustained", "pinned", "fanout", "big"}
+    chosen = set(args.parts) or {
+        "submit",
+        "cycle",
+        "depth",
+        "lock",
+        "sustained",
+        "pinned",
+        "fanout",
+        "big",
+        "replicas",
+    }
     with server() as running, progress(len(chosen) + 20) as step:
 
         def database(name: str) -> str:
@@ -392,6 +438,7 @@ async def main(args: argparse.Namespace) -> None:
             ("lock", lambda: bench_lock(database("lock"), sizes, report)),
             ("fanout", lambda: bench_fanout(database("fanout"), sizes, report)),
             ("big", lambda: bench_big(database("big"), sizes, report)),
+            ("replicas", lambda: bench_replicas(database("replicas"), sizes, report)),
             ("depth", lambda: bench_depth(database("shallow"), database("deep"), sizes, report)),
         ]
         for name, part in parts:
@@ -407,7 +454,9 @@ async def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="submit cycle depth lock sustained pinned fanout big")
+    parser.add_argument(
+        "parts", nargs="*", help="submit cycle depth lock sustained pinned fanout big replicas"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
     asyncio.run(main(parser.parse_args()))

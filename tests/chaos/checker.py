@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from tests.chaos.evidence import Evidence
-from tests.chaos.rules import feed, holding, keeping, money, order
+from tests.chaos.rules import feed, holding, instances, keeping, money, order
 
 Rule = Callable[[Evidence], Iterator[str]]
 #: How many violations of each rule are reported.
@@ -26,6 +26,9 @@ RULES: dict[str, Rule] = {
     "a refused claim changes nothing": order.refusals_change_nothing,
     "recorded steps don't run again": keeping.steps_run_once,
     "a claim belongs to one agent": holding.claims_belong_to_one,
+    "an incarnation is one process": instances.an_incarnation_is_one_process,
+    "attempts name their process": instances.attempts_name_their_process,
+    "only dead processes are reported": instances.only_dead_processes_are_reported,
     "one claim at a time": holding.one_claim_at_a_time,
     "one holder of a document": holding.one_holder_of_a_document,
     "dependents start after dependencies": order.dependents_start_after_dependencies,

@@ -58,6 +58,8 @@ class AttemptFact:
     epoch: int
     outcome: str
     agent_id: str | None = None
+    incarnation: int | None = None
+    error: str | None = None
     cost_usd: Decimal = Decimal(0)
 
 
@@ -132,7 +134,9 @@ def gather(directory: Path, dsn: str) -> Evidence:
                 EdgeFact, "SELECT task_id, depends_on, kind::text AS kind, satisfied FROM lineshaft.edge"
             ),
             attempts=rows(
-                AttemptFact, "SELECT task_id, epoch, outcome, agent_id, cost_usd FROM lineshaft.attempt"
+                AttemptFact,
+                "SELECT task_id, epoch, outcome, agent_id, incarnation, error, cost_usd"
+                " FROM lineshaft.attempt",
             ),
             steps=rows(StepFact, "SELECT task_id, name, epoch, data FROM lineshaft.step"),
             events=rows(EventFact, _EVENTS),

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 class Kind(StrEnum):
     KILL = "kill"
+    STOP = "stop"
     PAUSE = "pause"
     RESTART_FAST = "restart-fast"
     RESTART_IMMEDIATE = "restart-immediate"
@@ -24,6 +25,7 @@ class Kind(StrEnum):
 
 ABOUT = {
     Kind.KILL: "SIGKILL of a process; it is started again later",
+    Kind.STOP: "SIGTERM of an agent's process, as in a deploy; it is started again later",
     Kind.PAUSE: "SIGSTOP of a process for longer than its leases, then SIGCONT",
     Kind.RESTART_FAST: "PostgreSQL is restarted, as an operator does it",
     Kind.RESTART_IMMEDIATE: "PostgreSQL is restarted after a crash",
@@ -39,9 +41,10 @@ ABOUT = {
 
 #: Whose processes may be hit; the last word of a fault's target is a number.
 ANY_PROCESS = frozenset({Kind.KILL, Kind.PAUSE, Kind.RESET, Kind.BLACK_HOLE, Kind.HOLD})
-AGENTS_ONLY = frozenset({Kind.CLOCK, Kind.DISK_FULL})
+AGENTS_ONLY = frozenset({Kind.STOP, Kind.CLOCK, Kind.DISK_FULL})
 QUICK = (
     Kind.KILL,
+    Kind.STOP,
     Kind.PAUSE,
     Kind.RESTART_FAST,
     Kind.RESTART_IMMEDIATE,
@@ -52,7 +55,7 @@ QUICK = (
     Kind.CLOCK,
     Kind.READ_ONLY,
 )
-_WEIGHTS = {Kind.KILL: 4, Kind.PAUSE: 4, Kind.HOLD: 2, Kind.FAIL_OVER: 2}
+_WEIGHTS = {Kind.KILL: 4, Kind.STOP: 3, Kind.PAUSE: 4, Kind.HOLD: 2, Kind.FAIL_OVER: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def _lasts(kind: Kind, dice: random.Random) -> float:
         case Kind.PAUSE | Kind.HOLD:
             # Leases are 3 s: some pauses are shorter, most are longer.
             return dice.uniform(2.0, 6.0)
-        case Kind.KILL | Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE:
+        case Kind.KILL | Kind.STOP | Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE:
             return dice.choice([0.0, 0.2, 1.0, 2.0])
         case Kind.CLOCK | Kind.DISK_FULL | Kind.READ_ONLY:
             return dice.uniform(1.0, 5.0)

@@ -83,6 +83,8 @@ class Member:
         #: Set while it may run; cleared while it is to stay away.
         self._wanted = asyncio.Event()
         self._ending = False
+        #: The process that was killed or stopped on purpose.
+        self._sent_away: asyncio.subprocess.Process | None = None
         self._paused: int | None = None
         #: How often it was started, and its exit codes when it was not killed.
         self.starts = 0
@@ -96,13 +98,13 @@ class Member:
         while not self._ending:
             await self._wanted.wait()
             with self._log.open("ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
+                process = self._process = await asyncio.create_subprocess_exec(
                     *self._command, cwd=self._code, env=self._environment, stdout=log, stderr=log
                 )
             self.starts += 1
-            code = await self._process.wait()
+            code = await process.wait()
             self._process = None
-            if code != -signal.SIGKILL and not self._ending:
+            if self._sent_away is not process and code != -signal.SIGKILL and not self._ending:
                 self.own_ends[code] += 1
                 await asyncio.sleep(_PAUSE_SEC)
 
@@ -111,11 +113,24 @@ class Member:
         return self._process is not None
 
     async def kill(self, away_sec: float) -> bool:
-        if self._process is None or not self._wanted.is_set():
+        return await self._away(signal.SIGKILL, away_sec)
+
+    async def terminate(self, away_sec: float) -> bool:
+        """Let it finish or hand back what it has; it is started again once it has ended."""
+        if self._paused is not None:
+            return False
+        return await self._away(signal.SIGTERM, away_sec)
+
+    async def _away(self, number: signal.Signals, seconds: float) -> bool:
+        process = self._process
+        if process is None or not self._wanted.is_set():
             return False
         self._wanted.clear()
-        self._process.kill()
-        await asyncio.sleep(away_sec)
+        self._sent_away = process
+        process.send_signal(number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _STOP_SEC)
+        await asyncio.sleep(seconds)
         self._wanted.set()
         return True
 

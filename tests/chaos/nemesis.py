@@ -85,6 +85,8 @@ class Nemesis:
         match fault.kind:
             case Kind.KILL:
                 return await member.kill(fault.seconds)
+            case Kind.STOP:
+                return await member.terminate(fault.seconds)
             case Kind.PAUSE:
                 return await member.pause(fault.seconds)
             case Kind.RESET:

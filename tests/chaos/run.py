@@ -19,7 +19,6 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.plan import Plan
 from tests.chaos.report import Report, summarize
 from tests.chaos.stage import Stage
-from tests.chaos.worker import AGENTS
 
 #: So many tasks wait at the most: clients are held back beyond that, and the rest is soon done in the end.
 _MOST_OPEN = 300
@@ -39,7 +38,7 @@ _OPEN = """
     SELECT count(*) FROM lineshaft.task_live WHERE id NOT IN (SELECT id FROM stuck)
 """
 #: Agents, once there was something for them to do.
-_AT_WORK = "SELECT count(*) FROM lineshaft.instance WHERE EXISTS (SELECT FROM lineshaft.task_end)"
+_AT_WORK = "SELECT count(*) FROM lineshaft.agent WHERE EXISTS (SELECT FROM lineshaft.task_end)"
 _COUNTS = """
     SELECT (SELECT count(*) FROM lineshaft.task), (SELECT count(*) FROM lineshaft.task_end),
         (SELECT count(*) FROM lineshaft.attempt WHERE outcome = 'failed')
@@ -65,7 +64,8 @@ class Run:
             await asyncio.to_thread(migrate.up, cluster.primary.dsn)
             self._log(f"PostgreSQL {cluster.version}, seed {plan.seed}")
             await stage.set_up(stack, cluster)
-            await self._wait_for(cluster, _AT_WORK, AGENTS * plan.agents, _START_SEC)
+            # One in each process, and the one that all of them share.
+            await self._wait_for(cluster, _AT_WORK, plan.agents + 1, _START_SEC)
             self._log("all processes are at work")
             nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._log)
             began = time.monotonic()

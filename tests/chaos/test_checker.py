@@ -89,8 +89,10 @@ def good() -> Evidence:
             EdgeFact(task_id="waiting", depends_on="third", satisfied=False),
         ],
         attempts=[
-            AttemptFact(task_id="first", epoch=1, outcome="failed", agent_id="a", cost_usd=COST),
-            AttemptFact(task_id="third", epoch=1, outcome="failed", agent_id="b"),
+            AttemptFact(
+                task_id="first", epoch=1, outcome="failed", agent_id="a", incarnation=1, cost_usd=COST
+            ),
+            AttemptFact(task_id="third", epoch=1, outcome="failed", agent_id="b", incarnation=1),
         ],
         steps=[StepFact(task_id="first", name="s", epoch=1, data=1)],
         events=events,
@@ -244,6 +246,19 @@ def claim_of_another(evidence: Evidence) -> None:
     _change(evidence, lambda r: r["what"] == "claimed" and r["task"] == "third", agent="a")
 
 
+def two_processes_of_one_incarnation(evidence: Evidence) -> None:
+    _change(evidence, lambda r: r["what"] == "claimed" and r["task"] == "second", pid=2)
+
+
+def attempt_of_another_process(evidence: Evidence) -> None:
+    evidence.attempts = [replace(evidence.attempts[0], incarnation=2), *evidence.attempts[1:]]
+
+
+def living_process_reported(evidence: Evidence) -> None:
+    """It claims `second` afterwards."""
+    evidence.attempts = [replace(evidence.attempts[0], error="agent_restarted"), *evidence.attempts[1:]]
+
+
 def claimed_while_held(evidence: Evidence) -> None:
     _swap(evidence, ("first", "task.failed"), ("first", "task.claimed", 2))
 
@@ -365,6 +380,9 @@ WRONGS: list[tuple[Callable[[Evidence], None], str]] = [
     (claim_given_twice, "a claim belongs to one agent"),
     (claim_not_recorded, "a claim belongs to one agent"),
     (claim_of_another, "a claim belongs to one agent"),
+    (two_processes_of_one_incarnation, "an incarnation is one process"),
+    (attempt_of_another_process, "attempts name their process"),
+    (living_process_reported, "only dead processes are reported"),
     (claimed_while_held, "one claim at a time"),
     (epoch_skipped, "one claim at a time"),
     (document_held_twice, "one holder of a document"),

@@ -27,8 +27,8 @@ def test_a_short_run_has_each_kind() -> None:
     assert {fault.kind for fault in faults} == set(QUICK)
 
 
-def test_only_agents_have_clocks_and_disks() -> None:
-    faults = schedule(1, 600, PROCESSES, [Kind.CLOCK, Kind.DISK_FULL])
+def test_only_agents_are_stopped_and_have_clocks_and_disks() -> None:
+    faults = schedule(1, 600, PROCESSES, [Kind.STOP, Kind.CLOCK, Kind.DISK_FULL])
 
     assert {fault.target for fault in faults} == {"agent-0", "agent-1"}
 

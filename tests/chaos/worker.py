@@ -1,7 +1,7 @@
-"""One process of a chaos run with two agents: `python -m tests.chaos.worker`.
+"""One process of a chaos run: an agent of its own, and a replica of one that all of them share.
 
-They do what the plan in a task's spec says, and record every claim they get, every step they run, and every
-write with its answer.
+`python -m tests.chaos.worker`. Both do what the plan in a task's spec says, and record every claim they get,
+every step they run, and every write with its answer.
 """
 
 import argparse
@@ -41,8 +41,10 @@ from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
 
-#: In each process: one may get what another has lost.
-AGENTS = 2
+#: Of the agent that each process has a replica of: one may get what another has lost.
+SHARED = "replicated"
+#: It never runs out, but each claim reserves from it.
+SHARED_BUDGET_USD = 1000.0
 
 
 class RecordingWaiter:
@@ -277,8 +279,8 @@ async def main() -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     agents = [
-        make_agent(name, record, args.scratch, budget_usd=args.budget)
-        for name in (args.name, *(f"{args.name}-{n}" for n in range(1, AGENTS)))
+        make_agent(name, record, args.scratch, budget_usd=budget)
+        for name, budget in ((args.name, args.budget), (SHARED, SHARED_BUDGET_USD))
     ]
 
     def stop() -> None:

@@ -56,6 +56,7 @@ def run_shell(block: Block, directory: Path) -> None:
         pytest.param("docs/quick-start.md", marks=pytest.mark.slow("initdb, and a server")),
         "docs/agents.md",
         "docs/durable-steps.md",
+        pytest.param("docs/deploying-agents.md", marks=pytest.mark.slow("three processes")),
     ],
 )
 async def test_a_page_from_top_to_bottom(

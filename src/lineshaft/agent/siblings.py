@@ -16,13 +16,14 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError
+from lineshaft.model.instance_names import ProcessName, parse, short_names
 from lineshaft.types.agents import MAX_INSTANCE
 from lineshaft.types.work import Presence
 
@@ -34,9 +35,6 @@ _LOOK_SEC = 1.0
 _ASK_SEC, _ASK_ALONE_SEC = 10.0, 30.0
 #: The agents of one process have names of their own.
 _numbers = count(1)
-_NAME = re.compile(
-    r"(?P<host>.*)/(?P<boot>[0-9a-f-]{8,36})/(?P<namespace>\d+)/(?P<pid>\d+)/(?P<start>\d+)/(?P<no>\d+)"
-)
 
 
 class _Place(NamedTuple):
@@ -63,15 +61,28 @@ def _place() -> _Place | None:
 
 
 def _started_at(pid: int) -> str | None:
-    """The start time of a running process, in the kernel's ticks; None: there is none."""
+    """The start time of a running process, in the kernel's ticks; None: there is none.
+
+    Empty if it runs but can't be read: processes of other accounts may be hidden (hidepid, ProtectProc).
+    """
     try:
         # The name in parentheses may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
+        return "" if _exists(pid) else None
     # A zombie has ended; its parent hasn't noticed yet.
     state, start = fields[0], fields[19]
     return None if state in {"Z", "X"} else start
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it may not be signalled, so it is there
+        return True
+    return True
 
 
 def new_name() -> str:
@@ -79,17 +90,19 @@ def new_name() -> str:
     place = _place()
     pid = os.getpid()
     boot, namespace = place or ("00000000", "0")
-    name = f"{host_name()}/{boot}/{namespace}/{pid}/{_started_at(pid) or 0}/{next(_numbers)}"
-    return name[-MAX_INSTANCE:]
+    start = _started_at(pid) or "0"
+    return str(ProcessName(host_name(), boot, namespace, str(pid), start, str(next(_numbers))))[
+        -MAX_INSTANCE:
+    ]
 
 
 def is_dead(name: str) -> bool:
     """Whether the process of an instance on this machine is known to have ended."""
     place = _place()
-    found = _NAME.fullmatch(name)
-    if place is None or found is None or (found["boot"], found["namespace"]) != place:
+    process = parse(name)
+    if place is None or process is None or (process.boot, process.namespace) != place:
         return False
-    return _started_at(int(found["pid"])) != found["start"]
+    return _started_at(int(process.pid)) not in {process.start, ""}
 
 
 async def watch(
@@ -108,26 +121,37 @@ async def watch(
 async def _watch(backend: Backend, own: Presence, looked: asyncio.Event, dead: Callable[[str], bool]) -> None:
     loop = asyncio.get_running_loop()
     watched: Sequence[str] = ()
-    ask_at = loop.time()
+    ask_at, pause = loop.time(), _LOOK_SEC
+    # A new instance looks at all of them, and then keeps an eye on a few.
     everyone = True
     while True:
-        gone = [name for name in watched if dead(name)]
-        if gone or loop.time() >= ask_at:
+        if loop.time() >= ask_at or any(map(dead, watched)):
             try:
-                watched = await backend.siblings(own.agent_id, own.incarnation, gone=gone, everyone=everyone)
+                watched = await _report_dead(backend, own, dead, everyone=everyone or any(map(dead, watched)))
+                everyone = False
             except LineshaftError as error:
                 # It is tried again; if this instance was superseded, its heartbeats notice.
                 _log.debug("Asking for the siblings of agent %s failed: %s", own.agent_id, error)
-            else:
-                if gone:
-                    _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(gone))
-                # A new instance looks at all of them, and then keeps an eye on a few.
-                everyone = everyone and any(dead(name) for name in watched)
-                if any(dead(name) for name in watched):
-                    continue
             looked.set()
-            ask_at = loop.time() + (_ASK_SEC if watched else _ASK_ALONE_SEC)
+            # Replicas are started together: soon again at first.
+            pause = min(2 * pause, _ASK_SEC if watched else _ASK_ALONE_SEC)
+            ask_at = loop.time() + pause
         await asyncio.sleep(_LOOK_SEC)
+
+
+async def _report_dead(
+    backend: Backend, own: Presence, dead: Callable[[str], bool], *, everyone: bool
+) -> Sequence[str]:
+    """Returns the siblings to watch. One that has left as it should isn't among those that are asked for."""
+    ask = partial(backend.siblings, own.agent_id, own.incarnation)
+    found = await ask(gone=(), everyone=everyone)
+    gone = [name for name in found if dead(name)]
+    if gone:
+        found = await ask(gone=gone, everyone=False)
+        _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(short_names(gone)))
+    elif everyone:
+        found = await ask(gone=(), everyone=False)
+    return found
 
 
 @contextlib.asynccontextmanager

@@ -72,13 +72,17 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--shell", action="store_true", help="run COMMAND with sh (default: without a shell)"
     )
     who = command.add_argument_group("identity")
-    who.add_argument("--id", help="a permanent id (default: a new one with every start)")
+    who.add_argument(
+        "--id",
+        help="a permanent id; its replicas share it, and its budget (default: a new id with every start)",
+    )
     who.add_argument(
         "--instance",
         metavar="NAME",
-        help="names this process among those of the same id; a new one of the same name supersedes it "
-        "(default: a name of its own)",
+        help="names this process among the replicas of the id, such as a pod's name; starting one of the "
+        "same name again supersedes it (default: a name of its own)",
     )
+    who.add_argument("--version", metavar="VERSION", help="of the command; recorded with each attempt")
     who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
     who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
     who.add_argument(
@@ -215,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
     agent = Agent(
         args.id,
         instance=args.instance,
+        version=args.version,
         type="command",
         capabilities=args.capabilities,
         models=args.models,

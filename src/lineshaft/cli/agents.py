@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
 from lineshaft.cli.usage import UsageError, positive
+from lineshaft.model.instance_names import short_names
 
 if TYPE_CHECKING:
     from lineshaft.types import AgentInfo
@@ -136,6 +137,8 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
     if args.json:
         print_json(agent)
         return
+    live = [each for each in agent.instances if each.status != "offline"] or agent.instances[:1]
+    versions = dict.fromkeys(each.version for each in live if each.version is not None)
     budget = "unlimited"
     if agent.budget_usd is not None:
         budget = f"{usd(agent.budget_remaining_usd)} of {usd(agent.budget_usd)} USD left"
@@ -148,23 +151,24 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
             ("Types", "any" if agent.types is None else ", ".join(agent.types)),
             ("Capabilities", ", ".join(agent.capabilities) or "none"),
             ("Models", ", ".join(agent.models_available) or "any"),
-            ("Version", agent.version or "not declared"),
+            ("Version", ", ".join(versions) or "not declared"),
         ]
     )
+    names = short_names([each.instance for each in agent.instances])
     print()
     print_table(
         ("PROCESS", "STATUS", "BUSY", "VERSION", "STARTED", "LAST HEARTBEAT"),
         [
             (
-                each.instance or f"(incarnation {each.incarnation})",
+                name or f"(incarnation {each.incarnation})",
                 each.status,
                 f"{each.current_tasks}/{each.max_concurrent_tasks}",
                 each.version,
                 moment(each.started_at),
                 moment(each.last_heartbeat),
             )
-            for each in agent.instances
+            for name, each in zip(names, agent.instances, strict=True)
         ],
         empty="No processes in the last day.",
-        optional=("VERSION", "STARTED"),
+        optional=("STARTED",),
     )

@@ -27,6 +27,7 @@ from lineshaft.errors import (
 )
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.model.instance_names import short_names
 from lineshaft.model.storable import is_storable
 from lineshaft.types import AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
 from lineshaft.types.agents import MAX_GONE, MAX_INSTANCE, MAX_VERSION
@@ -300,9 +301,16 @@ class Fleet:
             "status": status,
             "sets_max_tasks": max_concurrent_tasks is not UNSET,
             "max_tasks": None if max_concurrent_tasks is UNSET else max_concurrent_tasks,
+            # Money concerns only the agent.
+            "for_instances": status is not None or max_concurrent_tasks is not UNSET,
         }
-        async with self._database.connection() as connection:
+
+        async def work(connection: Connection) -> None:
+            if values["for_instances"]:
+                await connection.execute(_SQL["lock_instances"], values)
             await connection.execute(_SQL["patch_agent"], values)
+
+        await self._database.run(work)
         return await self.read(agent_id)
 
     async def delete(self, agent_id: str) -> None:
@@ -318,7 +326,7 @@ class Fleet:
             if live:
                 raise InvalidTransitionError(
                     f"Asked to delete agent {agent_id!r}, but {len(live)} of its instances are alive, among "
-                    f"them {live[0]!r}. Stop their processes first."
+                    f"them {short_names(live)[0]!r}. Stop their processes first."
                 )
             offline = await fetch_rows(connection, _Superseded, _SQL["offline_instances"], asked)
             await self._remove(connection, agent_id, offline)

@@ -22,6 +22,8 @@ FROM lineshaft.instance AS own
 JOIN lineshaft.instance AS sibling ON sibling.agent_id = own.agent_id AND sibling.host = own.host
 WHERE own.agent_id = %(agent_id)s::text AND own.incarnation = %(incarnation)s::integer
   AND sibling.incarnation <> own.incarnation AND sibling.name = ANY (%(gone)s::text[])
+  -- One that has left ended as it should.
+  AND (sibling.status <> 'offline' OR sibling.held > 0)
 
 -- name: offline_instances
 -- All instances of an agent that are not alive.
@@ -107,13 +109,18 @@ GROUP BY agent_id, incarnation
 
 -- name: siblings
 -- The next instances of the same agent on the same machine, in a ring: each instance watches a few others, however many there are. One
--- that has left doesn't matter any more.
+-- that has left and holds nothing doesn't matter any more.
 SELECT sibling.name
 FROM lineshaft.instance AS own
-JOIN lineshaft.instance AS sibling ON sibling.agent_id = own.agent_id AND sibling.host = own.host AND sibling.status <> 'offline'
+JOIN lineshaft.instance AS sibling ON sibling.agent_id = own.agent_id AND sibling.host = own.host
 WHERE own.agent_id = %(agent_id)s::text AND own.incarnation = %(incarnation)s::integer AND sibling.incarnation <> own.incarnation
+  AND (sibling.status <> 'offline' OR sibling.held > 0)
 ORDER BY sibling.incarnation < own.incarnation, sibling.incarnation
 LIMIT %(limit)s::integer
+
+-- name: lock_instances
+-- Before their agent, as claims do.
+SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(id)s::text ORDER BY incarnation FOR NO KEY UPDATE
 
 -- name: patch_agent
 -- Waiting agents look again: there may be more money or more slots, or they may claim again. A process that has left stays offline.
@@ -144,7 +151,7 @@ instances AS (
             WHEN %(status)s::text = 'active' AND instance.status = 'draining' THEN 'active' ELSE instance.status
         END::lineshaft.agent_status
     FROM patched
-    WHERE instance.agent_id = patched.id
+    WHERE instance.agent_id = patched.id AND %(for_instances)s::boolean
 )
 SELECT pg_notify(lineshaft.channel(), '*') FROM patched
 
