@@ -307,7 +307,7 @@ class Fleet:
 
         async def work(connection: Connection) -> None:
             if values["for_instances"]:
-                await connection.execute(_SQL["lock_instances"], values)
+                await connection.execute(_SQL["lock_all_instances"], values)
             await connection.execute(_SQL["patch_agent"], values)
 
         await self._database.run(work)

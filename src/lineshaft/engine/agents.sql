@@ -118,7 +118,7 @@ WHERE own.agent_id = %(agent_id)s::text AND own.incarnation = %(incarnation)s::i
 ORDER BY sibling.incarnation < own.incarnation, sibling.incarnation
 LIMIT %(limit)s::integer
 
--- name: lock_instances
+-- name: lock_all_instances
 -- Before their agent, as claims do.
 SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(id)s::text ORDER BY incarnation FOR NO KEY UPDATE
 
