@@ -28,7 +28,14 @@ def over_http(url: str, path: str) -> Any:
 def timeless(value: Any) -> Any:
     """Without fields that depend on the time of the call."""
     if isinstance(value, dict):
-        changing = {"effective_priority", "tier", "as_of", "oldest_ready_sec", "last_heartbeat"}
+        changing = {
+            "effective_priority",
+            "tier",
+            "as_of",
+            "oldest_ready_sec",
+            "last_heartbeat",
+            "utilization",
+        }
         return {name: timeless(item) for name, item in value.items() if name not in changing}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
