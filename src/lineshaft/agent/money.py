@@ -23,7 +23,11 @@ _LIMITS = {
 
 def over_limit_text(reason: str, cost: Decimal | None) -> str:
     """Why an attempt must stop, from the answer to a heartbeat."""
-    return f"cost {cost or _ZERO} USD: over {_LIMITS.get(reason, reason)}"
+    return f"cost {_usd(cost)}: over {_LIMITS.get(reason, reason)}"
+
+
+def _usd(amount: Decimal | None) -> str:
+    return f"{(amount or _ZERO).normalize():f} USD"
 
 
 class Account:
@@ -69,7 +73,8 @@ class Account:
         """Raise BudgetExceeded if the attempt has cost more than the task allows."""
         if self._max_cost is not None and self.cost > self._max_cost:
             raise BudgetExceeded(
-                f"The task may cost {self._max_cost} USD and has cost {self.cost} USD. Raise max_cost_usd."
+                f"The task may cost {_usd(self._max_cost)} and has cost {_usd(self.cost)}. "
+                "Raise max_cost_usd."
             )
         if self._allowance is not None and self.cost > self._allowance:
             raise self._total_used_up()
@@ -82,8 +87,8 @@ class Account:
         if self._max_cost is not None:
             if self.cost and self.cost >= self._max_cost:
                 raise BudgetExceeded(
-                    f"The task may cost {self._max_cost} USD and has cost {self.cost} USD: no money is left "
-                    "for another step. Raise max_cost_usd, or use cheaper steps."
+                    f"The task may cost {_usd(self._max_cost)} and has cost {_usd(self.cost)}: no money is "
+                    "left for another step. Raise max_cost_usd, or use cheaper steps."
                 )
         else:
             self._check("agent", self._remaining.agent, "Add to the agent's budget_usd.")
@@ -94,13 +99,13 @@ class Account:
     def _total_used_up(self) -> BudgetExceeded:
         return BudgetExceeded(
             "All attempts together have used up the task's max_total_cost_usd: this attempt cost "
-            f"{self.cost} USD of the {self._allowance} USD that were left. Raise max_total_cost_usd."
+            f"{_usd(self.cost)} of the {_usd(self._allowance)} that were left. Raise max_total_cost_usd."
         )
 
     def _check(self, whose: str, left: Decimal | None, remedy: str) -> None:
         # With exactly nothing left, a step may still run if it costs nothing.
         if left is not None and (left < 0 or (left == 0 and self.cost)):
             raise BudgetExceeded(
-                f"The {whose}'s budget is used up: {left} USD are left, and this attempt has spent "
-                f"{self.cost} USD. {remedy}"
+                f"The {whose}'s budget is used up: {_usd(left)} are left, and this attempt has spent "
+                f"{_usd(self.cost)}. {remedy}"
             )

@@ -233,18 +233,24 @@ def _affords(money: Decimal, task: Row) -> bool:
     return bool(money >= task["cost_usd"] and (money > 0 or not task["open_ended"]))
 
 
+def _price(task: Row) -> str:
+    if task["open_ended"] and not task["cost_usd"]:
+        return "has no cost limit, so it needs some money"
+    return f"may cost {_usd(task['cost_usd'])}"
+
+
 def _daily_budget(task: Row) -> Iterable[Reason]:
-    left, cost = task["left_today_usd"], task["cost_usd"]
+    left = task["left_today_usd"]
     if left is not None and not _affords(left, task):
         yield Reason(
             ReasonCode.DAILY_BUDGET,
-            f"{_usd(left)} of the daily budget is neither spent nor reserved, and the task may cost "
-            f"{_usd(cost)}. Wait until midnight UTC, or raise it: lineshaft limits set --daily-budget USD.",
+            f"{_usd(left)} of the daily budget is neither spent nor reserved, and the task "
+            f"{_price(task)}. Wait until midnight UTC, or raise it: lineshaft limits set --daily-budget USD.",
         )
 
 
 def _dag_budget(task: Row) -> Iterable[Reason]:
-    ceiling, cost = task["budget_ceiling_usd"], task["cost_usd"]
+    ceiling = task["budget_ceiling_usd"]
     if ceiling is None:
         return
     left = ceiling - task["spent_usd"] - task["reserved_usd"]
@@ -252,7 +258,7 @@ def _dag_budget(task: Row) -> Iterable[Reason]:
         yield Reason(
             ReasonCode.DAG_BUDGET,
             f"DAG {task['dag_id']} has {_usd(left)} left of {_usd(ceiling)} ({_usd(task['spent_usd'])} "
-            f"spent, {_usd(task['reserved_usd'])} reserved) and the task may cost {_usd(cost)}. Wait for "
+            f"spent, {_usd(task['reserved_usd'])} reserved) and the task {_price(task)}. Wait for "
             "reservations to be settled, raise the ceiling, or cancel it.",
         )
     elif task["parked"] == "dag_budget":
@@ -316,7 +322,7 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
         left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
         yield Reason(
             ReasonCode.NO_AFFORDABLE_AGENT,
-            f"The task may cost {_usd(task['cost_usd'])}; {left} left. Add to a budget or register an agent.",
+            f"The task {_price(task)}; {left} left. Add to a budget or register an agent.",
         )
     if full := [agent for agent in capable if not agent.free]:
         yield Reason(
