@@ -81,9 +81,9 @@ ORDER BY id
 
 -- name: read_instances
 -- By agent, the newest first. Instances that are offline and hold nothing are soon of no interest: only the newest of them.
-SELECT agent_id, name AS instance, incarnation, host, version, liveness, registered_at AS started_at, last_heartbeat,
+SELECT agent_id, name AS instance, incarnation, host, version, liveness AS status, registered_at AS started_at, last_heartbeat,
     coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available,
-    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec
+    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, '{}'::text[] AS task_ids
 FROM (
     SELECT instance.*,
         -- include: instance_liveness

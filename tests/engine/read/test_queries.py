@@ -166,7 +166,7 @@ async def test_times_in_the_data_of_events_end_in_z(
     )
     assert found["task.deadline_missed"] == {"deadline": "2026-02-08T09:00:05Z"}
     assert found["signal.slowdown"]["until"].endswith("Z")
-    assert found["agent.offline"] == {"last_heartbeat": "2026-02-08T09:00:00Z"}
+    assert found["agent.offline"]["last_heartbeat"] == "2026-02-08T09:00:00Z"
 
 
 async def test_a_failed_attempt_is_history_and_the_last_failure(world: World, clock: MovableClock) -> None:
