@@ -39,8 +39,8 @@ async def in_turn(
     ahead = asyncio.ensure_future(first)
     await waiting(look, 1)
     (behind,) = await race(look, holder, second, already=1)
-    (result,) = await asyncio.gather(ahead, return_exceptions=True)
-    return result, behind
+    await asyncio.wait({ahead})
+    return ahead.exception() or ahead.result(), behind
 
 
 async def test_two_instances_and_one_dollar(
@@ -61,7 +61,7 @@ async def test_two_instances_and_one_dollar(
 
     assert sorted(len(claim.tasks) for claim in claims) == [0, 1]
     agent = await one.fleet.read("a1")
-    assert (agent.reserved_usd, agent.budget_remaining_usd) == (1, 0)
+    assert (agent.reserved_usd, agent.budget_remaining_usd) == (Decimal(1), Decimal(0))
 
 
 async def test_many_replicas_stay_within_their_budget(engines: tuple[Engine, Engine]) -> None:
@@ -83,7 +83,7 @@ async def test_many_replicas_stay_within_their_budget(engines: tuple[Engine, Eng
     done = await asyncio.gather(*(work(engines[n % 2], each.incarnation) for n, each in enumerate(replicas)))
 
     agent = await engines[0].fleet.read("b")
-    assert (sum(done), agent.reserved_usd, agent.current_tasks) == (30, 0, 0)
+    assert (sum(done), agent.reserved_usd, agent.current_tasks) == (30, Decimal(0), 0)
 
 
 async def test_a_process_claims_just_before_it_is_superseded(

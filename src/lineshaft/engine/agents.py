@@ -208,7 +208,10 @@ class Fleet:
             await self._database.run(work)
         async with self._database.connection() as connection:
             asked["limit"] = MAX_GONE if everyone else _WATCHED
-            return await fetch_column(connection, _SQL["siblings"], asked)
+            names = await fetch_column(connection, _SQL["siblings"], asked)
+            if not names and not await fetch_column(connection, _SQL["find_instance"], asked):
+                raise await unknown_instance(connection, agent_id, incarnation)
+        return names
 
     # Reads.
 

@@ -65,6 +65,9 @@ VALUES (
     coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(key)s::text
 )
 
+-- name: find_instance
+SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer
+
 -- name: current_incarnation
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 

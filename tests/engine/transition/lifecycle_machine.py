@@ -427,7 +427,8 @@ class Lifecycle(RuleBasedStateMachine):
         with pytest.raises(SupersededError):
             self.runner.run(self.engine.claims.claim(old.agent, old.incarnation, start=True))
         others = [process.name for process in self.processes if process.agent == old.agent]
-        assert self.runner.run(fleet.siblings(old.agent, old.incarnation, gone=others)) == []
+        with pytest.raises(SupersededError):
+            self.runner.run(fleet.siblings(old.agent, old.incarnation, gone=others))
 
     @invariant()
     def the_database_says_what_the_model_says(self) -> None:
