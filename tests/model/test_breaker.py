@@ -494,7 +494,7 @@ class TestLostProcesses:
 
     @pytest.mark.parametrize("order", [("probe", "t"), ("t", "probe")])
     def test_a_lost_process_with_the_probe_counts_once_too(self, order: tuple[str, str]) -> None:
-        """F-4: in whatever order its tasks fail; the breaker is open again."""
+        """F-2, F-4: in whatever order its tasks fail; the breaker is open again."""
         breaker = PROBED
         for task_id in order:
             breaker = self.lose(breaker, "a#1", 70, task_id).breaker

@@ -1,12 +1,14 @@
 """Agents and their instances over HTTP: registration, the agent object, deletion, siblings."""
 
+from typing import Any
+
 from lineshaft.clock import MovableClock
 from tests.server.client import Client
 from tests.server.conftest import Serve
 
 
 async def test_a_registration_names_its_process(client: Client) -> None:
-    """R-058: 201 for a new agent, 200 for one more instance; `incarnation` is the caller's."""
+    """R-083: 201 for a new agent, 200 for one more instance; `incarnation` is the caller's."""
     given = {"instance": "h1/1", "host": "h1", "version": "7", "max_concurrent_tasks": 2}
     first = await client.post("/v1/agents", {"id": "writer", "capabilities": ["a"], **given})
     second = await client.post("/v1/agents", {"id": "writer", "instance": "h1/2", "capabilities": ["b"]})
@@ -38,7 +40,7 @@ async def test_a_registration_names_its_process(client: Client) -> None:
 
 
 async def test_the_agent_object_has_sums_and_unions(client: Client) -> None:
-    """R-058: over live instances; other reads have the newest incarnation and no warnings."""
+    """R-083: over live instances; other reads have the newest incarnation and no warnings."""
     first = await client.register("writer", instance="one", capabilities=["a"], max_concurrent_tasks=2)
     await client.register("writer", instance="two", capabilities=["b"], version="2", max_concurrent_tasks=5)
     await client.submit()
@@ -65,15 +67,16 @@ async def test_a_superseded_process_is_refused_with_409(client: Client) -> None:
     task_id, token = await client.hold(old)
     await client.register("writer", instance="one")
 
-    for path, body in (("claim", {}), ("heartbeat", {"tasks": []}), ("siblings", {})):
-        refused = await client.post(f"/v1/agents/writer/{path}", {"incarnation": 1, **body})
+    for path in ("claim", "heartbeat", "siblings"):
+        refused = await client.post(f"/v1/agents/writer/{path}", {"incarnation": 1})
         assert (path, refused.status, refused.code) == (path, 409, "superseded")
-    for path, body in (
-        ("complete", {"output": {"data": 1}}),
-        ("fail", {"error": "x"}),
-        ("release", {}),
-        ("cancel", {}),
-    ):
+    bodies: dict[str, Any] = {
+        "complete": {"output": {"data": 1}},
+        "fail": {"error": "x"},
+        "release": {},
+        "cancel": {},
+    }
+    for path, body in bodies.items():
         refused = await client.post(f"/v1/tasks/{task_id}/{path}", {"claim_token": token, **body})
         assert (path, refused.status, refused.code) == (path, 409, "stale_claim")
     (failed,) = (await client.task(task_id))["failure_history"]
@@ -82,7 +85,7 @@ async def test_a_superseded_process_is_refused_with_409(client: Client) -> None:
 
 
 async def test_a_restarted_process_names_its_dead_predecessor(client: Client) -> None:
-    """R-083, F-4: in `gone`; only those of the same host are superseded."""
+    """R-083: in `gone`; only those of the same host are superseded."""
     dead = await client.register("writer", instance="h1/1", host="h1")
     await client.register("writer", instance="h2/1", host="h2")
     await client.submit()
@@ -98,7 +101,7 @@ async def test_a_restarted_process_names_its_dead_predecessor(client: Client) ->
 
 
 async def test_siblings_watch_each_other(client: Client) -> None:
-    """R-083, F-4: a report ends what a dead process held; the answer names those to watch."""
+    """R-083: a report ends what a dead process held; the answer names those to watch."""
     own = await client.register("writer", instance="h1/1", host="h1")
     dead = await client.register("writer", instance="h1/2", host="h1")
     await client.register("writer", instance="h1/3", host="h1")
@@ -117,7 +120,7 @@ async def test_siblings_watch_each_other(client: Client) -> None:
 
 
 async def test_draining_and_leaving_name_an_instance(client: Client) -> None:
-    """R-058: the others go on."""
+    """R-083: the others go on."""
     one = await client.register("writer", instance="one")
     two = await client.register("writer", instance="two")
 
@@ -130,7 +133,7 @@ async def test_draining_and_leaving_name_an_instance(client: Client) -> None:
 
 
 async def test_slots_of_each_instance_are_set_and_unset(client: Client) -> None:
-    """R-058: null returns to what each declares."""
+    """R-083: null returns to what each declares."""
     await client.register("writer", instance="one", max_concurrent_tasks=1)
     changed = await client.patch("/v1/agents/writer", {"max_concurrent_tasks": 4})
     assert changed.json["max_concurrent_tasks"] == 4
@@ -142,14 +145,14 @@ async def test_slots_of_each_instance_are_set_and_unset(client: Client) -> None:
 
 
 async def test_a_budget_without_an_id_is_refused(client: Client) -> None:
-    """R-058: the money would be new with every start."""
+    """R-083: the money would be new with every start."""
     refused = await client.post("/v1/agents", {"budget_usd": 1})
     assert (refused.status, refused.code) == (422, "invalid_input")
     assert refused.json["errors"][0]["loc"] == "budget_usd"
 
 
 async def test_an_agent_is_deleted_once_its_processes_are_gone(serve: Serve) -> None:
-    """R-058: 409 while one lives; budget and spend are kept for when it registers again."""
+    """R-083: 409 while one lives; budget and spend are kept for when it registers again."""
     clock = MovableClock()
     async with serve(clock=clock) as served:
         client = served.client
