@@ -23,6 +23,10 @@ ALLOWED = {
     ("engine.guards.breakers._Row", "model.breaker.Breaker"): "a row, and the state that decisions need",
     ("engine.guards.breakers._Row", "types.guards.Breaker"): "a row, and what callers read",
     ("model.breaker.Breaker", "types.guards.Breaker"): "decisions need no key; callers do",
+    ("types.agents.InstanceInfo", "types.agents.NewAgent"): "what a process declares, and what callers read",
+    ("engine.guards.limits._Row", "types.limits.Limits"): "a row, and what callers read",
+    ("engine.guards.limits._Row", "server.routes.requests.ChangeLimits"): "a row, and a part of it to change",
+    ("server.routes.requests.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
     ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
     ("model.notices.Notice", "types.events.Event"): "a text for people, and a record with a cursor",
     (

@@ -57,7 +57,7 @@ async def beats(world: World, agent: AgentInfo) -> bool:
 
 
 async def test_replicas_of_one_agent_work_side_by_side(world: World) -> None:
-    """R-058, F-2: three processes with one id each claim and complete; none ends another."""
+    """R-083: three processes with one id each claim and complete; none ends another."""
     replicas = [await replica(world, f"pod-{n}", max_concurrent_tasks=1) for n in range(3)]
     await world.submit(*[NewTask("code")] * 4)
 
@@ -73,7 +73,7 @@ async def test_replicas_of_one_agent_work_side_by_side(world: World) -> None:
 
 @pytest.mark.parametrize("name", ["pod-0", ""])
 async def test_the_same_name_supersedes_the_process_that_had_it(world: World, name: str) -> None:
-    """R-058, R-083: its work fails as a crash, its tokens are stale, it may not claim; others go on."""
+    """R-083: its work fails as a crash, its tokens are stale, it may not claim; others go on."""
     other = await replica(world, "pod-1")
     old = await replica(world, name)
     task_id = await world.one()
@@ -100,7 +100,7 @@ async def test_the_same_name_supersedes_the_process_that_had_it(world: World, na
 
 
 async def test_a_name_belongs_to_one_agent(world: World) -> None:
-    """R-058: the same name with another id is another process."""
+    """R-083: the same name with another id is another process."""
     one = await replica(world, "pod-0", "writer")
     two = await replica(world, "pod-0", "reader")
 
@@ -109,7 +109,7 @@ async def test_a_name_belongs_to_one_agent(world: World) -> None:
 
 
 async def test_a_dead_predecessor_on_the_same_host_is_superseded_at_once(world: World) -> None:
-    """R-083, F-4: after a restart its tasks go on without waiting for their leases."""
+    """R-083: after a restart its tasks go on without waiting for their leases."""
     task_id = await world.one(**AGAIN)
     dead = await replica(world, "h1/1", host="h1")
     await world.take(dead)
@@ -126,7 +126,7 @@ async def test_a_dead_predecessor_on_the_same_host_is_superseded_at_once(world: 
 async def test_only_processes_of_the_same_agent_and_host_can_be_reported_as_dead(
     world: World, agent_id: str, host: str | None
 ) -> None:
-    """R-083: nobody can know about others, so such a report changes nothing."""
+    """R-083: no process can know about others, so such a report changes nothing."""
     alive = await replica(world, "pod-0", agent_id, host=host)
     await world.one()
     task = await world.take(alive)
@@ -144,7 +144,7 @@ async def test_gone_needs_a_host(world: World) -> None:
 
 
 async def test_a_sibling_reports_a_dead_process(world: World) -> None:
-    """R-083, F-4: what it held fails at once, and the reporter is not affected."""
+    """R-083: what it held fails at once, and the reporter is not affected."""
     own = await replica(world, "h1/1", host="h1")
     dead = await replica(world, "h1/2", host="h1")
     task_id = await world.one()
@@ -157,7 +157,8 @@ async def test_a_sibling_reports_a_dead_process(world: World) -> None:
     assert world.status(task_id) == Status.RETRYING
     assert not await beats(world, dead)
     assert await beats(world, own), "no process reports itself"
-    assert await fleet.siblings("writer", dead.incarnation, gone=["h1/1"]) == []
+    with pytest.raises(SupersededError):
+        await fleet.siblings("writer", dead.incarnation, gone=["h1/1"])
     assert await beats(world, own), "a superseded process reports nothing"
 
 
@@ -176,7 +177,7 @@ async def test_each_instance_watches_the_next_few_of_its_host(world: World) -> N
 
 
 async def test_an_idempotency_key_names_one_registration(world: World) -> None:
-    """R-058: a repeated call supersedes nothing, and returns the same incarnation."""
+    """R-083: a repeated call supersedes nothing, and returns the same incarnation."""
     agent = NewAgent(id="writer", instance="pod-0")
     first = await world.engine.fleet.register(agent, key="k")
     await replica(world, "pod-1")
@@ -194,7 +195,7 @@ async def test_an_idempotency_key_names_one_registration(world: World) -> None:
 
 
 async def test_each_instance_claims_by_its_own_capabilities(world: World) -> None:
-    """R-058: old and new versions of a program work side by side during a deploy."""
+    """R-083: old and new versions of a program work side by side during a deploy."""
     old = await replica(world, "old", types=("code",), version="1")
     new = await replica(world, "new", capabilities=("vision",), version="2")
     task_id = await world.one("look", required_capabilities=["vision"])
@@ -211,7 +212,7 @@ async def test_each_instance_claims_by_its_own_capabilities(world: World) -> Non
 
 
 async def test_an_agent_is_the_union_and_the_sum_of_its_live_instances(world: World) -> None:
-    """R-058: in other reads `incarnation` is the newest one."""
+    """R-083: in other reads `incarnation` is the newest one."""
     first = await replica(
         world,
         "one",
@@ -274,7 +275,7 @@ async def test_draining_and_leaving_concern_one_instance(world: World) -> None:
 
 
 async def test_slots_set_by_hand_apply_to_every_instance_until_they_are_unset(world: World) -> None:
-    """R-058: present and future ones; None returns to what each declares."""
+    """R-083: present and future ones; None returns to what each declares."""
     one = await replica(world, "one", max_concurrent_tasks=2)
     await world.submit(*[NewTask("code")] * 12)
     fleet = world.engine.fleet
@@ -343,7 +344,7 @@ async def test_why_names_an_agent_once(world: World) -> None:
 
 
 async def test_of_instances_that_are_offline_only_the_newest_are_shown(world: World) -> None:
-    """R-058: a pod that restarts every minute doesn't fill the screen; what holds a task is shown."""
+    """R-083: a pod that restarts every minute doesn't fill the screen; what holds a task is shown."""
     holder = await replica(world, "holder")
     await world.one()
     await world.take(holder)
@@ -361,7 +362,7 @@ async def test_of_instances_that_are_offline_only_the_newest_are_shown(world: Wo
 
 
 async def test_replicas_share_the_budget_of_their_agent(world: World) -> None:
-    """R-057, R-058: a total over the life of the id; a new process doesn't refill it."""
+    """R-057, R-083: a total over the life of the id; a new process doesn't refill it."""
     one = await replica(world, "one", budget_usd=1)
     two = await replica(world, "two", budget_usd=1)
     await world.submit(*[NewTask("code", max_cost_usd=0.4)] * 5)
@@ -383,13 +384,13 @@ async def test_replicas_share_the_budget_of_their_agent(world: World) -> None:
 
 
 async def test_a_budget_needs_an_id(world: World) -> None:
-    """R-058: without one the money would be new with every start."""
+    """R-083: without one the money would be new with every start."""
     with pytest.raises(InvalidInputError, match="budget_usd: needs an id"):
         await world.engine.fleet.register(NewAgent(budget_usd=1))
 
 
 async def test_a_differing_budget_is_a_warning_with_the_command_that_changes_it(world: World) -> None:
-    """R-058: the first registration that declares one sets it."""
+    """R-083: the first registration that declares one sets it."""
     assert (await replica(world, "one")).warnings == []
     assert (await replica(world, "two", budget_usd=2)).budget_usd == 2
     assert (await replica(world, "three", budget_usd=2)).warnings == []
@@ -409,7 +410,7 @@ async def test_a_differing_budget_is_a_warning_with_the_command_that_changes_it(
 
 
 async def test_an_agent_with_a_live_instance_can_not_be_deleted(world: World) -> None:
-    """R-058: the error names one of them."""
+    """R-083: the error names one of them."""
     one, two = await replica(world, "one"), await replica(world, "two")
     fleet = world.engine.fleet
     await fleet.leave("writer", two.incarnation)
@@ -421,7 +422,7 @@ async def test_an_agent_with_a_live_instance_can_not_be_deleted(world: World) ->
 
 
 async def test_a_deleted_agent_keeps_its_budget_and_its_spend(world: World) -> None:
-    """R-058: registering again goes on from there; what a silent process still held fails."""
+    """R-083: registering again goes on from there; what a silent process still held fails."""
     one = await replica(world, "one", budget_usd=3)
     await world.submit(*[NewTask("code", max_cost_usd=1)] * 2)
     done, held = await world.claim(one, 2)
@@ -445,7 +446,7 @@ async def test_a_deleted_agent_keeps_its_budget_and_its_spend(world: World) -> N
     again = await replica(world, "one", budget_usd=100)
 
     assert again.incarnation == 2, "no incarnation is used twice"
-    assert (again.budget_usd, again.spent_usd, again.reserved_usd) == (3, 1, 0)
+    assert (again.budget_usd, again.spent_usd, again.reserved_usd) == (Decimal(3), Decimal(1), Decimal(0))
     assert len(again.warnings) == 1
 
 
@@ -473,7 +474,7 @@ async def test_the_janitor_deletes_instances_that_were_silent_for_a_day(world: W
 
 
 async def test_the_janitor_forgets_agents_that_were_not_used_for_long(world: World) -> None:
-    """R-058: unless there is a budget or spend, which must not be new when the id returns."""
+    """R-083: unless there is a budget or spend, which must not be new when the id returns."""
     for name in ("unused", "budgeted", "spender", "living"):
         agent = await world.agent(name, budget_usd=1 if name == "budgeted" else None)
         await world.one(name)
@@ -505,7 +506,7 @@ async def test_agents_are_kept_for_as_long_as_the_setting_says(world: World) -> 
 
 
 async def test_metrics_have_no_labels_of_agents_that_are_gone(world: World) -> None:
-    """R-058: what they counted is kept in sums without the label."""
+    """R-083: what they counted is kept in sums without the label."""
     for name in ("writer", "living"):
         agent = await world.agent(name, models_available=("m",))
         await world.submit(NewTask(name), NewTask(name), NewTask(name))
@@ -586,7 +587,7 @@ async def test_a_lost_instance_uses_an_attempt_of_each_task(world: World) -> Non
 
 
 async def test_a_poison_pill_is_a_task_that_fails_with_several_instances(world: World) -> None:
-    """F-4: replicas of one agent are as good as agents; three failures of one process prove nothing."""
+    """R-136: replicas of one agent are as good as agents; three failures of one process prove nothing."""
     task_id = await world.one(**AGAIN)
     other_id = await world.one("other", **AGAIN)
     replicas = [await replica(world, name) for name in ("one", "two")]
@@ -604,7 +605,7 @@ async def test_a_poison_pill_is_a_task_that_fails_with_several_instances(world: 
 
 
 async def test_a_task_names_the_instance_that_holds_it(world: World) -> None:
-    """R-058: in its claim and in its attempts; an ended claim's token is stale for every call."""
+    """R-083: in its claim and in its attempts; an ended claim's token is stale for every call."""
     agent = await replica(world, "pod-0")
     task_id = await world.one()
     task = await world.take(agent)

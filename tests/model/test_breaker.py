@@ -492,6 +492,15 @@ class TestLostProcesses:
         breaker = self.lose(Breaker(), "a#1", 0).breaker
         assert fail(breaker, 1).breaker.failures == 2
 
+    @pytest.mark.parametrize("order", [("probe", "t"), ("t", "probe")])
+    def test_a_lost_process_with_the_probe_counts_once_too(self, order: tuple[str, str]) -> None:
+        """F-2, F-4: in whatever order its tasks fail; the breaker is open again."""
+        breaker = PROBED
+        for task_id in order:
+            breaker = self.lose(breaker, "a#1", 70, task_id).breaker
+
+        assert (breaker.state, breaker.failures) == (BreakerState.OPEN, PROBED.failures + 1)
+
     def test_a_reset_or_a_success_does_not_count_the_same_loss_again(self) -> None:
         lost = self.lose(Breaker(), "a#1", 0).breaker
         for breaker in (reset(lost).breaker, on_success(lost, task_id="x").breaker):

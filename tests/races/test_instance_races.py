@@ -39,14 +39,14 @@ async def in_turn(
     ahead = asyncio.ensure_future(first)
     await waiting(look, 1)
     (behind,) = await race(look, holder, second, already=1)
-    (result,) = await asyncio.gather(ahead, return_exceptions=True)
-    return result, behind
+    await asyncio.wait({ahead})
+    return ahead.exception() or ahead.result(), behind
 
 
 async def test_two_instances_and_one_dollar(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-057, R-058, F-2: replicas on two nodes share the budget; only one of them gets the last dollar."""
+    """R-057, R-083: replicas on two nodes share the budget; only one of them gets the last dollar."""
     one, two = engines
     second = await replica(two, "second")
     await one.fleet.patch("a1", budget_usd=1)
@@ -61,11 +61,11 @@ async def test_two_instances_and_one_dollar(
 
     assert sorted(len(claim.tasks) for claim in claims) == [0, 1]
     agent = await one.fleet.read("a1")
-    assert (agent.reserved_usd, agent.budget_remaining_usd) == (1, 0)
+    assert (agent.reserved_usd, agent.budget_remaining_usd) == (Decimal(1), Decimal(0))
 
 
 async def test_many_replicas_stay_within_their_budget(engines: tuple[Engine, Engine]) -> None:
-    """R-057, F-2: claims and completions of six processes at once; every cent is counted once."""
+    """R-057, R-083: claims and completions of six processes at once; every cent is counted once."""
     replicas = [await replica(engines[n % 2], f"r{n}", "b") for n in range(6)]
     await engines[0].fleet.patch("b", budget_usd=10)
     await engines[0].submission.submit([NewTask("code", max_cost_usd=1) for _ in range(30)])
@@ -83,7 +83,7 @@ async def test_many_replicas_stay_within_their_budget(engines: tuple[Engine, Eng
     done = await asyncio.gather(*(work(engines[n % 2], each.incarnation) for n, each in enumerate(replicas)))
 
     agent = await engines[0].fleet.read("b")
-    assert (sum(done), agent.reserved_usd, agent.current_tasks) == (30, 0, 0)
+    assert (sum(done), agent.reserved_usd, agent.current_tasks) == (30, Decimal(0), 0)
 
 
 async def test_a_process_claims_just_before_it_is_superseded(
@@ -164,7 +164,7 @@ async def test_a_process_completes_just_before_it_is_taken_for_dead(
     dsn: str,
     end: End,
 ) -> None:
-    """R-083, F-4: the result stands, and no attempt failed."""
+    """R-083: the result stands, and no attempt failed."""
     one, two = engines
     _, _, task = watched
     with held(dsn, LIVE_ROW, task.id) as holder:
@@ -186,7 +186,7 @@ async def test_a_process_completes_just_after_it_was_taken_for_dead(
     dsn: str,
     end: End,
 ) -> None:
-    """R-083, F-4: the claim is over, once."""
+    """R-083: the claim is over, once."""
     one, two = engines
     _, _, task = watched
     with held(dsn, LIVE_ROW, task.id) as holder:
@@ -206,7 +206,7 @@ async def test_two_siblings_report_the_same_dead_process(
     connection: psycopg.Connection,
     dsn: str,
 ) -> None:
-    """F-4: one attempt is used, and both go on."""
+    """R-083: one attempt is used, and both go on."""
     one, two = engines
     _, sibling, task = watched
     third = await replica(two, "third", "b")
@@ -229,7 +229,7 @@ async def test_a_dead_process_is_reported_while_its_successor_registers(
     connection: psycopg.Connection,
     dsn: str,
 ) -> None:
-    """F-4: the report is about the old process; the new one of the same name isn't removed with it."""
+    """R-083: the report is about the old process; the new one of the same name isn't removed with it."""
     one, two = engines
     _, _, task = watched
     with held(dsn, LIVE_ROW, task.id) as holder:
@@ -246,7 +246,7 @@ async def test_a_dead_process_is_reported_while_its_successor_registers(
 async def test_two_registrations_of_one_name_leave_one(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-058: the later one supersedes the earlier one."""
+    """R-083: the later one supersedes the earlier one."""
     one, two = engines
     with held(dsn, AGENT_ROW, "a1") as holder:
         both = await race(connection, holder, replica(one, "x"), replica(two, "x"))
@@ -259,7 +259,7 @@ async def test_two_registrations_of_one_name_leave_one(
 async def test_two_first_registrations_of_an_agent(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-058: of one name one is left, of two names both; the budget is set once."""
+    """R-083: of one name one is left, of two names both; the budget is set once."""
     one, two = engines
     new = "INSERT INTO lineshaft.agent (id, registered_at, incarnation) VALUES (%s, now(), 1)"
     for agent_id, names in (("same", ("x", "x")), ("other", ("x", "y"))):
@@ -281,7 +281,7 @@ async def test_two_first_registrations_of_an_agent(
 async def test_an_agent_is_deleted_just_before_it_registers(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-058: the registration counts, with the incarnation after the last one."""
+    """R-083: the registration counts, with the incarnation after the last one."""
     one, two = engines
     await one.fleet.leave("a1", 1)
     with held(dsn, AGENT_ROW, "a1") as holder:
@@ -295,7 +295,7 @@ async def test_an_agent_is_deleted_just_before_it_registers(
 async def test_an_agent_is_deleted_just_after_it_registered(
     engines: tuple[Engine, Engine], connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-058: it has a live instance, so it is kept."""
+    """R-083: it has a live instance, so it is kept."""
     one, two = engines
     await one.fleet.leave("a1", 1)
     with held(dsn, AGENT_ROW, "a1") as holder:
@@ -308,7 +308,7 @@ async def test_an_agent_is_deleted_just_after_it_registered(
 async def test_a_silent_process_claims_while_its_agent_is_deleted(
     engines: tuple[Engine, Engine], clock: MovableClock, connection: psycopg.Connection, dsn: str
 ) -> None:
-    """R-058: either the agent is kept, because the process lives, or the process learns that it is over."""
+    """R-083: either the agent is kept, because the process lives, or the process learns that it is over."""
     one, two = engines
     ((task,),) = [await one.submission.submit([NewTask("code")])]
     clock.advance(91)

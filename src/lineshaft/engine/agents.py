@@ -83,25 +83,10 @@ class _AgentRow:
     registered_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class _InstanceRow:
+class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
+    """`status` is that of the process; what was set by hand isn't considered. Without tasks."""
+
     agent_id: str
-    instance: str
-    incarnation: int
-    host: str | None
-    version: str | None
-    #: Of its process; what was set by hand isn't considered.
-    liveness: str
-    started_at: datetime
-    last_heartbeat: datetime
-    max_concurrent_tasks: int
-    current_tasks: int
-    capabilities: list[str]
-    types: list[str] | None
-    models_available: list[str]
-    poll_interval_sec: float
-    claim_ttl_sec: float
-    heartbeat_interval_sec: float
     #: How long it has held at least one task, and how long it has been there.
     busy_sec: float
     life_sec: float
@@ -227,7 +212,10 @@ class Fleet:
             await self._database.run(work)
         async with self._database.connection() as connection:
             asked["limit"] = MAX_GONE if everyone else _WATCHED
-            return await fetch_column(connection, _SQL["siblings"], asked)
+            names = await fetch_column(connection, _SQL["siblings"], asked)
+            if not names and not await fetch_column(connection, _SQL["find_instance"], asked):
+                raise await unknown_instance(connection, agent_id, incarnation)
+        return names
 
     # Reads.
 
@@ -400,7 +388,7 @@ def _agent(
     row: _AgentRow, rows: Sequence[_InstanceRow], tasks: Mapping[tuple[str, int], list[str]]
 ) -> AgentInfo:
     """`rows`: its instances, the newest first."""
-    live = [each for each in rows if each.liveness != "offline"]
+    live = [each for each in rows if each.status != "offline"]
     shown = live or rows[:1]
     types = None
     if shown and all(each.types is not None for each in shown):
@@ -421,7 +409,7 @@ def _agent(
         budget_remaining_usd=remaining,
         spent_usd=row.spent_usd,
         reserved_usd=row.reserved_usd,
-        status=row.set_status or _status([each.liveness for each in rows]),
+        status=row.set_status or _status([each.status for each in rows]),
         last_heartbeat=max((each.last_heartbeat for each in rows), default=None),
         poll_interval_sec=(newest or defaults).poll_interval_sec,
         claim_ttl_sec=(newest or defaults).claim_ttl_sec,
@@ -433,9 +421,9 @@ def _agent(
     )
 
 
-def _status(liveness: Sequence[str]) -> str:
+def _status(statuses: Sequence[str]) -> str:
     """Of an agent, from its instances: the best of them."""
-    return next((status for status in ("active", "draining") if status in liveness), "offline")
+    return next((status for status in ("active", "draining") if status in statuses), "offline")
 
 
 def _share(part: float, whole: float) -> float:
@@ -447,25 +435,10 @@ def _union(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _instance(agent: _AgentRow, row: _InstanceRow, task_ids: list[str]) -> InstanceInfo:
-    alive = row.liveness != "offline"
-    return InstanceInfo(
-        instance=row.instance,
-        incarnation=row.incarnation,
-        host=row.host,
-        version=row.version,
-        status=agent.set_status or row.liveness if alive else row.liveness,
-        started_at=row.started_at,
-        last_heartbeat=row.last_heartbeat,
-        capabilities=row.capabilities,
-        types=row.types,
-        models_available=row.models_available,
-        max_concurrent_tasks=row.max_concurrent_tasks,
-        current_tasks=row.current_tasks,
-        task_ids=task_ids,
-        poll_interval_sec=row.poll_interval_sec,
-        claim_ttl_sec=row.claim_ttl_sec,
-        heartbeat_interval_sec=row.heartbeat_interval_sec,
-    )
+    fields = {name: getattr(row, name) for name in InstanceInfo.__struct_fields__}
+    if row.status != "offline" and agent.set_status is not None:
+        fields["status"] = agent.set_status
+    return InstanceInfo(**fields | {"task_ids": task_ids})
 
 
 def _budget_warnings(agent: AgentInfo, declared: Decimal | None, granted: Decimal | None) -> list[str]:

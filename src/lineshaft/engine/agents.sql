@@ -67,6 +67,9 @@ VALUES (
     coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(key)s::text
 )
 
+-- name: find_instance
+SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer
+
 -- name: current_incarnation
 SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
 
@@ -83,9 +86,9 @@ ORDER BY id
 
 -- name: read_instances
 -- By agent, the newest first. Instances that are offline and hold nothing are soon of no interest: only the newest of them.
-SELECT agent_id, name AS instance, incarnation, host, version, liveness, registered_at AS started_at, last_heartbeat,
+SELECT agent_id, name AS instance, incarnation, host, version, liveness AS status, registered_at AS started_at, last_heartbeat,
     coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available,
-    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec,
+    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, '{}'::text[] AS task_ids,
     busy_sec + coalesce(extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - busy_since)::double precision, 0) AS busy_sec,
     extract(epoch FROM CASE WHEN liveness = 'offline' THEN last_heartbeat ELSE coalesce(%(now)s::timestamptz, now()) END
         - registered_at)::double precision AS life_sec

@@ -236,6 +236,8 @@ def on_failure(
     if lost is not None and counts and not counted:
         breaker = _with_loss(breaker, lost, now)
     if _is_probe(breaker, task_id):
+        if counts and counted:
+            return _opened(breaker, key, now)
         return on_probe_gone(breaker, key=key, task_id=task_id, now=now, failed=counts)
     if not counts or counted:
         return BreakerChange(breaker)

@@ -15,6 +15,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Waiter, Wakeups
 from lineshaft.engine.submit.lanes import wakeup_payload
 from lineshaft.model.tasks import NewTask
+from tests.conftest import superuser
 from tests.world import World
 
 #: Only to end a test that fails; nothing below waits for it.
@@ -408,7 +409,7 @@ async def test_a_program_that_listens_for_task_ready_hears_of_new_tasks(world: W
 
 async def test_another_channel_can_be_chosen_for_the_whole_database(dsn: str) -> None:
     """Another program may use the name; a caller's own connection agrees too."""
-    with psycopg.connect(dsn, autocommit=True) as admin:
+    with psycopg.connect(superuser(dsn), autocommit=True) as admin:
         name = conninfo_to_dict(dsn)["dbname"]
         admin.execute(f"ALTER DATABASE {name} SET lineshaft.channel = 'Our tasks'".encode())
         admin.execute("LISTEN task_ready")

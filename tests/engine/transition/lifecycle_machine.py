@@ -1,18 +1,21 @@
 """The lifecycle of tasks as a machine for Hypothesis, with a model of it that fits on a page.
 
-Several agents submit, claim, finish, fail, release, spawn, cancel and retry; after every step the database
-must say what the model says, and all counters and locks must add up. The guards are on: the circuit breaker
-of the one type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on
-outputs are in `gated_machine.py`.
+Several processes of two agents submit, claim, finish, fail, release, spawn, cancel and retry; they fall
+silent, are superseded, restarted, or reported as dead by a sibling. After every step the database must say
+what the model says, and all counters and locks must add up. The guards are on: the circuit breaker of the one
+type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on outputs
+are in `gated_machine.py`.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import ClassVar
+from itertools import count
+from typing import ClassVar, NamedTuple
 
 import psycopg
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,6 +29,7 @@ from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
+from lineshaft.errors import SupersededError
 from lineshaft.model import breaker
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
@@ -42,11 +46,25 @@ CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_se
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
 LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
-AGENTS = ("a1", "a2", "a3")
+#: The agents of the processes: two of the same one, and another.
+AGENTS = ("a1", "a1", "a2")
 
 
 def decided(resolution: str) -> ResolutionRequest:
     return ResolutionRequest(resolution=resolution, reviewer="ann")
+
+
+class Process(NamedTuple):
+    """An instance of an agent."""
+
+    agent: str
+    name: str
+    incarnation: int
+
+    @property
+    def key(self) -> str:
+        """As breakers know it."""
+        return f"{self.agent}#{self.incarnation}"
 
 
 @dataclass
@@ -62,7 +80,7 @@ class Task:
     attempts: int = 0
     waits: int = 0
     epoch: int = 0
-    agent: str | None = None
+    agent: Process | None = None
     #: The gates of its output; at which gate the output is, and what it waits for there.
     gates: tuple[str, ...] = ()
     gate_no: int = 0
@@ -99,8 +117,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.engine = Engine(self.dsn, clock=self.clock, max_connections=2, rules=RULES, checks=self.checks())
         self.runner.run(self.engine.__aenter__())
         self.look = psycopg.connect(self.dsn, autocommit=True)
-        for agent in AGENTS:
-            self.runner.run(self.engine.fleet.register(NewAgent(id=agent, max_concurrent_tasks=2)))
+        self.names = count(1)
+        #: Those that live, and those that were superseded or taken for dead.
+        self.processes = [self.registered(agent, f"p{next(self.names)}") for agent in AGENTS]
+        self.former: list[Process] = []
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
@@ -108,6 +128,10 @@ class Lifecycle(RuleBasedStateMachine):
             self.runner.run(self.engine.database.close())
             self.runner.close()
             self.database.__exit__(None, None, None)
+
+    def registered(self, agent: str, name: str, gone: tuple[str, ...] = ()) -> Process:
+        new = NewAgent(id=agent, instance=name, host="h", gone=gone, max_concurrent_tasks=2)
+        return Process(agent, name, self.runner.run(self.engine.fleet.register(new)).incarnation)
 
     def some(self, data: st.DataObject, *statuses: str) -> str:
         return data.draw(st.sampled_from([name for name, t in self.tasks.items() if t.status in statuses]))
@@ -148,10 +172,13 @@ class Lifecycle(RuleBasedStateMachine):
         self.add(found.id, upstream, lock=lock)
         self.tasks[found.id].gates = gates
 
-    @rule(agent=st.sampled_from(AGENTS), limit=st.integers(1, 3))
-    def claim(self, agent: str, limit: int) -> None:
+    @rule(n=st.sampled_from(range(len(AGENTS))), limit=st.integers(1, 3))
+    def claim(self, n: int, limit: int) -> None:
+        agent = self.processes[n]
         held = sum(task.agent == agent for task in self.tasks.values())
-        claimed = self.runner.run(self.engine.claims.claim(agent, 1, limit=limit, start=True)).tasks
+        claimed = self.runner.run(
+            self.engine.claims.claim(agent.agent, agent.incarnation, limit=limit, start=True)
+        ).tasks
         locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
         ready = [t for t in self.tasks.values() if t.status == "READY"]
         free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
@@ -184,12 +211,19 @@ class Lifecycle(RuleBasedStateMachine):
             self.breaker, key="t", task_id=name, now=self.clock.now(), failed=False
         ).breaker
 
-    def attempt_failed(self, name: str) -> None:
+    def attempt_failed(self, name: str, *, lost: Process | None = None) -> None:
+        """`lost`: together with this process."""
         task = self.tasks[name]
         task.attempts, task.waits = task.attempts + 1, 0
         self.let_go(name, "DEAD_LETTERED" if task.attempts >= MAX_ATTEMPTS else "RETRYING")
         self.breaker = breaker.on_failure(
-            self.breaker, CONFIG, key="t", task_id=name, now=self.clock.now(), counts=True
+            self.breaker,
+            CONFIG,
+            key="t",
+            task_id=name,
+            now=self.clock.now(),
+            counts=True,
+            lost=None if lost is None else lost.key,
         ).breaker
 
     @precondition(lambda self: self.have("RUNNING"))
@@ -357,25 +391,62 @@ class Lifecycle(RuleBasedStateMachine):
         """All agents fall silent; the reaper takes everything back."""
         self.clock.advance(91)
         self.runner.run(self.engine.maintenance.reap(100))
+        self.lost(*self.processes)
+
+    def lost(self, *processes: Process) -> None:
+        """What they held fails."""
         dead = []
         for name, task in self.tasks.items():
-            if task.agent is not None:
-                self.attempt_failed(name)
+            if task.agent in processes:
+                self.attempt_failed(name, lost=task.agent)
                 dead += [name] if task.status == "DEAD_LETTERED" else []
         for name in dead:
             self.ended(name)
+
+    @rule(n=st.sampled_from([0, 1]), how=st.sampled_from(["superseded", "gone", "reported"]))
+    def a_process_is_replaced(self, n: int, how: str) -> None:
+        """By one of the same name, by one that knows it is dead, or after a sibling has reported it."""
+        old = self.processes[n]
+        if how == "superseded":
+            self.processes[n] = self.registered(old.agent, old.name)
+        elif how == "gone":
+            self.processes[n] = self.registered(old.agent, f"p{next(self.names)}", gone=(old.name,))
+        else:
+            sibling = self.processes[1 - n]
+            self.runner.run(self.engine.fleet.siblings(sibling.agent, sibling.incarnation, gone=[old.name]))
+            self.processes[n] = self.registered(old.agent, f"p{next(self.names)}")
+        self.former.append(old)
+        self.lost(old)
+
+    @precondition(lambda self: self.former)
+    @rule(data=st.data())
+    def a_former_process_calls(self, data: st.DataObject) -> None:
+        """It may do nothing any more, and its reports about others change nothing."""
+        old = data.draw(st.sampled_from(self.former))
+        fleet = self.engine.fleet
+        with pytest.raises(SupersededError):
+            self.runner.run(self.engine.claims.claim(old.agent, old.incarnation, start=True))
+        others = [process.name for process in self.processes if process.agent == old.agent]
+        with pytest.raises(SupersededError):
+            self.runner.run(fleet.siblings(old.agent, old.incarnation, gone=others))
 
     @invariant()
     def the_database_says_what_the_model_says(self) -> None:
         if not hasattr(self, "look"):
             return
-        rows = self.look.execute(
-            "SELECT id, status::text, attempts, claim_agent_id FROM lineshaft.tasks"
-        ).fetchall()
+        rows = self.look.execute("SELECT id, status::text, attempts FROM lineshaft.tasks").fetchall()
         found = {row[0]: (row[1], row[2]) for row in rows}
         assert found == {name: (task.status, task.attempts) for name, task in self.tasks.items()}
-        held = {row[0]: row[3] for row in rows if row[1] in LIVE}
-        assert held == {name: task.agent for name, task in self.tasks.items() if task.status in LIVE}
+        held = self.look.execute(
+            "SELECT id, agent_id, incarnation FROM lineshaft.task_live WHERE agent_id IS NOT NULL"
+        ).fetchall()
+        assert {row[0]: row[1:] for row in held} == {
+            name: (task.agent.agent, task.agent.incarnation)
+            for name, task in self.tasks.items()
+            if task.agent is not None
+        }
+        instances = self.look.execute("SELECT agent_id, name, incarnation FROM lineshaft.instance").fetchall()
+        assert sorted(instances) == sorted(self.processes)
         check_invariants(self.look)
 
     @invariant()

@@ -97,7 +97,7 @@ async def leave_agent(call: Call, body: protocol.AgentInstance) -> Answer:
     "/v1/agents/{id:path}/siblings",
     Scope.AGENT,
     protocol.SiblingNames,
-    codes=("not_found",),
+    codes=("not_found", "superseded"),
     example={"incarnation": 2, "gone": ["host-a/pid-4711"]},
 )
 async def watch_siblings(call: Call, body: protocol.Siblings) -> Answer:

@@ -1183,6 +1183,7 @@ COMMENT ON COLUMN lineshaft.task.heartbeat_interval_sec IS 'How often its agent 
 COMMENT ON COLUMN lineshaft.task.priority IS '0 (first) to 100 (last), as submitted.';
 COMMENT ON COLUMN lineshaft.task.max_attempts IS 'Attempts before it becomes a dead letter.';
 COMMENT ON COLUMN lineshaft.task.require_decision_report IS 'Its output must have a decision report.';
+COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'Whether, as a dead letter, it counts as cancelled for its DAG: a spawned task.';
 COMMENT ON COLUMN lineshaft.task.is_batch IS 'It has no work of its own and ends with its children.';
 COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'As a dead letter it counts as cancelled for its DAG.';
 COMMENT ON COLUMN lineshaft.task.id IS 'Its id.';
@@ -1233,6 +1234,7 @@ COMMENT ON COLUMN lineshaft.task_end.output_type IS 'The type given with the out
 COMMENT ON COLUMN lineshaft.task_key.key IS 'The idempotency key.';
 COMMENT ON COLUMN lineshaft.task_key.task_id IS 'The task that owns it.';
 COMMENT ON COLUMN lineshaft.task_key.content_hash IS 'Of the submission, to flag other content under the same key.';
+COMMENT ON COLUMN lineshaft.task_key.ttl_sec IS 'How long the key stays in force after the task has completed; NULL: forever.';
 COMMENT ON COLUMN lineshaft.task_key.expires_at IS 'When the key is free again; NULL: in force.';
 COMMENT ON COLUMN lineshaft.task_key.ttl_sec IS 'How long the key lasts after completion; NULL: without end.';
 
