@@ -181,9 +181,8 @@ async def test_replicas_of_one_id_and_a_name_that_is_used_again(
     again = await start(dsn, tmp_path, *options, "--instance", "pod-1")
     _, errors = await asyncio.wait_for(processes[0].communicate(), PATIENCE)
     assert processes[0].returncode == 1
-    assert errors.decode().splitlines()[-1].startswith("lineshaft: Incarnation ")
+    assert "'pod-1' of agent 'a' was registered again" in errors.decode().splitlines()[-1]
 
     for process in (processes[1], again):
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.communicate(), PATIENCE)
