@@ -151,18 +151,8 @@ async def test_replicas_of_one_id_and_a_name_that_is_used_again(
 ) -> None:
     script(tmp_path, "echo started; sleep 60")
     options = (
-        "--exec",
-        "./work.sh",
-        "--type",
-        "t",
-        "--id",
-        "a",
-        "--slots",
-        "1",
-        "--version",
-        "7",
-        "--heartbeat",
-        "0.5",
+        *("--exec", "./work.sh", "--type", "t", "--id", "a", "--slots", "1", "--version", "7"),
+        *("--heartbeat", "0.5", "--grace", "0.1"),
     )
     await shaft.submit_many([NewTask("t") for _ in range(3)])
 
