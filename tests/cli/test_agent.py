@@ -1,6 +1,7 @@
 """`lineshaft agent`, run as people run it: a process of its own, from the command line to the database."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Lineshaft, NewTask
+from lineshaft.errors import NotFoundError
 from lineshaft.types import AgentInfo
 from tests.agent.helpers import PATIENCE, engine_of
 from tests.client.helpers import engine_beside
@@ -141,3 +143,35 @@ async def test_registered_elsewhere_it_ends_with_a_message(
 
     assert first.returncode == 1
     assert "Instance 'only' of agent 'same' was registered again" in errors.decode()
+
+
+async def test_replicas_of_one_id_and_a_name_that_is_used_again(
+    shaft: Lineshaft, dsn: str, tmp_path: Path
+) -> None:
+    script(tmp_path, "echo started; sleep 60")
+    options = (
+        *("--exec", "./work.sh", "--type", "t", "--id", "a", "--slots", "1", "--version", "7"),
+        *("--heartbeat", "0.5", "--grace", "0.1"),
+    )
+    await shaft.submit_many([NewTask("t") for _ in range(3)])
+
+    async def holders(number: int) -> AgentInfo:
+        while True:
+            with contextlib.suppress(NotFoundError):
+                agent = await shaft.get_agent("a")
+                if agent.current_tasks == number:
+                    return agent
+            await asyncio.sleep(0.02)
+
+    processes = [await start(dsn, tmp_path, *options, "--instance", name) for name in ("pod-1", "pod-2")]
+    agent = await asyncio.wait_for(holders(2), PATIENCE)
+    assert {(each.instance, each.version) for each in agent.instances} == {("pod-1", "7"), ("pod-2", "7")}
+
+    again = await start(dsn, tmp_path, *options, "--instance", "pod-1")
+    _, errors = await asyncio.wait_for(processes[0].communicate(), PATIENCE)
+    assert processes[0].returncode == 1
+    assert "'pod-1' of agent 'a' was registered again" in errors.decode().splitlines()[-1]
+
+    for process in (processes[1], again):
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), PATIENCE)
