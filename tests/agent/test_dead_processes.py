@@ -70,7 +70,7 @@ def test_processes_elsewhere_are_not_judged(child: "subprocess.Popen[str]") -> N
     assert not is_dead("writer-6d5f9c7b8-x2x4z")
 
 
-def test_agents_of_one_process_are_told_apart() -> None:
+def test_agents_of_one_process_have_different_names() -> None:
     one, two = parse(new_name()), parse(new_name())
 
     assert one is not None
