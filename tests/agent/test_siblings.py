@@ -9,8 +9,8 @@ import pytest
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec
 from lineshaft.agent import siblings
 from lineshaft.errors import SupersededError
+from lineshaft.model.states import Status
 from lineshaft.types import NewAgent
-from lineshaft.types.tasks import Status
 from lineshaft.types.work import Presence
 from tests.agent.helpers import PATIENCE, engine_of, soon
 
@@ -48,8 +48,9 @@ async def test_a_new_process_reports_all_its_dead_predecessors_before_it_works(s
     handle = await shaft.submit(NewTask("t", retry=RetrySpec(strategy="immediate")))
     fleet = engine_of(shaft).fleet
     host = siblings.host_name()
-    for _ in range(2):
-        dead = await fleet.register(NewAgent(id="a", instance=name_of_another(), host=host))
+    _, dead = [
+        await fleet.register(NewAgent(id="a", instance=name_of_another(), host=host)) for _ in range(2)
+    ]
     await engine_of(shaft).claims.claim("a", dead.incarnation, start=True)
     agent = Agent("a")
     agent.task("t")(lambda: "done")
