@@ -132,7 +132,7 @@ async def _watch(backend: Backend, own: Presence, looked: asyncio.Event, dead: C
             except LineshaftError as error:
                 # It is tried again; if this instance was superseded, its heartbeats notice.
                 _log.debug("Asking for the siblings of agent %s failed: %s", own.agent_id, error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged; others may die while this one goes on
                 _log.exception("Looking at the siblings of agent %s failed; trying again", own.agent_id)
             looked.set()
             # Replicas are started together: soon again at first.
