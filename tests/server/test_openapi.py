@@ -136,7 +136,7 @@ async def test_metrics_have_the_names_of_004(client: Client) -> None:
     assert found[f'task_cost_usd{{type="code",{me.replace("agent_id", "agent")},model="large"}}'] == 1.75
     assert found["daily_spend_usd"] == 1.75
     assert found[f"budget_remaining_usd{{{me.replace('agent_id', 'agent')}}}"] == 8.25
-    assert found[f"agent_utilization{{{me}}}"] == 0
+    assert 0 < found[f"agent_utilization{{{me}}}"] <= 1
     assert found[f"agent_heartbeat_misses_total{{{me}}}"] == 0
     assert found[f"agent_claim_success_rate{{{me}}}"] == 0.25
     assert {f'task_queue_wait_seconds{{quantile="{q}"}}' for q in ("p50", "p95", "p99")} <= found.keys()

@@ -87,9 +87,11 @@ class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
     """`status` is that of the process; what was set by hand isn't considered. Without tasks."""
 
     agent_id: str
-    #: How long it has held at least one task, and how long it has been there.
-    busy_sec: float
-    life_sec: float
+
+
+class _Use(NamedTuple):
+    agent_id: str
+    share: float
 
 
 class _HeldRow(NamedTuple):
@@ -248,6 +250,12 @@ class Fleet:
             if agent.last_heartbeat is not None
             and (agent.status != "offline" or (now - agent.last_heartbeat).total_seconds() < seen_within_sec)
         ]
+
+    async def utilization(self) -> dict[str, float]:
+        """The share of time in which the instances of each agent held at least one task, 0 to 1."""
+        async with self._database.connection() as connection:
+            found = await fetch_rows(connection, _Use, _SQL["utilization"], self._database.now)
+        return {use.agent_id: use.share for use in found}
 
     async def page(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         """By id."""
@@ -416,7 +424,6 @@ def _agent(
         heartbeat_interval_sec=(newest or defaults).heartbeat_interval_sec,
         incarnation=row.incarnation,
         registered_at=row.registered_at,
-        utilization=_share(sum(each.busy_sec for each in rows), sum(each.life_sec for each in rows)),
         instances=[_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in rows],
     )
 
@@ -424,10 +431,6 @@ def _agent(
 def _status(statuses: Sequence[str]) -> str:
     """Of an agent, from its instances: the best of them."""
     return next((status for status in ("active", "draining") if status in statuses), "offline")
-
-
-def _share(part: float, whole: float) -> float:
-    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
 
 
 def _union(lists: Iterable[Sequence[str]]) -> list[str]:

@@ -88,10 +88,7 @@ ORDER BY id
 -- By agent, the newest first. Instances that are offline and hold nothing are soon of no interest: only the newest of them.
 SELECT agent_id, name AS instance, incarnation, host, version, liveness AS status, registered_at AS started_at, last_heartbeat,
     coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available,
-    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, '{}'::text[] AS task_ids,
-    busy_sec + coalesce(extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - busy_since)::double precision, 0) AS busy_sec,
-    extract(epoch FROM CASE WHEN liveness = 'offline' THEN last_heartbeat ELSE coalesce(%(now)s::timestamptz, now()) END
-        - registered_at)::double precision AS life_sec
+    poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, '{}'::text[] AS task_ids
 FROM (
     SELECT instance.*,
         -- include: instance_liveness
@@ -102,6 +99,18 @@ FROM (
 ) AS found
 WHERE liveness <> 'offline' OR held > 0 OR n <= %(offline)s::integer
 ORDER BY agent_id, incarnation DESC
+
+-- name: utilization
+-- The share of their time in which the instances of each agent held at least one task.
+SELECT agent_id, least(greatest(sum(busy_sec) / nullif(sum(life_sec), 0), 0), 1)::double precision AS share
+FROM (
+    SELECT instance.agent_id,
+        instance.busy_sec + coalesce(extract(epoch FROM clock.now - instance.busy_since)::double precision, 0) AS busy_sec,
+        extract(epoch FROM CASE WHEN instance.status = 'offline' THEN instance.last_heartbeat ELSE clock.now END
+            - instance.registered_at)::double precision AS life_sec
+    FROM lineshaft.instance CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+) AS used
+GROUP BY agent_id HAVING sum(life_sec) > 0
 
 -- name: read_held
 -- The tasks of each instance, through the index of leases.

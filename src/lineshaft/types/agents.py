@@ -96,8 +96,6 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     #: Of the newest instance.
     incarnation: int
     registered_at: datetime
-    #: The share of time in which its instances held at least one task, 0 to 1.
-    utilization: float = 0.0
     #: The newest first. Of those that are offline, only the newest.
     instances: list[InstanceInfo] = []
 

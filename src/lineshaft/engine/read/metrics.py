@@ -59,6 +59,8 @@ class Metrics:
     agents: list[AgentInfo]
     #: Seconds from READY to the first start, by quantile.
     waits: dict[str, float]
+    #: By agent: the share of time in which its processes held tasks.
+    utilization: dict[str, float]
 
 
 class Tally:
@@ -102,6 +104,7 @@ class MetricsReader:
             await self._queries.stats(),
             await self._fleet.read_all(seen_within_sec=_SEEN_WITHIN_SEC),
             dict(zip(_QUANTILES, quantiles or (), strict=False)),
+            await self._fleet.utilization(),
         )
 
 

@@ -90,7 +90,7 @@ def _lines(found: Metrics) -> Iterable[str]:
         "agent_utilization",
         "gauge",
         "The share of time in which an agent's processes executed tasks, 0 to 1.",
-        (({"agent_id": agent.id}, agent.utilization) for agent in agents),
+        (({"agent_id": agent.id}, found.utilization.get(agent.id, 0.0)) for agent in agents),
     )
     yield from _metric(
         "agent_heartbeat_misses_total",
