@@ -91,7 +91,7 @@ async def test_a_budget_that_doesnt_count_is_a_warning(
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning == (
         "budget_usd=2.5 is ignored: agent 'a' has a budget of 1 USD. "
-        "To change it: lineshaft agents change a --add-budget USD"
+        "To change it: lineshaft agents change a --budget USD"
     )
     assert (await shaft.get_agent("a")).budget_usd == 1
 

@@ -52,6 +52,15 @@ async def book_late(connection: Connection, items: Sequence[Report], now: dict[s
         await connection.execute(_SQL["spend_late"], {**now, **_columns(items)})
 
 
+async def book_late_at_once(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
+    """A transaction of its own, which waits for locked rows for a second at most."""
+    if items := reported(items):
+        parameters = {**now, **_columns(items)}
+        await pipelined(
+            connection, *((_SQL[name], parameters) for name in ("limit_spending_wait", "spend_late"))
+        )
+
+
 def _columns(items: Sequence[Report]) -> dict[str, Any]:
     return {
         "ids": [claim.id for claim, _ in items],
