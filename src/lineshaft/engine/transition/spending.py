@@ -43,7 +43,10 @@ async def book_at_once(
     parameters = {**now, **_columns(items)}
     names = ("limit_spending_wait", "spend", "limits_reached")
     *_, rows = await pipelined(connection, *((_SQL[name], parameters) for name in names))
-    return {ClaimRef(row.id, row.epoch): row.reason for row in rows if row.reason is not None}
+    held = {ClaimRef(row.id, row.epoch): row.reason for row in rows}
+    # Claims that ended while the report waited for their rows.
+    await book_late_at_once(connection, [item for item in items if item[0] not in held], now)
+    return {claim: reason for claim, reason in held.items() if reason is not None}
 
 
 async def book_late(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
