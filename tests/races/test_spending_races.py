@@ -199,7 +199,9 @@ async def test_many_reports_and_ends_of_one_agent_at_once(
         for task in some:
             await engine.work.release([Release(ref(task), spent=cost("0.9"))])
 
-    await asyncio.gather(spend(one, tasks), spend(two, tasks[::-1]), finish(one, tasks[::2]), finish(two, tasks[1::2]))
+    await asyncio.gather(
+        spend(one, tasks), spend(two, tasks[::-1]), finish(one, tasks[::2]), finish(two, tasks[1::2])
+    )
 
     assert booked(connection) == {Decimal(36)}
     check_invariants(connection)

@@ -65,7 +65,9 @@ async def test_another_process_obeys_the_row_and_warns(
     assert same.daily_budget_usd == other.daily_budget_usd == 3
     assert other.velocity_usd == 2, "where there is none it sets it"
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith("These settings differ from the limits of the installation, which count: daily_b")
+    assert warning.startswith(
+        "These settings differ from the limits of the installation, which count: daily_b"
+    )
 
 
 async def test_a_second_process_without_the_setting_is_bound_by_it(

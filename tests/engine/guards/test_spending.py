@@ -133,7 +133,9 @@ async def test_cost_and_tokens_survive_every_exit(world: World, exit_: Exit, lim
         300,
         500,
     )
-    assert world.row("SELECT spent_usd FROM lineshaft.agent WHERE id = %s", agent.id)["spent_usd"] == Decimal("0.9")
+    assert world.row("SELECT spent_usd FROM lineshaft.agent WHERE id = %s", agent.id)["spent_usd"] == Decimal(
+        "0.9"
+    )
     assert await spent_today(world) == Decimal("0.9")
 
 
@@ -477,7 +479,9 @@ LATE = (
 async def test_what_a_stale_claim_reports_is_booked_once(world: World, late: Late, max_attempts: int) -> None:
     """R-024: the difference to what it had reported, whether its task waits, runs or has ended."""
     agent = await world.agent(budget_usd=10)
-    task_id = (await world.dag(NewTask("code", key="a", max_attempts=max_attempts), NewTask("x"))).tasks["a"].id
+    task_id = (
+        (await world.dag(NewTask("code", key="a", max_attempts=max_attempts), NewTask("x"))).tasks["a"].id
+    )
     task = await _lost(world, agent)
     assert task.id == task_id
 
@@ -585,7 +589,9 @@ async def test_the_depth_of_spawned_tasks_is_limited(
         for _ in range(3):
             (child,) = await spawn_children(engine, ref(await world.take(agent)), [NewTask("code")])
 
-        with pytest.raises(InvalidInputError, match="at most 3 levels are allowed.*LINESHAFT_MAX_SPAWN_DEPTH"):
+        with pytest.raises(
+            InvalidInputError, match="at most 3 levels are allowed.*LINESHAFT_MAX_SPAWN_DEPTH"
+        ):
             await spawn_children(engine, ref(await world.take(agent)), [NewTask("code")])
         assert world.status(child.id) == "RUNNING"
 

@@ -73,9 +73,7 @@ def _dead_letter(changes: Changes, task: LockedTask, spent: Spent, total: Decima
     error = f"cost {total} USD in all, of max_total_cost_usd {task.max_total_cost_usd}"
     attempts = task.attempts + 1
     changes.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=RELEASE)
-    changes.end(
-        task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category, attempts=attempts
-    )
+    changes.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category, attempts=attempts)
     data = {"category": category, "error": error, "attempt": attempts, "because": "budget_exceeded"}
     changes.event(task, ["task.failed", "task.dead_lettered"], data)
     return Moved(task.id, Status.DEAD_LETTERED)
