@@ -165,9 +165,9 @@ async def test_a_report_doesnt_wait_for_a_locked_task(
 
 
 async def test_a_late_report_doesnt_wait_for_a_locked_task(
-    engines: tuple[Engine, Engine], clock: MovableClock, dsn: str, connection: psycopg.Connection
+    engines: tuple[Engine, Engine], clock: MovableClock, dsn: str
 ) -> None:
-    """A heartbeat with a lost claim and a held one is answered."""
+    """A heartbeat with a lost claim is answered after a second."""
     one, _ = engines
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
@@ -181,7 +181,7 @@ async def test_a_late_report_doesnt_wait_for_a_locked_task(
 
 
 async def test_many_reports_and_ends_of_one_agent_at_once(
-    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+    engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
     """R-231, R-234: no deadlock, and sums that agree."""
     one, two = engines
