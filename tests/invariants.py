@@ -218,7 +218,10 @@ RULES: dict[str, LiteralString] = {
           AND coalesce(lane.max_cost_usd, 0)
             <= coalesce(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, 'infinity')
           -- A task without a limit of its own needs some money.
-          AND (lane.max_cost_usd IS NOT NULL OR (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE)
+          AND (
+            lane.max_cost_usd IS NOT NULL
+            OR (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE
+          )
           -- Others that came back first may use it up.
           AND NOT EXISTS (
             SELECT FROM lineshaft.task_live AS other

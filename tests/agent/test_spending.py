@@ -1,4 +1,4 @@
-"""Spending is written through while a handler runs, and stops it at a limit, so that nothing is paid twice."""
+"""Spending is written through while a handler runs, and stops it at a limit: nothing is paid twice."""
 
 import asyncio
 import signal

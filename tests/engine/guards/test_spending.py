@@ -1,6 +1,7 @@
-"""Spending while attempts run: what is reported counts at once, never goes down, and stops what is over a limit."""
+"""Spending while attempts run: reports count at once, never go down, and stop what is over a limit."""
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -386,6 +387,45 @@ async def test_a_daily_budget_that_was_lowered_is_forgotten_the_next_day(world: 
     assert await report(world, agent, priced, "4") is None
 
 
+async def test_a_day_changes_during_an_attempt(world: World) -> None:
+    """R-237: what is above the reservation counts on the day of its report, the rest on the day of the end."""
+    await world.engine.limits.patch({"daily_budget_usd": Decimal(10)})
+    agent = await world.agent(heartbeat_interval_sec=80_000)
+    await world.submit(
+        NewTask("free", max_duration_sec=80_000), NewTask("priced", max_cost_usd=4, max_duration_sec=80_000)
+    )
+    free, priced = await world.take(agent, types=["free"]), await world.take(agent, types=["priced"])
+    midnight = datetime(2026, 2, 9, tzinfo=UTC)
+    world.clock.advance((midnight - world.clock.now()).total_seconds() - 1)
+    for task in (free, priced):
+        await report(world, agent, task, "3")
+    assert (await spent_today(world), (await world.engine.limits.read()).reserved_usd) == (3, 4)
+
+    world.clock.advance(1)
+
+    assert (await spent_today(world), (await world.engine.limits.read()).reserved_usd) == (0, 4)
+    assert await report(world, agent, free, "3.5") is None
+    assert await world.complete(free, spent="3.75") is Status.COMPLETED
+    assert await world.complete(priced) is Status.COMPLETED
+    rows = world.rows("SELECT day, spent_usd FROM lineshaft.spend ORDER BY day")
+    assert [(row["day"].day, row["spent_usd"]) for row in rows] == [(8, 3), (9, Decimal("3.75"))]
+    assert (await world.engine.limits.read()).reserved_usd == 0
+
+
+async def test_a_report_over_yesterdays_budget_is_within_todays(world: World) -> None:
+    """R-237."""
+    await world.engine.limits.patch({"daily_budget_usd": Decimal(1)})
+    agent = await world.agent(heartbeat_interval_sec=80_000)
+    await world.one(max_duration_sec=80_000)
+    task = await world.take(agent)
+    assert await report(world, agent, task, "1.5") == "daily_budget"
+
+    world.clock.advance((datetime(2026, 2, 9, tzinfo=UTC) - world.clock.now()).total_seconds())
+
+    assert await report(world, agent, task, "1.6") is None
+    assert await spent_today(world) == Decimal("0.1")
+
+
 # Velocity.
 
 
@@ -553,7 +593,7 @@ async def test_a_crash_costs_a_share_of_the_reservation(world: World) -> None:
 def test_a_single_cost_has_a_limit() -> None:
     """Row 9."""
     assert Spent(Decimal(1_000_000)).cost_usd == 1_000_000
-    with pytest.raises(InvalidInputError, match="at most 1000000 US dollars, got 1000000.000001"):
+    with pytest.raises(InvalidInputError, match=r"at most 1000000 US dollars, got 1000000\.000001"):
         Spent(Decimal("1000000.000001"))
 
 
@@ -590,7 +630,7 @@ async def test_the_depth_of_spawned_tasks_is_limited(
             (child,) = await spawn_children(engine, ref(await world.take(agent)), [NewTask("code")])
 
         with pytest.raises(
-            InvalidInputError, match="at most 3 levels are allowed.*LINESHAFT_MAX_SPAWN_DEPTH"
+            InvalidInputError, match=r"at most 3 levels are allowed.*LINESHAFT_MAX_SPAWN_DEPTH"
         ):
             await spawn_children(engine, ref(await world.take(agent)), [NewTask("code")])
         assert world.status(child.id) == "RUNNING"
