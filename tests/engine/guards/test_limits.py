@@ -126,9 +126,9 @@ async def test_invalid_limits_change_nothing(world: World, changes: dict[str, An
 async def test_two_servers_start_at_once(dsn: str, connection: psycopg.Connection) -> None:
     """Each value is applied once, one server after the other."""
     with held(dsn, "SELECT FROM lineshaft.limits FOR UPDATE") as holder:
-        values = ({"daily_budget_usd": Decimal(1)}, {"velocity_usd": Decimal(2)})
-        await race(connection, holder, *(started(dsn, **value) for value in values))
+        starts = (started(dsn, daily_budget_usd=Decimal(1)), started(dsn, velocity_usd=Decimal(2)))
+        await race(connection, holder, *starts)
 
     limits = await started(dsn)
-    assert (limits.daily_budget_usd, limits.velocity_usd) == (1, 2)
+    assert (limits.daily_budget_usd, limits.velocity_usd) == (Decimal(1), Decimal(2))
     assert len(connection.execute(CHANGES).fetchall()) == 2

@@ -111,7 +111,7 @@ class Money(RuleBasedStateMachine):
         #: What all claims and judges have cost.
         self.total = ZERO
         self.dags: list[str] = []
-        #: By limited agent, DAG or "day": what was spent and reserved at most when its limit last changed, and
+        #: By limited agent, DAG or "day": what was spent and reserved when its limit last changed, and
         #: what has been spent above reservations since.
         self.bounds: dict[str, Decimal] = {}
         self.excess = Ledger()
@@ -187,8 +187,9 @@ class Money(RuleBasedStateMachine):
 
     @rule(agent=st.sampled_from(["poor", "broke"]), usd=SUMS, add=st.booleans())
     def change_an_agents_budget(self, agent: str, usd: Decimal, add: bool) -> None:
-        change = {"add_budget_usd": usd} if add else {"budget_usd": usd * 2}
-        self.runner.run(self.engine.fleet.patch(agent, **change))
+        fleet = self.engine.fleet
+        change = fleet.patch(agent, add_budget_usd=usd) if add else fleet.patch(agent, budget_usd=usd * 2)
+        self.runner.run(change)
         self.changed(agent)
 
     @precondition(lambda self: self.dags)

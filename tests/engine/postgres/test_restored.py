@@ -162,7 +162,7 @@ async def test_a_restored_dump_keeps_limits_spend_and_reservations(
             assert (found.spent_usd, found.reserved_usd) == (money.spent_usd, money.reserved_usd)
             await Actions(engine).release(second)
             after = await engine.limits.read()
-            assert (after.spent_today_usd, after.reserved_usd) == (Decimal("4.75"), 0)
+            assert (after.spent_today_usd, after.reserved_usd) == (Decimal("4.75"), Decimal(0))
         with psycopg.connect(restored) as connection:
             changes = "SELECT count(*) FROM lineshaft.events WHERE kind = 'limits.changed'"
             assert connection.execute(changes).fetchone() == (1,)

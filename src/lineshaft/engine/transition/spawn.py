@@ -141,8 +141,8 @@ class Spawn:
         spawned = await fetch_value(connection, _SQL["count_spawned"], {"dag_id": dag_id, "n": added})
         if spawned > most:
             raise InvalidInputError(
-                f"Asked to spawn {added} tasks, but DAG {dag_id} would then have {spawned} spawned tasks, more "
-                f"than {most}. Does a task spawn without end? If not, raise LINESHAFT_MAX_SPAWNED_TASKS."
+                f"Asked to spawn {added} tasks, but DAG {dag_id} would then have {spawned} spawned tasks, "
+                f"more than {most}. Does a task spawn without end? If not, raise LINESHAFT_MAX_SPAWNED_TASKS."
             )
 
     async def _pause(
