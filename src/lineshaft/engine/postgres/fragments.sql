@@ -81,7 +81,8 @@ GROUP BY id, generation
 
 -- fragment: over_limit
 -- The limit that an attempt is over: `live` is its row. NULL: none. A task within its reservation goes on when others overspend; it stops when a
--- limit itself was lowered below what has been spent, part of which is within reservations.
+-- limit itself was lowered below what has been spent, part of which is within reservations. Only then the held tasks are read, by the index
+-- of leases.
 CASE
     WHEN EXISTS (SELECT FROM lineshaft.pause WHERE pause.stops) THEN 'velocity'
     WHEN live.attempt_cost_usd > 0 AND (
@@ -95,7 +96,7 @@ CASE
             live.attempt_cost_usd > CASE WHEN live.agent_reserved THEN live.reserved_usd ELSE 0 END
             OR (agent.budget_cut AND agent.budget_usd - agent.spent_usd < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
-                WHERE held.lease_until IS NOT NULL AND held.agent_id = agent.id AND held.agent_reserved
+                WHERE held.lease_until > '-infinity' AND held.agent_id = agent.id AND held.agent_reserved
             ))
         )
         FROM lineshaft.agent WHERE agent.id = live.agent_id
@@ -105,7 +106,7 @@ CASE
             live.attempt_cost_usd > live.reserved_usd
             OR (dag.budget_cut AND dag.budget_ceiling_usd - dag.spent_usd < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
-                WHERE held.lease_until IS NOT NULL AND held.dag_id = dag.id
+                WHERE held.lease_until > '-infinity' AND held.dag_id = dag.id
             ))
         )
         FROM lineshaft.dag WHERE dag.id = live.dag_id
@@ -115,7 +116,7 @@ CASE
             live.attempt_cost_usd > CASE WHEN live.day_reserved THEN live.reserved_usd ELSE 0 END
             OR (limits.daily_budget_cut = today.day AND limits.daily_budget_usd - coalesce(spend.spent_usd, 0) < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
-                WHERE held.lease_until IS NOT NULL AND held.day_reserved
+                WHERE held.lease_until > '-infinity' AND held.day_reserved
             ))
         )
         FROM lineshaft.limits
