@@ -86,7 +86,11 @@ RULES: dict[str, LiteralString] = {
         SELECT dag.id, dag.spent_usd, sum(cost) FROM lineshaft.dag
         JOIN lineshaft.task ON task.dag_id = dag.id
         CROSS JOIN LATERAL (
-            SELECT cost_usd AS cost FROM lineshaft.task_live WHERE id = task.id
+            -- What a running attempt spends above its reservation is booked at once.
+            SELECT cost_usd + CASE
+                WHEN agent_id IS NOT NULL THEN greatest(attempt_cost_usd - reserved_usd, 0) ELSE 0
+            END AS cost
+            FROM lineshaft.task_live WHERE id = task.id
             UNION ALL
             SELECT cost_usd FROM lineshaft.task_end WHERE id = task.id
         ) AS state

@@ -22,7 +22,8 @@ async def test_guard_rails_from_top_to_bottom(dsn: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks(PAGE)
-    assert [block.language for block in found] == ["python", "sh", "python", "sh", "python", "python", "sh"]
+    languages = ["python", "sh", "python", "sh", "python", "sh", "python", "sh"]
+    assert [block.language for block in found] == languages
     for block in found:
         if block.language == "python":
             await run_python(block, PAGE, names)

@@ -132,10 +132,15 @@ class Execution:
         if self._progress is None:
             self._progress = progress
 
-    def spend(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> None:
+    def charge(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> Decimal:
+        """Report a cost, without a check of limits."""
         amount = self.account.add(usd, tokens_input, tokens_output)
         # Within a second, whatever becomes of this process.
         self.host.hurry()
+        return amount
+
+    def spend(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> None:
+        amount = self.charge(usd, tokens_input, tokens_output)
         meter = steps.current_meter.get()
         if meter is not None:
             # The step is recorded with its cost first, so that nothing is paid twice.

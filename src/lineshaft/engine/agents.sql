@@ -144,8 +144,8 @@ WITH patched AS (
             ELSE budget_usd
         END,
         budget_cut = CASE
-            WHEN %(sets_budget)s::boolean THEN coalesce(%(budget)s::numeric < spent_usd, false)
-            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_cut AND budget_usd + %(add_budget)s::numeric < spent_usd
+            WHEN %(sets_budget)s::boolean THEN coalesce(%(budget)s::numeric < spent_usd + reserved_usd, false)
+            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_cut AND budget_usd + %(add_budget)s::numeric < spent_usd + reserved_usd
             ELSE budget_cut
         END,
         set_status = CASE

@@ -136,15 +136,15 @@ async def send_heartbeat(
             over[claim] = EndedClaim(row.task_id, row.epoch, answer, row.reason)
     spent = [(task.claim, task.spent) for task in tasks]
     ended = {claim for claim, each in over.items() if each.reason is None}
+    reasons: dict[ClaimRef, str] = {}
     try:
         reasons = await spending.book_at_once(
             connection, [each for each in spent if each[0] not in ended], now
         )
+        await spending.book_late_at_once(connection, [each for each in spent if each[0] in ended], now)
     except psycopg.errors.LockNotAvailable:
         # Another transaction is moving one of these tasks.
         answers = replace(answers, spent_later=True)
-        reasons = {}
     over |= {claim: EndedClaim(claim.id, claim.epoch, "cancel", reason) for claim, reason in reasons.items()}
-    await spending.book_late(connection, [each for each in spent if each[0] in ended], now)
     answers.over.extend(over.values())
     return answers

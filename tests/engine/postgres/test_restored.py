@@ -1,6 +1,7 @@
 """A dump that was restored in another cluster, whose transactions have smaller ids."""
 
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 
 import psycopg
@@ -10,13 +11,15 @@ from lineshaft.embedded import EmbeddedServer
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Cursor, Events, Snapshot
 from lineshaft.engine.feed.partitions import Partitions
+from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.postgres import describe, migrate
 from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import Completion
+from lineshaft.types.work import Completion, Spent
 from tests.conftest import NewDatabase
-from tests.world import World, ref
+from tests.invariants import check_invariants
+from tests.world import Actions, World, ref
 
 AHEAD = 1_000_000
 
@@ -132,6 +135,38 @@ async def test_a_restored_dump_has_the_expected_schema(
                 " CHECK (priority >= 0 AND (priority <= 100 OR max_attempts > 0))"
             )
         assert "CONSTRAINT possible_task" in describe.drift(restored)
+
+
+async def test_a_restored_dump_keeps_limits_spend_and_reservations(
+    postgres: EmbeddedServer, new_database: NewDatabase, empty_dsn: str, tmp_path: Path
+) -> None:
+    """R-230, R-237: and what running attempts have reported, which their agents settle there."""
+    migrate.up(empty_dsn)
+    rules = Rules(limits={"daily_budget_usd": Decimal(10), "velocity_usd": Decimal(7)})
+    async with Engine(empty_dsn, rules=rules, by_server=True) as engine:
+        actions = Actions(engine)
+        agent = await actions.agent("a", budget_usd=9)
+        await actions.dag(NewTask("t", max_cost_usd=3), NewTask("t", max_cost_usd=3), ceiling=8)
+        first, second = await actions.claim(agent, 2)
+        await actions.complete(first, spent="1.25")
+        await actions.heartbeat("a", 1, [ref(second)], spent=Spent(Decimal("3.5"), 12))
+        before = await engine.limits.read()
+        money = await engine.fleet.read("a")
+    with new_database("template0") as restored:
+        dump_and_restore(postgres, empty_dsn, restored, tmp_path / "dump")
+        # The same setting is not news there either.
+        async with Engine(restored, rules=rules, by_server=True) as engine:
+            assert await engine.limits.read() == before
+            assert (before.spent_today_usd, before.reserved_usd) == (Decimal("1.75"), Decimal(3))
+            found = await engine.fleet.read("a")
+            assert (found.spent_usd, found.reserved_usd) == (money.spent_usd, money.reserved_usd)
+            await Actions(engine).release(second)
+            after = await engine.limits.read()
+            assert (after.spent_today_usd, after.reserved_usd) == (Decimal("4.75"), Decimal(0))
+        with psycopg.connect(restored) as connection:
+            changes = "SELECT count(*) FROM lineshaft.events WHERE kind = 'limits.changed'"
+            assert connection.execute(changes).fetchone() == (1,)
+        check_invariants(restored)
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,12 @@ class Conversation:
             case "progress":
                 ctx.progress(message.progress)
             case "spend":
-                self._spend(message)
+                self._charge(message)
+                self._execution.account.check_limits()
             case "step" if message.result is UNSET:
                 await self._answer_step(str(message.step))
             case "step":
-                await self._execution.end_step(str(message.step), message.result, self._spend(message))
+                await self._execution.end_step(str(message.step), message.result, self._charge(message))
             case "spawn":
                 await self._spawn(str(message.spawn), message)
             case "checkpoint":
@@ -136,12 +137,11 @@ class Conversation:
             case "cancel":
                 self.wish = Cancel(str(message.cancel))
 
-    def _spend(self, message: Message) -> Decimal:
+    def _charge(self, message: Message) -> Decimal:
+        """Limits are checked afterwards: a step is recorded with its cost first."""
         if message.spend is UNSET:
             return Decimal(0)
-        before = self._ctx.spent_usd
-        self._ctx.spend(message.spend, tokens_input=message.tokens_input, tokens_output=message.tokens_output)
-        return self._ctx.spent_usd - before
+        return self._execution.charge(message.spend, message.tokens_input, message.tokens_output)
 
     async def _answer_step(self, name: str) -> None:
         known = self._execution.begin_step(name)

@@ -8,7 +8,10 @@ changed AS (
         WHEN %(add)s::numeric IS NOT NULL THEN least(dag.budget_ceiling_usd + %(add)s::numeric, CASE WHEN dag.budget_ceiling_usd IS NOT NULL THEN 99999999.999999 END)
         ELSE %(ceiling)s::numeric
     END,
-    budget_cut = %(add)s::numeric IS NULL AND coalesce(%(ceiling)s::numeric < dag.spent_usd, false)
+    budget_cut = CASE
+        WHEN %(add)s::numeric IS NULL THEN coalesce(%(ceiling)s::numeric < dag.spent_usd + dag.reserved_usd, false)
+        ELSE dag.budget_cut AND dag.budget_ceiling_usd + %(add)s::numeric < dag.spent_usd + dag.reserved_usd
+    END
     FROM before
     WHERE dag.id = before.id
     RETURNING dag.id, before.budget_ceiling_usd AS was, dag.budget_ceiling_usd AS is_now

@@ -16,10 +16,10 @@ SET daily_budget_usd = %(daily_budget_usd)s::numeric, velocity_usd = %(velocity_
     breakers = %(breakers)s::jsonb, applied = %(applied)s::jsonb,
     daily_budget_cut = CASE
         WHEN %(daily_budget_usd)s::numeric IS NOT DISTINCT FROM daily_budget_usd THEN daily_budget_cut
-        ELSE coalesce(%(daily_budget_usd)s::numeric < (
-            SELECT spent_usd FROM lineshaft.spend WHERE day = (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date
-        ), false)
+        WHEN %(daily_budget_usd)s::numeric < reserved_usd + coalesce((SELECT spent_usd FROM lineshaft.spend WHERE day = today.day), 0)
+            THEN today.day
     END
+FROM (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS day) AS today
 
 -- name: log_limits
 INSERT INTO lineshaft.event (at, kinds, data)

@@ -89,7 +89,8 @@ GROUP BY id, generation
 
 -- fragment: over_limit
 -- The limit that an attempt is over: `live` is its row. NULL: none. A task within its reservation goes on when others overspend; it stops when a
--- limit itself was lowered below what has been spent.
+-- limit itself was lowered below what has been spent, part of which is within reservations. Only then the held tasks are read, by the index
+-- of leases.
 CASE
     WHEN EXISTS (SELECT FROM lineshaft.pause WHERE pause.stops) THEN 'velocity'
     WHEN live.attempt_cost_usd > 0 AND (
@@ -99,27 +100,35 @@ CASE
         SELECT task.max_total_cost_usd < live.cost_usd + live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
     ) THEN 'max_total_cost'
     WHEN (
-        SELECT CASE
-            WHEN agent.budget_cut THEN agent.spent_usd > agent.budget_usd
-            ELSE agent.spent_usd + agent.reserved_usd > agent.budget_usd
-                AND live.attempt_cost_usd > CASE WHEN live.agent_reserved THEN live.reserved_usd ELSE 0 END
-        END
+        SELECT agent.spent_usd + agent.reserved_usd > agent.budget_usd AND (
+            live.attempt_cost_usd > CASE WHEN live.agent_reserved THEN live.reserved_usd ELSE 0 END
+            OR (agent.budget_cut AND agent.budget_usd - agent.spent_usd < (
+                SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
+                WHERE held.lease_until > '-infinity' AND held.agent_id = agent.id AND held.agent_reserved
+            ))
+        )
         FROM lineshaft.agent WHERE agent.id = live.agent_id
     ) THEN 'agent_budget'
     WHEN live.dag_id IS NOT NULL AND (
-        SELECT CASE
-            WHEN dag.budget_cut THEN dag.spent_usd > dag.budget_ceiling_usd
-            ELSE dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd AND live.attempt_cost_usd > live.reserved_usd
-        END
+        SELECT dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd AND (
+            live.attempt_cost_usd > live.reserved_usd
+            OR (dag.budget_cut AND dag.budget_ceiling_usd - dag.spent_usd < (
+                SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
+                WHERE held.lease_until > '-infinity' AND held.dag_id = dag.id
+            ))
+        )
         FROM lineshaft.dag WHERE dag.id = live.dag_id
     ) THEN 'dag_budget'
     WHEN (
-        SELECT CASE
-            WHEN limits.daily_budget_cut THEN coalesce(spend.spent_usd, 0) > limits.daily_budget_usd
-            ELSE coalesce(spend.spent_usd, 0) + limits.reserved_usd > limits.daily_budget_usd
-                AND live.attempt_cost_usd > CASE WHEN live.day_reserved THEN live.reserved_usd ELSE 0 END
-        END
+        SELECT coalesce(spend.spent_usd, 0) + limits.reserved_usd > limits.daily_budget_usd AND (
+            live.attempt_cost_usd > CASE WHEN live.day_reserved THEN live.reserved_usd ELSE 0 END
+            OR (limits.daily_budget_cut = today.day AND limits.daily_budget_usd - coalesce(spend.spent_usd, 0) < (
+                SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
+                WHERE held.lease_until > '-infinity' AND held.day_reserved
+            ))
+        )
         FROM lineshaft.limits
-        LEFT JOIN lineshaft.spend ON spend.day = (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date
+        CROSS JOIN (SELECT (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date AS day) AS today
+        LEFT JOIN lineshaft.spend ON spend.day = today.day
     ) THEN 'daily_budget'
 END

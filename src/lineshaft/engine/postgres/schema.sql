@@ -253,7 +253,7 @@ CREATE TABLE lineshaft.limits (
     crash_cost_fraction numeric(7,6) NOT NULL DEFAULT 0,
     breakers jsonb,
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
-    daily_budget_cut boolean NOT NULL DEFAULT false,
+    daily_budget_cut date,
     applied jsonb NOT NULL DEFAULT '{}'::jsonb,
     only_row boolean NOT NULL DEFAULT true,
     CONSTRAINT limits_only_row_check CHECK (only_row),

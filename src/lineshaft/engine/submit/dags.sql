@@ -14,9 +14,10 @@ INSERT INTO lineshaft.dag (
 SELECT
     task.dag_id, task.title, task.created_by,
     CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
-    1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0), 
-    -- What an attempt spends above its reservation counts at once.
-    coalesce(live.cost_usd + greatest(live.attempt_cost_usd - live.reserved_usd, 0), ended.cost_usd), task.created_at, ended.ended_at
+    1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0), coalesce(
+        -- What a running attempt spends above its reservation is booked already (spending.sql).
+        live.cost_usd + greatest(live.attempt_cost_usd - live.reserved_usd, 0), ended.cost_usd
+    ), task.created_at, ended.ended_at
 FROM lineshaft.task
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

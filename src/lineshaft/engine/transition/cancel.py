@@ -133,7 +133,11 @@ class Cancel:
             if item.claim.id in cancelled:
                 return Moved(item.claim.id, Status.CANCELLED)
             (refused,) = await self._locks.refuse(
-                connection, [item.claim], "cancel", repeated=[Status.CANCELLED]
+                connection,
+                [item.claim],
+                "cancel",
+                repeated=[Status.CANCELLED],
+                spent={item.claim: item.spent},
             )
             return refused
 

@@ -65,12 +65,17 @@ class Release:
 
 
 def _dead_letter(changes: Changes, task: LockedTask, spent: Spent, total: Decimal) -> Moved:
-    """Giving a claim up uses no attempt, but money: the limit over all claims applies here too."""
+    """Giving a claim up uses no attempt, but money: the limit over all claims applies here too.
+
+    The attempt counts as failed, so that history and metrics give the reason.
+    """
     category = FailureCategory.BUDGET_EXCEEDED.value
     error = f"cost {total} USD in all, of max_total_cost_usd {task.max_total_cost_usd}"
-    changes.attempt(task, "released", spent=spent, ended_by=RELEASE)
-    changes.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category)
-    changes.event(task, ["task.released", "task.dead_lettered"], {"category": category, "error": error})
+    attempts = task.attempts + 1
+    changes.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=RELEASE)
+    changes.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category, attempts=attempts)
+    data = {"category": category, "error": error, "attempt": attempts, "because": "budget_exceeded"}
+    changes.event(task, ["task.failed", "task.dead_lettered"], data)
     return Moved(task.id, Status.DEAD_LETTERED)
 
 

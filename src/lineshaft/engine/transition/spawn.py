@@ -60,6 +60,9 @@ class Spawn:
         except UnavailableError:
             raise
         except LineshaftError as error:
+            if isinstance(error, StaleClaimError):
+                late = [(item.claim, item.spent)]
+                await self._database.run(lambda own: spending.book_late(own, late, self._database.now))
             return SpawnResult(item.claim.id, error=error)
         return SpawnResult(item.claim.id, spawned)
 

@@ -43,13 +43,25 @@ async def book_at_once(
     parameters = {**now, **_columns(items)}
     names = ("limit_spending_wait", "spend", "limits_reached")
     *_, rows = await pipelined(connection, *((_SQL[name], parameters) for name in names))
-    return {ClaimRef(row.id, row.epoch): row.reason for row in rows if row.reason is not None}
+    held = {ClaimRef(row.id, row.epoch): row.reason for row in rows}
+    # Claims that ended while the report waited for their rows.
+    await book_late_at_once(connection, [item for item in items if item[0] not in held], now)
+    return {claim: reason for claim, reason in held.items() if reason is not None}
 
 
 async def book_late(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
     """Of claims that have ended: what they had not reported before."""
     if items := reported(items):
         await connection.execute(_SQL["spend_late"], {**now, **_columns(items)})
+
+
+async def book_late_at_once(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
+    """A transaction of its own, which waits for locked rows for a second at most."""
+    if items := reported(items):
+        parameters = {**now, **_columns(items)}
+        await pipelined(
+            connection, *((_SQL[name], parameters) for name in ("limit_spending_wait", "spend_late"))
+        )
 
 
 def _columns(items: Sequence[Report]) -> dict[str, Any]:

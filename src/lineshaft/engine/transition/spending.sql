@@ -73,22 +73,50 @@ JOIN lineshaft.task_live AS live ON live.id = input.id
 WHERE live.epoch = input.epoch AND live.status IN ('CLAIMED', 'RUNNING')
 
 -- name: spend_late
--- What claims that have ended report to have spent beyond what they had reported before: the money is gone, so it is booked, once.
+-- What claims that have ended report to have spent beyond what they had reported before: the money is gone, so it is booked, once. The claim
+-- that completed a task has no row of its own unless a gate checked its output: it had spent what the earlier attempts haven't.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
+input AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[])
+        AS input (id, epoch, cost, tokens_in, tokens_out)
+),
 -- Tasks before everything else, as in all transitions.
 tasks AS MATERIALIZED (
     SELECT live.id FROM lineshaft.task_live AS live WHERE live.id = ANY (%(ids)s::text[]) ORDER BY live.id FOR NO KEY UPDATE
 ),
-known AS MATERIALIZED (
-    SELECT attempt.task_id, attempt.epoch, attempt.agent_id, greatest(input.cost - attempt.cost_usd, 0) AS cost,
-        greatest(input.tokens_in - attempt.tokens_input, 0) AS tokens_in, greatest(input.tokens_out - attempt.tokens_output, 0) AS tokens_out
-    FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[])
-        AS input (id, epoch, cost, tokens_in, tokens_out)
+completed AS MATERIALIZED (
+    SELECT ended.id, ended.epoch, ended.agent_id, ended.cost_usd, ended.tokens_input, ended.tokens_output
+    FROM lineshaft.task_end AS ended
+    WHERE ended.id = ANY (%(ids)s::text[]) AND ended.status = 'COMPLETED' AND (SELECT count(*) FROM tasks) >= 0
+      AND NOT EXISTS (SELECT FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch = ended.epoch)
+    ORDER BY ended.id
+    FOR NO KEY UPDATE
+),
+recorded AS MATERIALIZED (
+    SELECT attempt.task_id, attempt.epoch, attempt.agent_id, attempt.cost_usd, attempt.tokens_input, attempt.tokens_output
+    FROM input
     JOIN lineshaft.attempt ON attempt.task_id = input.id AND attempt.epoch = input.epoch
-    WHERE attempt.outcome <> 'validating' AND (SELECT count(*) FROM tasks) >= 0
-      AND (input.cost > attempt.cost_usd OR input.tokens_in > attempt.tokens_input OR input.tokens_out > attempt.tokens_output)
-    ORDER BY attempt.task_id
-    FOR UPDATE OF attempt
+    WHERE attempt.outcome <> 'validating' AND (SELECT count(*) FROM completed) >= 0
+    ORDER BY attempt.task_id, attempt.epoch
+    FOR NO KEY UPDATE OF attempt
+),
+known AS MATERIALIZED (
+    SELECT before.task_id, before.epoch, before.agent_id, greatest(input.cost - before.cost_usd, 0) AS cost,
+        greatest(input.tokens_in - before.tokens_input, 0) AS tokens_in, greatest(input.tokens_out - before.tokens_output, 0) AS tokens_out
+    FROM input
+    JOIN (
+        SELECT * FROM recorded
+        UNION ALL
+        SELECT completed.id, completed.epoch, completed.agent_id, completed.cost_usd - earlier.cost_usd,
+            completed.tokens_input - earlier.tokens_input, completed.tokens_output - earlier.tokens_output
+        FROM completed
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(cost_usd), 0) AS cost_usd, coalesce(sum(tokens_input), 0) AS tokens_input,
+                coalesce(sum(tokens_output), 0) AS tokens_output
+            FROM lineshaft.attempt WHERE attempt.task_id = completed.id
+        ) AS earlier
+    ) AS before ON before.task_id = input.id AND before.epoch = input.epoch
+    WHERE input.cost > before.cost_usd OR input.tokens_in > before.tokens_input OR input.tokens_out > before.tokens_output
 ),
 attempts AS (
     UPDATE lineshaft.attempt
@@ -97,21 +125,31 @@ attempts AS (
     FROM known
     WHERE attempt.task_id = known.task_id AND attempt.epoch = known.epoch
 ),
+-- One heartbeat may report two lost claims of a task.
+by_task AS MATERIALIZED (
+    SELECT task_id, sum(cost) AS cost, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out FROM known GROUP BY task_id
+),
 lives AS (
     UPDATE lineshaft.task_live AS live
-    SET cost_usd = live.cost_usd + known.cost, tokens_input = live.tokens_input + known.tokens_in,
-        tokens_output = live.tokens_output + known.tokens_out
-    FROM known
-    WHERE live.id = known.task_id
+    SET cost_usd = live.cost_usd + by_task.cost, tokens_input = live.tokens_input + by_task.tokens_in,
+        tokens_output = live.tokens_output + by_task.tokens_out
+    FROM by_task
+    WHERE live.id = by_task.task_id
     RETURNING live.id
 ),
 ends AS (
     UPDATE lineshaft.task_end AS ended
-    SET cost_usd = ended.cost_usd + known.cost, tokens_input = ended.tokens_input + known.tokens_in,
-        tokens_output = ended.tokens_output + known.tokens_out
-    FROM known
-    WHERE ended.id = known.task_id AND (SELECT count(*) FROM lives) >= 0
-    RETURNING ended.id
+    SET cost_usd = ended.cost_usd + by_task.cost, tokens_input = ended.tokens_input + by_task.tokens_in,
+        tokens_output = ended.tokens_output + by_task.tokens_out
+    FROM by_task
+    WHERE ended.id = by_task.task_id AND (SELECT count(*) FROM lives) >= 0
+    RETURNING ended.id, ended.epoch, ended.status, by_task.cost
+),
+letters AS (
+    UPDATE lineshaft.dead_letter
+    SET total_cost_usd = dead_letter.total_cost_usd + ends.cost
+    FROM ends
+    WHERE ends.status = 'DEAD_LETTERED' AND dead_letter.task_id = ends.id AND dead_letter.epoch = ends.epoch
 ),
 agents AS (
     UPDATE lineshaft.agent
@@ -124,7 +162,8 @@ dags AS (
     UPDATE lineshaft.dag
     SET spent_usd = dag.spent_usd + paid.actual
     FROM (
-        SELECT task.dag_id, sum(known.cost) AS actual FROM known JOIN lineshaft.task ON task.id = known.task_id GROUP BY task.dag_id ORDER BY 1
+        SELECT task.dag_id, sum(by_task.cost) AS actual
+        FROM by_task JOIN lineshaft.task ON task.id = by_task.task_id GROUP BY task.dag_id ORDER BY 1
     ) AS paid
     WHERE dag.id = paid.dag_id AND paid.actual > 0 AND (SELECT count(*) FROM agents) >= 0
     RETURNING dag.id

@@ -584,8 +584,8 @@ CREATE TABLE lineshaft.limits (
     breakers jsonb,
     -- What claims have reserved of the day; only those made while there was a daily budget.
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
-    -- The daily budget was lowered below what had been spent: running attempts must stop.
-    daily_budget_cut boolean NOT NULL DEFAULT false,
+    -- The UTC day on which the daily budget was lowered below what was spent and reserved: reservations don't protect attempts then.
+    daily_budget_cut date,
     -- The values that servers last took from their settings, by name: a setting changes a limit only once.
     applied jsonb NOT NULL DEFAULT '{}',
     only_row boolean NOT NULL DEFAULT true CHECK (only_row),
@@ -851,7 +851,7 @@ SELECT
     ) AS blocked_by,
     task.required_capabilities, task.model_preferences, task.fallback_models,
     task.lock_key, (live.cost_usd + live.attempt_cost_usd)::numeric(20, 6) AS cost_usd, task.max_cost_usd, live.reserved_usd,
-    live.tokens_input, live.tokens_output, live.deadline,
+    live.tokens_input + live.attempt_tokens_input AS tokens_input, live.tokens_output + live.attempt_tokens_output AS tokens_output, live.deadline,
     CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
     live.retry_at,
     task.created_at, live.ready_at, live.claimed_at, live.first_started_at,
@@ -919,7 +919,7 @@ WHERE outcome <> 'completed'
 UNION ALL
 SELECT
     id, epoch, attempts + 1, revivals, 'running', agent_id, model, version, NULL, NULL, NULL, claimed_at, started_at, NULL, attempt_cost_usd,
-    0, 0
+    attempt_tokens_input, attempt_tokens_output
 FROM lineshaft.task_live
 WHERE lease_until IS NOT NULL AND status IN ('CLAIMED', 'RUNNING')
 UNION ALL
@@ -1033,7 +1033,7 @@ COMMENT ON COLUMN lineshaft.dag.created_by IS 'Who or what created it: agent:ID,
 COMMENT ON COLUMN lineshaft.dag.budget_ceiling_usd IS 'What all its tasks together may cost; NULL: no limit.';
 COMMENT ON COLUMN lineshaft.dag.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.dag.spent_usd IS 'Money spent.';
-COMMENT ON COLUMN lineshaft.dag.budget_cut IS 'The budget was lowered below what had been spent.';
+COMMENT ON COLUMN lineshaft.dag.budget_cut IS 'The budget was lowered below what was spent and reserved.';
 COMMENT ON COLUMN lineshaft.dag.spawned IS 'How many of its tasks were spawned by others.';
 
 COMMENT ON COLUMN lineshaft.dag_key.key IS 'The idempotency key.';
@@ -1354,7 +1354,7 @@ COMMENT ON COLUMN lineshaft.agent.type IS 'The kind of agent.';
 COMMENT ON COLUMN lineshaft.agent.budget_usd IS 'What it may cost in all; NULL: unlimited.';
 COMMENT ON COLUMN lineshaft.agent.spent_usd IS 'Money spent.';
 COMMENT ON COLUMN lineshaft.agent.reserved_usd IS 'Money reserved for claims that were made under a budget.';
-COMMENT ON COLUMN lineshaft.agent.budget_cut IS 'The budget was lowered below what had been spent.';
+COMMENT ON COLUMN lineshaft.agent.budget_cut IS 'The budget was lowered below what was spent and reserved.';
 COMMENT ON COLUMN lineshaft.instance.registered_at IS 'When it was registered.';
 COMMENT ON COLUMN lineshaft.instance.last_heartbeat IS 'When it was last heard of.';
 COMMENT ON COLUMN lineshaft.instance.poll_interval_sec IS 'How often it looks for work without notifications.';
@@ -1387,7 +1387,7 @@ COMMENT ON COLUMN lineshaft.limits.default_max_cost_usd IS 'What a task without 
 COMMENT ON COLUMN lineshaft.limits.crash_cost_fraction IS 'The least share of its reservation that a crashed attempt costs.';
 COMMENT ON COLUMN lineshaft.limits.breakers IS 'Thresholds of circuit breakers; NULL: the defaults.';
 COMMENT ON COLUMN lineshaft.limits.reserved_usd IS 'Money of the day that claims have reserved.';
-COMMENT ON COLUMN lineshaft.limits.daily_budget_cut IS 'The daily budget was lowered below what had been spent.';
+COMMENT ON COLUMN lineshaft.limits.daily_budget_cut IS 'The UTC day on which the daily budget was lowered below what was spent and reserved.';
 COMMENT ON COLUMN lineshaft.limits.applied IS 'The settings that servers last applied, by name.';
 COMMENT ON COLUMN lineshaft.limits.only_row IS 'There is one row.';
 COMMENT ON COLUMN lineshaft.agents.id IS 'Its id.';
