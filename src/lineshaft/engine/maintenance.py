@@ -63,12 +63,12 @@ class Maintenance:
         with _naming(ids):
             return await self._database.run(work)
 
-    async def promote_due(self, limit: int, without: Sequence[str] = ()) -> int:
-        """Make tasks READY that are due; returns how many were due."""
+    async def promote_due(self, limit: int, without: Sequence[str] = (), *, only: str | None = None) -> int:
+        """Make tasks READY that are due, or only this one; returns how many were due."""
         ids: list[str] = []
 
         async def work(connection: Connection) -> int:
-            parameters = {**self._database.now, "limit": limit, "without": list(without)}
+            parameters = {**self._database.now, "limit": limit, "without": list(without), "only": only}
             due = await fetch_rows(connection, _DueTask, _SQL["promote_due"], parameters)
             ids[:] = [task.id for task in due]
             await self._transitions.finish_batches(
@@ -78,6 +78,13 @@ class Maintenance:
 
         with _naming(ids):
             return await self._database.run(work)
+
+    async def promote_for_claim(self, limit: int, task_id: str | None = None) -> int:
+        """As `promote_due`, but tasks that can't be moved are left to the promoter, which finds out which."""
+        try:
+            return await self.promote_due(limit, only=task_id)
+        except StuckTasksError:
+            return 0
 
     async def rekey_deadlines(self, limit: int) -> tuple[int, int]:
         """Raise tasks near their deadline; returns how many, and how many deadlines were missed."""

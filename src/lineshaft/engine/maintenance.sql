@@ -12,13 +12,14 @@ FOR UPDATE SKIP LOCKED
 
 -- name: promote_due
 -- Back-offs, snoozes and schedules that are due, by task_live_due. A task that is still blocked only loses its due time; the caller
--- completes a batch whose children are all done.
+-- completes a batch whose children are all done. `only`: just this task.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
     WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= clock.now
       AND live.id <> ALL (%(without)s::text[])
+      AND (%(only)s::text IS NULL OR live.id = %(only)s::text)
     ORDER BY live.due_at
     LIMIT %(limit)s::integer
     FOR UPDATE OF live SKIP LOCKED

@@ -440,6 +440,15 @@ SELECT
         )
         ELSE false
     END AS probe_due,
+    -- ... and if a delay has passed that the promoter has not seen yet.
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM me) > (SELECT count(*) FROM moved) THEN (
+            SELECT true FROM lineshaft.task_live
+            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM clock)
+            ORDER BY due_at LIMIT 1
+        ) IS TRUE
+        ELSE false
+    END AS due,
     -- The end of the longest slowdown of this agent's models.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (

@@ -134,6 +134,15 @@ SELECT
     ) AS contested,
     -- ... or they hold everything.
     moved.n IS NULL AND EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM locked) AS missed,
+    -- A claim that comes back short promotes what is due.
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM me) > (SELECT count(*) FROM moved) THEN (
+            SELECT true FROM lineshaft.task_live
+            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM me)
+            ORDER BY due_at LIMIT 1
+        ) IS TRUE
+        ELSE false
+    END AS due,
     -- The caller sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always
