@@ -202,7 +202,7 @@ lock_granted AS (
                -- A batch keeps its lock while it has children to run: there are no heartbeats during a child's back-off.
                -- (Not EXISTS: the planner might read all batches for that.)
                AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE id = held.holder_task_id), true))
-    RETURNING key, holder_task_id
+    RETURNING key, holder_task_id, token
 ),
 unlocked AS MATERIALIZED (
     SELECT weighed.*, weighed.lock_key IS NULL OR coalesce(weighed.id = (
@@ -212,7 +212,8 @@ unlocked AS MATERIALIZED (
         WHERE rival.lock_key = weighed.lock_key AND rival.fits_alone AND rival.fits
         ORDER BY rival.effective, rival.submission_no
         LIMIT 1
-    ), false) AS has_lock
+    ), false) AS has_lock,
+        (SELECT token FROM lock_granted WHERE lock_granted.key = weighed.lock_key) AS lock_token
     FROM weighed
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
@@ -261,9 +262,9 @@ decided AS MATERIALIZED (
 -- those for a CTE, but not for the parts of a UNION ALL in FROM, which it would read again from the start: the row would be lost, but not
 -- its money and lock.
 claimable AS MATERIALIZED (
-    SELECT id, chosen_model, cost, resume, effective FROM locked WHERE is_simple
+    SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token FROM locked WHERE is_simple
     UNION ALL
-    SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
+    SELECT id, chosen_model, cost, resume, effective, lock_token FROM decided WHERE obstacle IS NULL
 ),
 -- Columns that are empty in a READY row; statements that put a row back empty them again.
 moved AS (
@@ -274,6 +275,7 @@ moved AS (
         incarnation = %(incarnation)s::integer,
         parked = NULL,
         budget_reported = false,
+        lock_token = claimable.lock_token,
         model = claimable.chosen_model,
         version = (SELECT version FROM me),
         reserved_usd = claimable.cost,

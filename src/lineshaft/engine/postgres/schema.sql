@@ -483,6 +483,7 @@ CREATE TABLE lineshaft.task_live (
     parked text,
     lock_key text COLLATE "C",
     lock_owner text COLLATE "C",
+    lock_token bigint,
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
     cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     attempt_cost_usd numeric(20,6) NOT NULL DEFAULT 0,

@@ -242,6 +242,8 @@ CREATE TABLE lineshaft.task_live (
     lock_key text COLLATE "C",
     -- The batch that holds the lock for it. NULL: the task itself.
     lock_owner text COLLATE "C",
+    -- Of the grant of its lock. NULL: the claim has no lock.
+    lock_token bigint,
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- Of earlier attempts, and of the current one so far.
     cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
@@ -1277,6 +1279,7 @@ COMMENT ON COLUMN lineshaft.task_live.version IS 'The version of the agent''s pr
 COMMENT ON COLUMN lineshaft.task_live.parked IS 'Why claims don''t see it although it is READY: lock or dag_budget.';
 COMMENT ON COLUMN lineshaft.task_live.lock_key IS 'The document lock that it needs, if any.';
 COMMENT ON COLUMN lineshaft.task_live.lock_owner IS 'The batch that holds the lock for it; NULL: itself.';
+COMMENT ON COLUMN lineshaft.task_live.lock_token IS 'The fencing number of the lock that its claim was given.';
 COMMENT ON COLUMN lineshaft.task_live.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.task_live.cost_usd IS 'Cost of earlier attempts.';
 COMMENT ON COLUMN lineshaft.task_live.attempt_cost_usd IS 'Cost of the current attempt so far.';
