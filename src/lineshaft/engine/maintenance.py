@@ -10,6 +10,7 @@ from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
+from lineshaft.engine.transition.cancel import Cancel
 from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.transition.fail import Fail
 from lineshaft.engine.transition.transitions import Transitions
@@ -44,10 +45,13 @@ class StuckTasksError(LineshaftError):
 
 
 class Maintenance:
-    def __init__(self, transitions: Transitions, fail: Fail, breakers: Breakers, budgets: Budgets) -> None:
+    def __init__(
+        self, transitions: Transitions, fail: Fail, cancel: Cancel, breakers: Breakers, budgets: Budgets
+    ) -> None:
         self._transitions = transitions
         self._database = transitions.database
         self._fail = fail
+        self._cancel = cancel
         self._breakers = breakers
         self._budgets = budgets
 
@@ -92,6 +96,19 @@ class Maintenance:
         async with self._database.connection() as connection:
             rows = await fetch_rows(connection, _RekeyedTask, _SQL["rekey_deadlines"], parameters)
         return len(rows), sum(row.missed for row in rows)
+
+    async def expire_tasks(self, limit: int) -> int:
+        """Cancel tasks that missed the deadline at which they expire; returns how many there were."""
+        parameters = {**self._database.now, "limit": limit}
+        async with self._database.connection() as connection:
+            ids = await fetch_column(connection, _SQL["expired_tasks"], parameters)
+        with _naming(ids):
+            await self._cancel.expire(ids)
+        return len(ids)
+
+    async def expire_task(self, task_id: str) -> None:
+        """Cancel this task if it missed the deadline at which it expires."""
+        await self._cancel.expire([task_id])
 
     async def expire_locks(self) -> int:
         async def work(connection: Connection) -> int:

@@ -50,6 +50,8 @@ class Upkeep(Protocol):
 
     async def promote_for_claim(self, limit: int, task_id: str | None = None) -> int: ...
 
+    async def expire_task(self, task_id: str) -> None: ...
+
     async def turn_generation(self, left: int) -> bool: ...
 
     async def close_generations(self, limit: int) -> int: ...
@@ -234,6 +236,8 @@ class Claims:
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         if not tasks:
+            # If its deadline has passed, the reason is that it is CANCELLED.
+            await self._upkeep.expire_task(task_id)
             raise await self._why_not(task_id, agent_id, incarnation)
         return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
 

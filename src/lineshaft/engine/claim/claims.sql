@@ -103,6 +103,7 @@ head AS MATERIALIZED (
         SELECT rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = eligible.id
+          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT 1
         OFFSET 0
@@ -141,6 +142,7 @@ locked AS MATERIALIZED (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
@@ -150,7 +152,7 @@ locked AS MATERIALIZED (
     FROM (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
-        WHERE id = %(task_id)s::text AND status = 'READY' AND lane_id IN (SELECT id FROM eligible)
+        WHERE id = %(task_id)s::text AND status = 'READY' AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE AND lane_id IN (SELECT id FROM eligible)
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS named
     JOIN lineshaft.task_live AS live ON live.id = named.id

@@ -39,6 +39,7 @@ head AS MATERIALIZED (
         SELECT rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT 1
         OFFSET 0
@@ -70,6 +71,7 @@ locked AS MATERIALIZED (
         SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED

@@ -95,6 +95,8 @@ CREATE TABLE lineshaft.task (
     require_decision_report boolean NOT NULL DEFAULT false,
     -- A batch has no work of its own: it ends with its children.
     is_batch boolean NOT NULL DEFAULT false,
+    -- Cancelled when its deadline passes.
+    expire_at_deadline boolean NOT NULL DEFAULT false,
     -- A spawned task: as a dead letter it counts as cancelled for its DAG.
     ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
@@ -222,6 +224,8 @@ CREATE TABLE lineshaft.task_live (
     is_batch boolean NOT NULL DEFAULT false,
     -- Its output must pass a gate or have a decision report: it can't complete directly from RUNNING.
     is_gated boolean NOT NULL DEFAULT false,
+    -- It is cancelled when its deadline passes.
+    expires boolean NOT NULL DEFAULT false,
     -- Another task depends on this one, which has no DAG: its end must look for dependents. In a DAG it always does.
     awaited boolean NOT NULL DEFAULT false,
     -- It was reported that no agent can afford it: once, until it is claimed or there is money again.
@@ -1186,6 +1190,7 @@ COMMENT ON COLUMN lineshaft.task.priority IS '0 (first) to 100 (last), as submit
 COMMENT ON COLUMN lineshaft.task.max_attempts IS 'Attempts before it becomes a dead letter.';
 COMMENT ON COLUMN lineshaft.task.require_decision_report IS 'Its output must have a decision report.';
 COMMENT ON COLUMN lineshaft.task.is_batch IS 'It has no work of its own and ends with its children.';
+COMMENT ON COLUMN lineshaft.task.expire_at_deadline IS 'It is cancelled when its deadline passes.';
 COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'As a dead letter it counts as cancelled for its DAG.';
 COMMENT ON COLUMN lineshaft.task.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.task.dag_id IS 'Its DAG; of a standalone task an id without a row.';
@@ -1265,6 +1270,7 @@ COMMENT ON COLUMN lineshaft.task_live.downstream IS 'Unfinished tasks on the lon
 COMMENT ON COLUMN lineshaft.task_live.priority IS '0 (first) to 100 (last).';
 COMMENT ON COLUMN lineshaft.task_live.is_batch IS 'It has no work of its own and ends with its children.';
 COMMENT ON COLUMN lineshaft.task_live.is_gated IS 'Its output must pass a gate or have a report.';
+COMMENT ON COLUMN lineshaft.task_live.expires IS 'It is cancelled when its deadline passes.';
 COMMENT ON COLUMN lineshaft.task_live.awaited IS 'Another task depends on it.';
 COMMENT ON COLUMN lineshaft.task_live.budget_reported IS 'It was reported that no agent can afford it.';
 COMMENT ON COLUMN lineshaft.task_live.status IS 'Its state.';
