@@ -16,7 +16,6 @@ from lineshaft.duties.loop import Counts
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.errors import UnavailableError
 
-
 _EXPIRED_AT_ONCE = 100
 
 

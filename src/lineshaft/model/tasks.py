@@ -238,6 +238,14 @@ class TaskRules(NamedTuple):
 DEFAULT_RULES = TaskRules()
 
 
+def _check_companions(task: NewTask, faults: Faults) -> None:
+    """Fields that mean nothing without another one."""
+    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
+        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
+    if task.expire_at_deadline and task.deadline is None:
+        faults.append(("expire_at_deadline", "is about the deadline, which is missing"))
+
+
 def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
     """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`)."""
     faults: Faults = []
@@ -262,10 +270,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
-    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
-        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
-    if task.expire_at_deadline and task.deadline is None:
-        faults.append(("expire_at_deadline", "is about the deadline, which is missing"))
+    _check_companions(task, faults)
     spec = stored_json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)

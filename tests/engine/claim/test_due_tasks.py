@@ -55,7 +55,7 @@ async def test_a_due_task_that_is_blocked_stays_pending(world: World) -> None:
     assert world.status(next(t.id for key, t in dag.tasks.items() if key != "up")) == "PENDING"
 
 
-async def test_two_claims_promote_the_same_task_once(world: World, dsn: str) -> None:
+async def test_two_claims_promote_the_same_task_once(world: World) -> None:
     agents = [await world.agent(), await world.agent()]
     task_id = await world.one(retry=RetrySpec(strategy="immediate"))
     await world.fail(await world.take(agents[0]))

@@ -95,7 +95,7 @@ async def test_a_heartbeat_renews_the_lock(world: World) -> None:
 
 
 async def test_an_expired_lock_is_taken_over(world: World) -> None:
-    """R-202, F-43: after ten minutes without a sign of life; the old holder can neither release it nor complete."""
+    """R-202, F-43: after ten minutes without a sign of life; the old holder can't release it or complete."""
     old, new = await world.agent(), await world.agent()
     await world.submit(*[NewTask("edit", lock_key="lost:1", max_duration_sec=10_000)] * 2)
     first = await world.take(old)

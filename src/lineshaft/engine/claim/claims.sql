@@ -346,11 +346,14 @@ logged AS (
     SELECT (SELECT now FROM clock), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
         moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
     FROM moved
+    RETURNING seq
 ),
+-- The cause first: the count enforces the order.
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
     SELECT clock.now, '{dag.running}', dag_first.id, %(agent_id)s::text
     FROM dag_reserved JOIN dag_first ON dag_first.id = dag_reserved.id CROSS JOIN clock
+    WHERE (SELECT count(*) FROM logged) >= 0
 )
 SELECT
     moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,

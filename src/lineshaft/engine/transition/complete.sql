@@ -111,10 +111,13 @@ logged AS (
         CASE WHEN gone.status = 'RUNNING' THEN '{task.validating,task.completed}' ELSE '{task.completed}' END::text[],
         gone.id, gone.dag_id, gone.agent_id, gone.epoch
     FROM gone CROSS JOIN clock
+    RETURNING seq
 ),
+-- The cause first: the count enforces the order.
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id)
-    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
+    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock
+    WHERE dag_moved.status = 'completed' AND (SELECT count(*) FROM logged) >= 0
 ),
 troubled AS MATERIALIZED (SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
 SELECT

@@ -132,8 +132,8 @@ class Revive:
         for task in wanted:
             if task.expired:
                 raise InvalidTransitionError(
-                    f"Can't retry task {task.id}: its deadline {task.deadline:%Y-%m-%dT%H:%M:%SZ} has passed, and "
-                    "it has expire_at_deadline. Change its deadline first; nothing was changed."
+                    f"Can't retry task {task.id}: its deadline {task.deadline:%Y-%m-%dT%H:%M:%SZ} has "
+                    "passed, and it has expire_at_deadline. Change its deadline first; nothing was changed."
                 )
         await self._retake_keys(connection, wanted)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])

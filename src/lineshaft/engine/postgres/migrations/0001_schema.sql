@@ -818,7 +818,10 @@ COMMENT ON TABLE lineshaft.event_horizon IS 'The end of the events that retentio
 
 -- For people.
 CREATE VIEW lineshaft.events AS
-SELECT event.seq, kind.n, kind.kind, event.at, event.task_id, event.dag_id, event.agent_id, event.epoch, event.data
+SELECT event.seq, kind.n, kind.kind, event.at, event.task_id,
+    -- Those of a standalone task are written without its DAG, which has no row.
+    coalesce(event.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = event.task_id)) AS dag_id,
+    event.agent_id, event.epoch, event.data
 FROM lineshaft.event
 CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n);
 COMMENT ON VIEW lineshaft.events IS 'All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n';
