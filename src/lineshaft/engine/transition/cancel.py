@@ -187,7 +187,7 @@ class Cancel:
                 return []
             spent[task.id] = held.spent
         if missed is not None and missed != await self._missed(connection, roots):
-            # Before the locks somebody gave one of them another deadline: the next run decides anew.
+            # Before the locks somebody gave one of them another deadline: the next run decides again.
             return []
         if not subtree.live:
             return []
