@@ -23,6 +23,7 @@ _FIELDS = (
     *(
         "title",
         "deadline",
+        "expire_at_deadline",
         "run_at",
         "lock_key",
         "preset",
@@ -83,6 +84,9 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         "--max-duration", type=float, dest="max_duration_sec", metavar="SEC", help="time limit of an attempt"
     )
     field("--deadline", metavar="TIME", help="ISO 8601; the priority rises as it approaches")
+    field(
+        "--expire-at-deadline", action="store_true", default=None, help="cancel it when the deadline passes"
+    )
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
     field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
     field("--tag", nargs="+", dest="tags", metavar="TAG", help="labels for filters")

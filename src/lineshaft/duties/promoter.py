@@ -16,6 +16,8 @@ from lineshaft.duties.loop import Counts
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.errors import UnavailableError
 
+_EXPIRED_AT_ONCE = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Promoter:
@@ -48,6 +50,11 @@ class Promoter:
             counts["stuck"] = stuck
 
     async def _rekey(self, counts: Counter[str]) -> None:
+        # In small batches: each is a transaction that also cancels everything that depends on the tasks.
+        while expired := await self.maintenance.expire_tasks(_EXPIRED_AT_ONCE):
+            counts["deadlines missed"] += expired
+            if expired < _EXPIRED_AT_ONCE:
+                break
         while True:
             rekeyed, missed = await self.maintenance.rekey_deadlines(self.batch)
             counts["rekeyed"] += rekeyed

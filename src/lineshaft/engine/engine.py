@@ -125,7 +125,7 @@ class Engine:
             release=release,
             cancel=cancel,
         )
-        self.maintenance = Maintenance(transitions, fail, self.breakers, self.budgets)
+        self.maintenance = Maintenance(transitions, fail, cancel, self.breakers, self.budgets)
         self.undelivered = UndeliveredClaims(release.release)
         self.claims = Claims(
             self.database,

@@ -123,6 +123,7 @@ async def send_heartbeat(
         found = await cursor.fetchall()
     answers = HeartbeatAnswers({})
     over: dict[ClaimRef, EndedClaim] = {}
+    unlocked: set[ClaimRef] = set()
     for row in found:
         if row.task_id is None:
             agent = Presence(row.agent_id, row.incarnation)
@@ -130,12 +131,17 @@ async def send_heartbeat(
             answers.slots[agent] = row.slots
             if row.slowdown_until is not None:
                 answers.slowdowns[agent] = row.slowdown_until
+        elif row.answer == "unlocked":
+            # Its document lock is gone, so it can't complete; until its lease expires it may still spend.
+            claim = ClaimRef(row.task_id, row.epoch)
+            unlocked.add(claim)
+            over[claim] = EndedClaim(row.task_id, row.epoch, "lost", None)
         elif row.answer != "continue" or row.reason is not None:
             answer = "cancel" if row.answer == "continue" else row.answer
             claim = ClaimRef(row.task_id, row.epoch)
             over[claim] = EndedClaim(row.task_id, row.epoch, answer, row.reason)
     spent = [(task.claim, task.spent) for task in tasks]
-    ended = {claim for claim, each in over.items() if each.reason is None}
+    ended = {claim for claim, each in over.items() if each.reason is None} - unlocked
     reasons: dict[ClaimRef, str] = {}
     try:
         reasons = await spending.book_at_once(

@@ -14,6 +14,11 @@ unlocked AS MATERIALIZED (
     JOIN lineshaft.task_live AS live ON live.id = input.id
     JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
     WHERE live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('RUNNING', 'VALIDATING')
+      -- A claim that lost its document lock isn't renewed: it can't complete. (An output that is being checked counts as completed.)
+      AND (
+        live.lock_token IS NULL OR live.status = 'VALIDATING'
+        OR (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+      )
     FOR NO KEY UPDATE OF live SKIP LOCKED
 ),
 renewed AS (
@@ -57,6 +62,8 @@ touched AS (
 )
 SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS incarnation,
     CASE
+        WHEN live.epoch = input.epoch AND live.agent_id = input.holder AND live.lock_token IS NOT NULL AND live.status <> 'VALIDATING'
+            AND (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NOT TRUE THEN 'unlocked'
         -- Renewed, locked by another transaction, or not started yet: held.
         WHEN live.epoch = input.epoch AND live.agent_id = input.holder THEN 'continue'
         WHEN ended.status = 'CANCELLED' THEN 'cancel'

@@ -10,6 +10,7 @@ from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
+from lineshaft.engine.transition.cancel import Cancel
 from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.transition.fail import Fail
 from lineshaft.engine.transition.transitions import Transitions
@@ -44,10 +45,13 @@ class StuckTasksError(LineshaftError):
 
 
 class Maintenance:
-    def __init__(self, transitions: Transitions, fail: Fail, breakers: Breakers, budgets: Budgets) -> None:
+    def __init__(
+        self, transitions: Transitions, fail: Fail, cancel: Cancel, breakers: Breakers, budgets: Budgets
+    ) -> None:
         self._transitions = transitions
         self._database = transitions.database
         self._fail = fail
+        self._cancel = cancel
         self._breakers = breakers
         self._budgets = budgets
 
@@ -63,12 +67,12 @@ class Maintenance:
         with _naming(ids):
             return await self._database.run(work)
 
-    async def promote_due(self, limit: int, without: Sequence[str] = ()) -> int:
-        """Make tasks READY that are due; returns how many were due."""
+    async def promote_due(self, limit: int, without: Sequence[str] = (), *, only: str | None = None) -> int:
+        """Make tasks READY that are due, or only this one; returns how many were due."""
         ids: list[str] = []
 
         async def work(connection: Connection) -> int:
-            parameters = {**self._database.now, "limit": limit, "without": list(without)}
+            parameters = {**self._database.now, "limit": limit, "without": list(without), "only": only}
             due = await fetch_rows(connection, _DueTask, _SQL["promote_due"], parameters)
             ids[:] = [task.id for task in due]
             await self._transitions.finish_batches(
@@ -79,12 +83,32 @@ class Maintenance:
         with _naming(ids):
             return await self._database.run(work)
 
+    async def promote_for_claim(self, limit: int, task_id: str | None = None) -> int:
+        """As `promote_due`, but tasks that can't be moved are left to the promoter, which finds out which."""
+        try:
+            return await self.promote_due(limit, only=task_id)
+        except StuckTasksError:
+            return 0
+
     async def rekey_deadlines(self, limit: int) -> tuple[int, int]:
         """Raise tasks near their deadline; returns how many, and how many deadlines were missed."""
         parameters = {**self._database.now, "limit": limit}
         async with self._database.connection() as connection:
             rows = await fetch_rows(connection, _RekeyedTask, _SQL["rekey_deadlines"], parameters)
         return len(rows), sum(row.missed for row in rows)
+
+    async def expire_tasks(self, limit: int) -> int:
+        """Cancel tasks that missed the deadline at which they expire; returns how many there were."""
+        parameters = {**self._database.now, "limit": limit}
+        async with self._database.connection() as connection:
+            ids = await fetch_column(connection, _SQL["expired_tasks"], parameters)
+        with _naming(ids):
+            await self._cancel.expire(ids)
+        return len(ids)
+
+    async def expire_task(self, task_id: str) -> None:
+        """Cancel this task if it missed the deadline at which it expires."""
+        await self._cancel.expire([task_id])
 
     async def expire_locks(self) -> int:
         async def work(connection: Connection) -> int:

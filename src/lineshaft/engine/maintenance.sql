@@ -12,13 +12,14 @@ FOR UPDATE SKIP LOCKED
 
 -- name: promote_due
 -- Back-offs, snoozes and schedules that are due, by task_live_due. A task that is still blocked only loses its due time; the caller
--- completes a batch whose children are all done.
+-- completes a batch whose children are all done. `only`: just this task.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
     WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= clock.now
       AND live.id <> ALL (%(without)s::text[])
+      AND (%(only)s::text IS NULL OR live.id = %(only)s::text)
     ORDER BY live.due_at
     LIMIT %(limit)s::integer
     FOR UPDATE OF live SKIP LOCKED
@@ -47,6 +48,15 @@ woken AS (
 )
 SELECT moved.id, moved.status::text AS status, moved.is_batch, (SELECT count(*) FROM woken) AS notified FROM moved
 
+-- name: expired_tasks
+-- Tasks that missed their deadline and are cancelled for it, by task_live_rekey.
+SELECT id
+FROM lineshaft.task_live
+WHERE rekey_at IS NOT NULL AND rekey_at <= coalesce(%(now)s::timestamptz, now())
+  AND expires AND deadline <= coalesce(%(now)s::timestamptz, now())
+ORDER BY rekey_at
+LIMIT %(limit)s::integer
+
 -- name: rekey_deadlines
 -- Deadline boosts that have grown by half a point, by task_live_rekey; the last step is the deadline itself.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
@@ -54,6 +64,8 @@ due AS MATERIALIZED (
     SELECT live.id
     FROM lineshaft.task_live AS live, clock
     WHERE live.rekey_at IS NOT NULL AND live.rekey_at <= clock.now
+      -- Those are cancelled.
+      AND NOT (live.expires AND live.deadline <= clock.now)
     ORDER BY live.rekey_at
     LIMIT %(limit)s::integer
     FOR UPDATE OF live SKIP LOCKED

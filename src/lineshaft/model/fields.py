@@ -169,6 +169,10 @@ def _creator(value: Any) -> str | None:
     return f"must be one of {', '.join(CREATORS)} and a name, such as human:ann, got {shown(value)}"
 
 
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else f"must be true or false, got {shown(value)}"
+
+
 #: Checks by field of a task.
 CHECKS: Mapping[str, Check] = {
     "type": text_fault,
@@ -178,6 +182,7 @@ CHECKS: Mapping[str, Check] = {
     "priority": _priority,
     "priority_boost_per_minute": _number(0, 1_000),
     "deadline": _instant,
+    "expire_at_deadline": _flag,
     "run_at": _instant,
     "depends_on": _dependencies,
     "parent_id": text_fault,

@@ -108,6 +108,7 @@ class TaskOptions(TaskDefaults, total=False):
     key: str | None
     id: str | None
     deadline: datetime | None
+    expire_at_deadline: bool
     run_at: datetime | None
     depends_on: Sequence[str]
     parent_id: str | None
@@ -133,6 +134,8 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     priority_boost_per_minute: float | None = None
     deadline: datetime | None = None
+    #: CANCELLED when the deadline passes, instead of merely late.
+    expire_at_deadline: bool = False
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
     #: An existing task, whose DAG this one joins.
@@ -199,6 +202,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     created_by: str | None
     surface: bytes | None
     ignore_failure: bool
+    expire_at_deadline: bool
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
 
@@ -234,6 +238,14 @@ class TaskRules(NamedTuple):
 DEFAULT_RULES = TaskRules()
 
 
+def _check_companions(task: NewTask, faults: Faults) -> None:
+    """Fields that mean nothing without another one."""
+    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
+        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
+    if task.expire_at_deadline and task.deadline is None:
+        faults.append(("expire_at_deadline", "is about the deadline, which is missing"))
+
+
 def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
     """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`)."""
     faults: Faults = []
@@ -258,8 +270,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := text_fault(output.type)):
         faults.append(("output.type", fault))
-    if task.idempotency_ttl_sec is not None and task.idempotency_key is None:
-        faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
+    _check_companions(task, faults)
     spec = stored_json("spec", given, faults) if given else b"{}"
     refs = _context_tasks(given, faults) if "context_refs" in given else ()
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)
@@ -302,6 +313,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         created_by=task.created_by,
         surface=surface,
         ignore_failure=task.on_failure == "ignore",
+        expire_at_deadline=task.expire_at_deadline,
         context_tasks=refs,
     )
 

@@ -114,6 +114,8 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     tier: Tier | None
     priority_boost_per_minute: float
     deadline: datetime | None
+    #: It is cancelled when its deadline passes.
+    expire_at_deadline: bool
     run_at: datetime | None
     depends_on: list[str]
     blocked_by: list[str]

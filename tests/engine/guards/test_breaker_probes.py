@@ -210,7 +210,7 @@ async def test_a_model_has_a_breaker_if_it_is_configured(world: World) -> None:
     """U12: any key, such as model:x; tasks that may use another model go on with that."""
     agent = await world.agent(models_available=("x", "y"))
     for type_ in ("a", "b"):
-        await world.one(type_, model_preferences=["x"])
+        await world.one(type_, model_preferences=["x"], max_attempts=1)
         await world.fail(await world.take(agent))
     await world.submit(NewTask("c", model_preferences=["x"]), NewTask("d", model_preferences=["x", "y"]))
 

@@ -97,7 +97,12 @@ CASES = [
     ("review/approvals", "waiting_tasks", WAITING, ["task_live_claimable", "task_pkey"]),
     ("review/approvals", "announce_waiting", NOW | {"limit": 100}, ["task_live_claimable"]),
     ("review/approvals", "waiting_gates", WAITING, ["attempt_to_approve", "task_pkey"]),
-    ("maintenance", "promote_due", NOW | {"limit": 100, "without": []}, ["task_live_due", "task_live_pkey"]),
+    (
+        "maintenance",
+        "promote_due",
+        NOW | {"limit": 100, "without": [], "only": None},
+        ["task_live_due", "task_live_pkey"],
+    ),
     ("maintenance", "rekey_deadlines", NOW | {"limit": 100}, ["task_live_rekey", "task_live_pkey"]),
 ]
 

@@ -41,10 +41,16 @@ _PAUSES_SEC = (0.01, 0.04, 0.16)
 _TURN_AFTER = 5_000
 _CLOSE_AFTER = 500
 _MOVED_AT_ONCE = 5_000
+#: A claim that would come back short promotes this many due tasks first; the promoter does the rest.
+_PROMOTED_AT_ONCE = 1_000
 
 
-class Generations(Protocol):
+class Upkeep(Protocol):
     """What claims need of the maintenance."""
+
+    async def promote_for_claim(self, limit: int, task_id: str | None = None) -> int: ...
+
+    async def expire_task(self, task_id: str) -> None: ...
 
     async def turn_generation(self, left: int) -> bool: ...
 
@@ -72,6 +78,8 @@ class _Outcome(Protocol):
     stranded: list[str]
     #: A breaker may be probed.
     probe_due: bool
+    #: There were fewer tasks than asked for, but the delay of another one has passed.
+    due: bool
     slowdown_until: datetime | None
 
 
@@ -104,7 +112,7 @@ class Claims:
     def __init__(
         self,
         database: Database,
-        generations: Generations,
+        upkeep: Upkeep,
         why_not: Callable[[str, str, int], Awaitable[LineshaftError]],
         breakers: Breakers,
         undelivered: Undelivered,
@@ -112,7 +120,7 @@ class Claims:
         """`why_not` returns why an instance, named by agent and incarnation, can't claim a task."""
         self._database = database
         self._why_not = why_not
-        self._generations = generations
+        self._upkeep = upkeep
         self._breakers = breakers
         self._undelivered = undelivered
         self._fast_path = FastPath()
@@ -143,7 +151,7 @@ class Claims:
                 lambda own: claim_fast(own, {**self._database.now, **parameters})
             )
             self._fast_path.tried(agent_id, worked=not fast.weigh)
-            if fast.is_all:
+            if fast.is_all and not (fast.due and await self._promote()):
                 return await self._claimed(
                     Claim(fast.tasks, has_room=fast.has_room, leaves_some=not fast.has_room)
                 )
@@ -178,7 +186,7 @@ class Claims:
         An agent that finds nothing, though there is something, waits for the next notification, or poll.
         """
         pauses = iter(_PAUSES_SEC)
-        rounds, missed = 0, False
+        rounds, missed, promoted = 0, False, False
         while True:
             rounds += 1
             parameters["limit"] = limit - len(tasks)
@@ -192,11 +200,19 @@ class Claims:
             if outcome.again or outcome.contested or outcome.stranded:
                 parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
                 continue
+            if outcome.due and not promoted:
+                promoted = True
+                if await self._promote():
+                    continue
             pause = next(pauses, None)
             if tasks or not missed or pause is None:
                 return outcome
             await asyncio.sleep(pause)
             missed, parameters["passed_over"] = False, []
+
+    async def _promote(self) -> int:
+        """Promote due tasks, of whichever lane; returns how many there were."""
+        return await self._upkeep.promote_for_claim(_PROMOTED_AT_ONCE)
 
     async def _claimed(self, claim: Claim) -> Claim:
         self._left += len(claim.tasks)
@@ -212,12 +228,16 @@ class Claims:
         """Claim this task, whatever its place in the queue; or raise why it can't be claimed."""
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
         found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        if not found.tasks and found.outcome.due and await self._upkeep.promote_for_claim(1, task_id):
+            found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
         tasks, stranded = found.tasks, set(found.outcome.stranded)
         if not tasks and found.outcome.probe_due:
             tasks = await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
         if not tasks:
+            # If its deadline has passed, the reason is that it is CANCELLED.
+            await self._upkeep.expire_task(task_id)
             raise await self._why_not(task_id, agent_id, incarnation)
         return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
 
@@ -287,8 +307,8 @@ class Claims:
 
     async def _turn(self) -> None:
         """Leave the dead index entries of past claims behind; see the table `generation`."""
-        turned = self._left >= _TURN_AFTER and await self._generations.turn_generation(self._left)
-        open_ones = await self._generations.close_generations(_MOVED_AT_ONCE)
+        turned = self._left >= _TURN_AFTER and await self._upkeep.turn_generation(self._left)
+        open_ones = await self._upkeep.close_generations(_MOVED_AT_ONCE)
         if turned:
             self._left = 0
         # Every claim reads a generation that could not be closed yet: try again soon.

@@ -103,6 +103,7 @@ head AS MATERIALIZED (
         SELECT rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = eligible.id
+          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT 1
         OFFSET 0
@@ -141,6 +142,7 @@ locked AS MATERIALIZED (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
@@ -150,7 +152,7 @@ locked AS MATERIALIZED (
     FROM (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
-        WHERE id = %(task_id)s::text AND status = 'READY' AND lane_id IN (SELECT id FROM eligible)
+        WHERE id = %(task_id)s::text AND status = 'READY' AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE AND lane_id IN (SELECT id FROM eligible)
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS named
     JOIN lineshaft.task_live AS live ON live.id = named.id
@@ -202,7 +204,7 @@ lock_granted AS (
                -- A batch keeps its lock while it has children to run: there are no heartbeats during a child's back-off.
                -- (Not EXISTS: the planner might read all batches for that.)
                AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE id = held.holder_task_id), true))
-    RETURNING key, holder_task_id
+    RETURNING key, holder_task_id, token
 ),
 unlocked AS MATERIALIZED (
     SELECT weighed.*, weighed.lock_key IS NULL OR coalesce(weighed.id = (
@@ -212,7 +214,8 @@ unlocked AS MATERIALIZED (
         WHERE rival.lock_key = weighed.lock_key AND rival.fits_alone AND rival.fits
         ORDER BY rival.effective, rival.submission_no
         LIMIT 1
-    ), false) AS has_lock
+    ), false) AS has_lock,
+        (SELECT token FROM lock_granted WHERE lock_granted.key = weighed.lock_key) AS lock_token
     FROM weighed
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
@@ -261,9 +264,9 @@ decided AS MATERIALIZED (
 -- those for a CTE, but not for the parts of a UNION ALL in FROM, which it would read again from the start: the row would be lost, but not
 -- its money and lock.
 claimable AS MATERIALIZED (
-    SELECT id, chosen_model, cost, resume, effective FROM locked WHERE is_simple
+    SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token FROM locked WHERE is_simple
     UNION ALL
-    SELECT id, chosen_model, cost, resume, effective FROM decided WHERE obstacle IS NULL
+    SELECT id, chosen_model, cost, resume, effective, lock_token FROM decided WHERE obstacle IS NULL
 ),
 -- Columns that are empty in a READY row; statements that put a row back empty them again.
 moved AS (
@@ -274,6 +277,7 @@ moved AS (
         incarnation = %(incarnation)s::integer,
         parked = NULL,
         budget_reported = false,
+        lock_token = claimable.lock_token,
         model = claimable.chosen_model,
         version = (SELECT version FROM me),
         reserved_usd = claimable.cost,
@@ -342,11 +346,14 @@ logged AS (
     SELECT (SELECT now FROM clock), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
         moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
     FROM moved
+    RETURNING seq
 ),
+-- The cause first: the count enforces the order.
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
     SELECT clock.now, '{dag.running}', dag_first.id, %(agent_id)s::text
     FROM dag_reserved JOIN dag_first ON dag_first.id = dag_reserved.id CROSS JOIN clock
+    WHERE (SELECT count(*) FROM logged) >= 0
 )
 SELECT
     moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
@@ -440,6 +447,15 @@ SELECT
         )
         ELSE false
     END AS probe_due,
+    -- ... and if a delay has passed that the promoter has not seen yet.
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM me) > (SELECT count(*) FROM moved) THEN (
+            SELECT true FROM lineshaft.task_live
+            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM clock)
+            ORDER BY due_at LIMIT 1
+        ) IS TRUE
+        ELSE false
+    END AS due,
     -- The end of the longest slowdown of this agent's models.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (

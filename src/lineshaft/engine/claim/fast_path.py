@@ -48,6 +48,8 @@ class FastClaim(NamedTuple):
     contested: bool
     #: Other transactions hold everything that is claimable.
     missed: bool
+    #: There were fewer tasks than asked for, but the delay of another one has passed.
+    due: bool
 
     @property
     def is_all(self) -> bool:
@@ -69,4 +71,4 @@ async def claim_fast(connection: Connection, parameters: Mapping[str, Any]) -> F
             claimed_at=first.now,
             claim_ttl_sec=first.claim_ttl_sec,
         )
-    return FastClaim(tasks, first.has_room, first.weigh, first.contested, first.missed)
+    return FastClaim(tasks, first.has_room, first.weigh, first.contested, first.missed, first.due)

@@ -39,6 +39,7 @@ head AS MATERIALIZED (
         SELECT rank, submission_no
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT 1
         OFFSET 0
@@ -70,6 +71,7 @@ locked AS MATERIALIZED (
         SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
+          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
@@ -134,6 +136,15 @@ SELECT
     ) AS contested,
     -- ... or they hold everything.
     moved.n IS NULL AND EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM locked) AS missed,
+    -- A claim that comes back short promotes what is due.
+    CASE
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM me) > (SELECT count(*) FROM moved) THEN (
+            SELECT true FROM lineshaft.task_live
+            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM me)
+            ORDER BY due_at LIMIT 1
+        ) IS TRUE
+        ELSE false
+    END AS due,
     -- The caller sorts by this: it costs less there than sorting whole specs here.
     moved.n::integer AS n
 FROM (VALUES (1)) AS always

@@ -11,7 +11,10 @@ SELECT
     pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
 
 -- fragment: picked
-    picked.*
+-- Events of a standalone task are written without its DAG, which has no row.
+    picked.seq, picked.kinds, picked.at, picked.task_id,
+    coalesce(picked.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = picked.task_id)) AS dag_id,
+    picked.agent_id, picked.epoch, picked.data
 FROM bounds
 LEFT JOIN picked ON true
 ORDER BY picked.seq

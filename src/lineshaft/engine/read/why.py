@@ -92,7 +92,8 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
             *_dag_budget(task),
             *_agents(task, unusable, agents),
         ]
-    runnable = status is Status.READY and not reasons
+    # The promoter is about to cancel a task that has expired.
+    runnable = status is Status.READY and not reasons and not task["expired"]
     return Why(runnable, reasons, status, task["id"])
 
 

@@ -145,13 +145,13 @@ class Approvals:
                 "output": answered.output.decode(),
             },
         )
-        if task.dag_id is not None:
-            await connection.execute(_SQL["start_dag"], {**self._database.now, "id": task.dag_id})
         changes = Changes(self._database.now)
         locked = await self._locks.lock(connection, [task.id])
         data = {"by": decision.reviewer, "note": decision.note}
         changes.event(locked[task.id], ["task.claimed", "task.started", "task.validating"], data)
         await changes.write(connection)
+        if task.dag_id is not None:
+            await connection.execute(_SQL["start_dag"], {**self._database.now, "id": task.dag_id})
 
     async def _nothing_to_decide(self, task_id: str) -> Exception:
         (found,) = await self._queries.tasks_by_id([task_id]) or (None,)

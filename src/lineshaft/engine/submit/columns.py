@@ -41,6 +41,7 @@ _ROW_COLUMNS = (
     "max_attempts",
     "require_decision_report",
     "ignore_failure",
+    "expire_at_deadline",
 )
 LIVE_COLUMNS = (
     "status",
@@ -61,6 +62,7 @@ LIVE_COLUMNS = (
     "limit_sec",
     "is_batch",
     "is_gated",
+    "expires",
 )
 
 
@@ -77,6 +79,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "max_attempts": 3,
     "require_decision_report": False,
     "ignore_failure": False,
+    "expire_at_deadline": False,
     "is_batch": False,
 }
 LIVE_DEFAULTS: dict[str, Any] = {
@@ -86,6 +89,7 @@ LIVE_DEFAULTS: dict[str, Any] = {
     "limit_sec": 3600.0,
     "is_batch": False,
     "is_gated": False,
+    "expires": False,
 }
 
 
@@ -153,6 +157,7 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         row.max_attempts,
         row.require_decision_report,
         row.ignore_failure,
+        row.expire_at_deadline,
     )
 
 
@@ -228,4 +233,5 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         row.max_duration_sec,
         draft.is_batch,
         row.gates is not None or row.require_decision_report,
+        row.expire_at_deadline,
     )

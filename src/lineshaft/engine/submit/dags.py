@@ -32,15 +32,13 @@ async def log_dag_created(connection: Connection, now: Mapping[str, Any], dag_id
 
 async def give_dag_a_row(connection: Connection, now: Mapping[str, Any], task: LockedTask) -> None:
     """Turn the virtual DAG of a standalone task into a real one."""
-    await give_dags_rows(connection, now, {task.id: task.task_dag_id})
+    await give_dags_rows(connection, now, [task.id])
 
 
-async def give_dags_rows(connection: Connection, now: Mapping[str, Any], dag_ids: Mapping[str, str]) -> None:
-    """Turn virtual DAGs, by the ids of their standalone tasks, which are locked, into real ones."""
-    await connection.execute(_SQL["give_dags_rows"], {"ids": list(dag_ids)})
-    await connection.execute(_SQL["mark_real_dags"], {"ids": list(dag_ids)})
-    for dag_id in dag_ids.values():
-        await log_dag_created(connection, now, dag_id)
+async def give_dags_rows(connection: Connection, now: Mapping[str, Any], task_ids: Collection[str]) -> None:
+    """Turn the virtual DAGs of standalone tasks, which are locked, into real ones."""
+    await connection.execute(_SQL["give_dags_rows"], {**now, "ids": list(task_ids)})
+    await connection.execute(_SQL["mark_real_dags"], {"ids": list(task_ids)})
 
 
 async def take_dag_key(

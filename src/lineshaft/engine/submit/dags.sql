@@ -8,20 +8,26 @@ VALUES (
 -- name: give_dags_rows
 -- The virtual DAG of a standalone task becomes a real one, with what the task has reserved and spent so far. The task may be a dead letter:
 -- then its DAG has failed.
-INSERT INTO lineshaft.dag (
-    id, title, created_by, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
+WITH made AS (
+    INSERT INTO lineshaft.dag (
+        id, title, created_by, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
+    )
+    SELECT
+        task.dag_id, task.title, task.created_by,
+        CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
+        1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0),
+        -- What an attempt spends above its reservation counts at once.
+        coalesce(live.cost_usd + greatest(live.attempt_cost_usd - live.reserved_usd, 0), ended.cost_usd), task.created_at, ended.ended_at
+    FROM lineshaft.task
+    LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+    LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+    WHERE task.id = ANY (%(ids)s::text[])
+    RETURNING id, status
 )
-SELECT
-    task.dag_id, task.title, task.created_by,
-    CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
-    1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0), coalesce(
-        -- What a running attempt spends above its reservation is booked already (spending.sql).
-        live.cost_usd + greatest(live.attempt_cost_usd - live.reserved_usd, 0), ended.cost_usd
-    ), task.created_at, ended.ended_at
-FROM lineshaft.task
-LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
-LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
-WHERE task.id = ANY (%(ids)s::text[])
+INSERT INTO lineshaft.event (at, kinds, dag_id)
+SELECT coalesce(%(now)s::timestamptz, now()),
+    CASE WHEN made.status = 'running' THEN '{dag.created,dag.running}' ELSE '{dag.created}' END::text[], made.id
+FROM made
 
 -- name: mark_real_dags
 UPDATE lineshaft.task_live AS live

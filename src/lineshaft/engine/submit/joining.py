@@ -84,7 +84,7 @@ class Joining:
             # ended, or was revived, in the meantime isn't locked yet.
             still_missing = set(await self._without_row(connection, missing))
             held = {*locked, *(task.id for task in ended)}
-            virtual = {name: dag for name, dag in dags.items() if name in held and dag in still_missing}
+            virtual = [name for name, dag in dags.items() if name in held and dag in still_missing]
             if virtual:
                 await give_dags_rows(connection, self._database.now, virtual)
 

@@ -40,13 +40,13 @@ new AS MATERIALIZED (
         %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
         %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
-        %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(is_batch)s::boolean[],
+        %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
         %(lane_id)s::integer[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
         id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, ignore_failure, is_batch, lane_id, blocked, downstream, n
+        require_decision_report, ignore_failure, expire_at_deadline, is_batch, lane_id, blocked, downstream, n
     )
 ),
 stored AS (
@@ -54,19 +54,19 @@ stored AS (
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
-        ignore_failure, is_batch, created_at
+        ignore_failure, expire_at_deadline, is_batch, created_at
     )
     SELECT
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, ignore_failure, is_batch, clock.now
+        require_decision_report, ignore_failure, expire_at_deadline, is_batch, clock.now
     FROM new CROSS JOIN clock
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated
+        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires
     )
     SELECT
         id, live_dag_id,
@@ -78,7 +78,8 @@ placed AS (
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report
+        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
+        expire_at_deadline
     FROM new CROSS JOIN clock
     ORDER BY n
     RETURNING id, dag_id, status, lane_id, submission_no
@@ -101,7 +102,7 @@ WITH stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, type, title, preset, spec, required_capabilities, model_preferences, fallback_models, max_cost_usd, max_total_cost_usd,
         lock_key, retry, output_type, gates, tags, created_by, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec,
-        heartbeat_interval_sec, priority, max_attempts, require_decision_report, created_at
+        heartbeat_interval_sec, priority, max_attempts, require_decision_report, expire_at_deadline, created_at
     )
     VALUES (
         %(id)s::text, %(dag_id)s::text, %(type)s::text, %(title)s::text, %(preset)s::text, %(spec)s::jsonb,
@@ -110,12 +111,13 @@ WITH stored AS (
         %(created_by)s::text, %(surface)s::jsonb, %(deadline)s::timestamptz, %(run_at)s::timestamptz,
         %(priority_boost_per_minute)s::double precision, %(max_duration_sec)s::double precision,
         %(heartbeat_interval_sec)s::double precision, %(priority)s::smallint, %(max_attempts)s::smallint,
-        %(require_decision_report)s::boolean, coalesce(%(now)s::timestamptz, now())
+        %(require_decision_report)s::boolean, %(expire_at_deadline)s::boolean, coalesce(%(now)s::timestamptz, now())
     )
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
-        id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated
+        id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated,
+        expires
     )
     SELECT
         %(id)s::text, CASE WHEN waits THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status, %(lane_id)s::integer, %(priority)s::smallint,
@@ -126,7 +128,8 @@ placed AS (
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
-        %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean
+        %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
+        %(expire_at_deadline)s::boolean
     FROM (
         SELECT
             coalesce(%(now)s::timestamptz, now()) AS now,

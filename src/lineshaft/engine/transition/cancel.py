@@ -22,6 +22,7 @@ from lineshaft.model.storable import replace_unstorable
 from lineshaft.types.work import UNREPORTED, Cancellation, Moved, Spent
 
 _SQL = catalog.load(__name__)
+DEADLINE_MISSED = "deadline missed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class _Member:
     id: str
     parent_id: str | None
     waits_for: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    id: str
+    deadline: str
 
 
 @dataclass(slots=True)
@@ -100,6 +107,23 @@ class Cancel:
 
         return await self._database.run(work)
 
+    async def expire(self, ids: Sequence[str]) -> list[str]:
+        """Cancel those of these tasks that missed a deadline at which they expire, as if by hand."""
+
+        async def work(connection: Connection) -> list[str]:
+            missed = await self._missed(connection, ids)
+            if not missed:
+                return []
+            return await self._cancel(connection, list(missed), DEADLINE_MISSED, cascade=True, missed=missed)
+
+        return await self._database.run(work)
+
+    async def _missed(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+        """The deadlines that those of these tasks missed that expire then."""
+        parameters = {**self._database.now, "ids": list(ids)}
+        expired = await fetch_rows(connection, _Expired, _SQL["expired_now"], parameters)
+        return {task.id: task.deadline for task in expired}
+
     async def cancel_dag(self, dag_id: str, reason: str) -> list[str]:
         """Cancel the tasks of a DAG that haven't ended, and their dependents elsewhere; returns them."""
 
@@ -156,6 +180,7 @@ class Cancel:
         *,
         cascade: bool,
         held: Cancellation | None = None,
+        missed: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Returns the cancelled tasks; none, if the claim in `held` doesn't hold its task."""
         subtree = await self._lock_subtree(connection, roots, cascade=cascade)
@@ -165,10 +190,13 @@ class Cancel:
             if task is None or task.epoch != held.claim.epoch or task.status not in HELD:
                 return []
             spent[task.id] = held.spent
+        if missed is not None and missed != await self._missed(connection, roots):
+            # Before the locks somebody gave one of them another deadline: the next run decides again.
+            return []
         if not subtree.live:
             return []
         changes = self._transitions.changes()
-        _end(changes, subtree, reason, spent)
+        _end(changes, subtree, reason, spent, missed or {})
         await self._write(connection, changes, subtree)
         return sorted(subtree.live)
 
@@ -187,7 +215,7 @@ class Cancel:
         changes = self._transitions.changes()
         for name, found in subtree.dead_letters.items():
             changes.cancel_dead_letter(name, found.dag_id)
-        _end(changes, subtree, reason, {})
+        _end(changes, subtree, reason, {}, {})
         await self._write(connection, changes, subtree)
         return sorted([*subtree.dead_letters, *subtree.live])
 
@@ -236,10 +264,21 @@ class Cancel:
             await self._dependencies.rekey_paths(connection, waited)
 
 
-def _end(changes: Changes, subtree: _Subtree, reason: str, spent: Mapping[str, Spent]) -> None:
+def _end(
+    changes: Changes,
+    subtree: _Subtree,
+    reason: str,
+    spent: Mapping[str, Spent],
+    missed: Mapping[str, str],
+) -> None:
+    """`missed`: deadlines that some of the tasks missed."""
     for name, task in subtree.live.items():
         why = subtree.reason(name, reason)
         used = spent.get(name, UNREPORTED)
         changes.end(task, Status.CANCELLED, spent=used, reason=why)
         changes.attempt(task, "cancelled", spent=used)
-        changes.event(task, ["task.cancelled"], {"reason": why})
+        if name in missed:
+            data = {"deadline": missed[name], "reason": why}
+            changes.event(task, ["task.deadline_missed", "task.cancelled"], data)
+        else:
+            changes.event(task, ["task.cancelled"], {"reason": why})

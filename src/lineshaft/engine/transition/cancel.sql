@@ -27,6 +27,11 @@ SELECT member.id, task.parent_id,
 FROM member
 LEFT JOIN lineshaft.task ON task.id = member.id
 
+-- name: expired_now
+SELECT id, lineshaft.iso(deadline) AS deadline
+FROM lineshaft.task_live
+WHERE id = ANY (%(ids)s::text[]) AND expires AND deadline <= coalesce(%(now)s::timestamptz, now())
+
 -- name: dag_members
 -- The tasks of a DAG; of a virtual one, its only task.
 SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text

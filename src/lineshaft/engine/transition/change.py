@@ -34,6 +34,8 @@ class _EndedTask:
     status: str
     dag_id: str | None
     epoch: int
+    #: It is cancelled when its deadline passes: a new deadline lets it be retried.
+    expires: bool
 
 
 class Change:
@@ -79,12 +81,15 @@ class Change:
     async def _change_dead_letter(self, connection: Connection, task_id: str, wanted: dict[str, Any]) -> None:
         ended = await fetch_row(connection, _EndedTask, _SQL["lock_ended"], {"id": task_id})
         status = await self._locks.end_status(connection, task_id) if ended is None else ended.status
-        if ended is None or status != Status.DEAD_LETTERED:
+        of_ended = LIMITS if status == Status.DEAD_LETTERED else ()
+        if ended is not None and ended.expires and status != Status.COMPLETED:
+            of_ended = (*of_ended, "deadline")
+        if ended is None or not of_ended:
             raise InvalidTransitionError(f"Can't change task {task_id}: it is {status} already.")
-        if refused := [name for name in wanted if name not in LIMITS]:
+        if refused := [name for name in wanted if name not in of_ended]:
             raise InvalidTransitionError(
-                f"Can't change {', '.join(refused)} of task {task_id}: it is {status}. Of a dead letter only "
-                f"{', '.join(LIMITS)} can be changed; retry it first."
+                f"Can't change {', '.join(refused)} of task {task_id}: it is {status}, so only "
+                f"{', '.join(of_ended)} can be changed; retry it first."
             )
         changed = _changed(await self._write(connection, task_id, wanted, None), wanted)
         if changed:

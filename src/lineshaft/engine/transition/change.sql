@@ -49,6 +49,7 @@ SELECT type, required_capabilities, models, boost_per_minute FROM lineshaft.lane
 -- name: lock_ended
 -- Against a revival, which reads the limits, and other decisions.
 SELECT ended.status::text AS status, ended.epoch,
+    (SELECT task.expire_at_deadline FROM lineshaft.task WHERE task.id = ended.id) AS expires,
     (SELECT dag.id FROM lineshaft.dag JOIN lineshaft.task ON task.dag_id = dag.id WHERE task.id = ended.id) AS dag_id
 FROM lineshaft.task_end AS ended
 WHERE ended.id = %(id)s::text

@@ -72,6 +72,7 @@ class LockedTask:
     limit_at: datetime | None
     lock_key: str | None
     lock_owner: str | None
+    lock_token: int | None
     lane_id: int
     model: str | None
     version: str | None

@@ -4,6 +4,7 @@ A task with gates is VALIDATING first, and completes when its gates accept the o
 tasks depend on nothing and nothing depends on them: one short statement completes them (`complete_fast`).
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +30,7 @@ from lineshaft.engine.transition.changes import (
 from lineshaft.engine.transition.fail import Fail
 from lineshaft.engine.transition.task_locks import LOCK_DEPENDENTS, claim_columns, has_duplicate_tasks
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.errors import StaleClaimError
 from lineshaft.model import retry
 from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
@@ -57,6 +59,8 @@ class _Completed(NamedTuple):
     dag_id: str | None
     dag_needs_care: bool | None
     lock_released: bool | None
+    #: Somebody took its document lock away while the statement ran.
+    lock_lost: bool
     lock_key: str | None
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
@@ -66,6 +70,10 @@ class _Completed(NamedTuple):
 class _Answered:
     task_id: str
     status: str
+
+
+class _LockLostError(Exception):
+    """A document lock was taken away during the completion, which is rolled back and tried again."""
 
 
 class Acceptance:
@@ -169,6 +177,8 @@ class Complete:
 
         async def work(connection: Connection) -> list[Moved]:
             async with transaction(connection, *calls) as (_, completed, unblocked):
+                if any(task.lock_lost for task in map(_Completed._make, completed)):
+                    raise _LockLostError
                 await self._acceptance.after_completion(connection, completed, unblocked)
                 results = {
                     task.id: Moved(task.id, Status.COMPLETED) for task in map(_Completed._make, completed)
@@ -178,7 +188,11 @@ class Complete:
                     results |= await self._complete_special(connection, rest)
             return [results[item.claim.id] for item in completions]
 
-        results = await self._database.run_alone(work)
+        while True:
+            # Each time a lock fewer is held, so this ends.
+            with contextlib.suppress(_LockLostError):
+                results = await self._database.run_alone(work)
+                break
         validating = [
             item.claim
             for item, result in zip(completions, results, strict=True)
@@ -194,9 +208,11 @@ class Complete:
     ) -> dict[str, Moved]:
         """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held."""
         locked = await self._locks.lock(connection, [item.claim.id for item in items])
+        kept = await self._locks.kept_locks(connection, locked.values())
         results: dict[str, Moved] = {}
         over: list[tuple[LockedTask, Failure]] = []
         gated: list[tuple[LockedTask, Completion]] = []
+        unlocked: list[tuple[LockedTask, Completion]] = []
         rest: list[Completion] = []
         for item in items:
             task = locked.get(item.claim.id)
@@ -205,12 +221,16 @@ class Complete:
                 results[task.id] = Moved(task.id, Status.VALIDATING)
             elif task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
                 rest.append(item)
+            elif task.lock_token is not None and task.id not in kept:
+                unlocked.append((task, item))
             elif task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
                 error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
                 category = retry.FailureCategory.BUDGET_EXCEEDED
                 over.append((task, Failure(item.claim, error, category, spent=item.spent)))
             else:
                 gated.append((task, item))
+        if unlocked:
+            results |= await self._refuse_unlocked(connection, unlocked)
         if over:
             results |= await self._fail.fail_locked(connection, over, ended_by=COMPLETE)
         if gated:
@@ -219,6 +239,26 @@ class Complete:
         if rest:
             results |= {result.id: result for result in await self._acceptance.refuse(connection, rest)}
         return results
+
+    async def _refuse_unlocked(
+        self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]
+    ) -> dict[str, Moved]:
+        """The claims lost their document locks: other tasks may have changed the documents since."""
+        await spending.book(connection, [(item.claim, item.spent) for _, item in items], self._database.now)
+        await self._locks.log_late(
+            connection, [item.claim for _, item in items], {task.id: item.output for task, item in items}
+        )
+        return {
+            task.id: Moved(
+                task.id,
+                None,
+                StaleClaimError(
+                    f"Can't complete task {task.id}: its claim no longer has the document lock "
+                    f"{task.lock_key!r}, so another task may have changed the document. Stop working on it."
+                ),
+            )
+            for task, item in items
+        }
 
     async def _begin_validation(
         self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]

@@ -18,6 +18,11 @@ gone AS (
       AND live.epoch = input.epoch
       -- Out of VALIDATING only once the gates have accepted the output: completing again doesn't bypass them.
       AND CASE WHEN %(accepted)s::boolean THEN live.status = 'VALIDATING' ELSE live.status = 'RUNNING' AND NOT live.is_gated END
+      -- Somebody took its document lock away; lock_kept below checks again.
+      AND (
+        live.lock_token IS NULL OR live.status = 'VALIDATING'
+        OR (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+      )
       -- A DAG that was created while this statement waited for the task can't be counted here: the caller tries again.
       AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
       -- An attempt that cost more than the task's limit is not accepted.
@@ -26,7 +31,7 @@ gone AS (
         OR live.agent_id IS NULL
         OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
       )
-    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.ready_at, live.claimed_at, live.started_at,
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
@@ -62,7 +67,15 @@ lock_released AS (
     DELETE FROM lineshaft.lock
     USING gone
     WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND gone.lock_key IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
-    RETURNING lock.key
+    RETURNING lock.key, lock.token
+),
+-- The lock that a batch holds for its child.
+lock_kept AS MATERIALIZED (
+    SELECT lock.key, lock.token
+    FROM lineshaft.lock JOIN gone ON lock.key = gone.lock_key AND lock.token = gone.lock_token
+    WHERE gone.lock_owner IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
+    ORDER BY lock.key
+    FOR NO KEY UPDATE OF lock
 ),
 dag_moved AS (
     UPDATE lineshaft.dag
@@ -80,7 +93,7 @@ dag_moved AS (
         ) AS actual
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
-    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) >= 0
+    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) + (SELECT count(*) FROM lock_kept) >= 0
     RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
 ),
 share AS MATERIALIZED (
@@ -98,10 +111,13 @@ logged AS (
         CASE WHEN gone.status = 'RUNNING' THEN '{task.validating,task.completed}' ELSE '{task.completed}' END::text[],
         gone.id, gone.dag_id, gone.agent_id, gone.epoch
     FROM gone CROSS JOIN clock
+    RETURNING seq
 ),
+-- The cause first: the count enforces the order.
 dag_logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id)
-    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock WHERE dag_moved.status = 'completed'
+    SELECT clock.now, '{dag.completed}', dag_moved.id FROM dag_moved CROSS JOIN clock
+    WHERE dag_moved.status = 'completed' AND (SELECT count(*) FROM logged) >= 0
 ),
 troubled AS MATERIALIZED (SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
 SELECT
@@ -109,6 +125,10 @@ SELECT
     -- For the caller: a DAG with a dead letter or with freed money, and locks that others wait for.
     gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
     gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
+    -- The lock was taken away after this statement had begun.
+    gone.status = 'RUNNING' AND gone.lock_token IS NOT NULL AND gone.lock_token NOT IN (
+        SELECT token FROM lock_released UNION ALL SELECT token FROM lock_kept
+    ) AS lock_lost,
     gone.lock_key,
     -- Breakers that have failures to forget, or have this task as their probe; NULL while all breakers are closed.
     CASE

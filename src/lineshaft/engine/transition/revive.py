@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 
 import msgspec
@@ -36,6 +37,9 @@ class _Revivable:
     idempotency_key: str | None
     spec: bytes
     is_batch: bool
+    deadline: datetime | None
+    #: Its deadline has passed, and it is cancelled then.
+    expired: bool
     lock_owners: list[str]
 
     @property
@@ -125,6 +129,12 @@ class Revive:
         """
         tasks, roots = await self._with_children(connection, list(delays))
         wanted = list(tasks.values())
+        for task in wanted:
+            if task.expired:
+                raise InvalidTransitionError(
+                    f"Can't retry task {task.id}: its deadline {task.deadline:%Y-%m-%dT%H:%M:%SZ} has "
+                    "passed, and it has expire_at_deadline. Change its deadline first; nothing was changed."
+                )
         await self._retake_keys(connection, wanted)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)
@@ -203,7 +213,9 @@ class Revive:
             await hold_upstream(connection, names)
 
     async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
-        return await fetch_rows(connection, _Revivable, _SQL["read_revivable"], {"ids": list(ids)})
+        return await fetch_rows(
+            connection, _Revivable, _SQL["read_revivable"], {**self._database.now, "ids": list(ids)}
+        )
 
     async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
         by_key: dict[str, _Revivable] = {}

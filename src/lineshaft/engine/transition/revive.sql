@@ -12,7 +12,7 @@ ended AS (
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited
+    awaited, expires
 )
 SELECT
     task.id, dag.id,
@@ -32,7 +32,7 @@ SELECT
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true
+    true, task.expire_at_deadline
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 CROSS JOIN clock
@@ -46,6 +46,8 @@ RETURNING id, dag_id, status::text AS status, epoch, is_batch AND blocked = 0 AS
 -- What a revival needs: the lane of the task's own preferences, its key, and whether it is a batch.
 SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,
     task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch,
+    task.deadline,
+    task.expire_at_deadline AND task.deadline <= coalesce(%(now)s::timestamptz, now()) AS expired,
     -- Batches around it with the same lock, the outermost first.
     ARRAY(
         WITH RECURSIVE around AS (

@@ -1,6 +1,6 @@
 """Locks on the rows of tasks, and the result for a claim that no longer holds its task."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lineshaft.engine.postgres import catalog
@@ -69,6 +69,11 @@ class TaskLocks:
             return {}
         tasks = await fetch_rows(connection, LockedTask, _SQL["lock_tasks"], {"ids": list(ids)})
         return {task.id: task for task in tasks}
+
+    async def kept_locks(self, connection: Connection, tasks: Iterable[LockedTask]) -> set[str]:
+        """Those of these tasks that still have the document lock that their claim was given."""
+        ids = [task.id for task in tasks if task.lock_token is not None]
+        return set(await fetch_column(connection, _SQL["kept_locks"], {"ids": ids})) if ids else set()
 
     async def lock_with_dependents(self, connection: Connection, ids: Sequence[str]) -> dict[str, LockedTask]:
         """As `lock`; tasks that wait for them are locked too."""
@@ -144,7 +149,7 @@ class TaskLocks:
             if isinstance(result.error, StaleClaimError)
         ]
         if late_outputs is not None:
-            await self._log_late(connection, stale, late_outputs)
+            await self.log_late(connection, stale, late_outputs)
         if spent:
             late = [(claim, spent[claim]) for claim in stale if claim in spent]
             await spending.book_late(connection, late, self._database.now)
@@ -155,9 +160,10 @@ class TaskLocks:
         parameters = {**claim_columns(claims), "call": call}
         return set(await fetch_column(connection, _SQL["ended_by"], parameters))
 
-    async def _log_late(
+    async def log_late(
         self, connection: Connection, claims: Sequence[ClaimRef], outputs: Mapping[str, bytes | None]
     ) -> None:
+        """Keep outputs that are refused as events."""
         if claims:
             found = [json_text(outputs.get(claim.id)) for claim in claims]
             await connection.execute(

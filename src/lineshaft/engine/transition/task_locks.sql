@@ -21,7 +21,7 @@ SELECT
     live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.incarnation, live.reserved_usd, live.agent_reserved, live.day_reserved, live.cost_usd, live.attempt_cost_usd,
     live.attempt_tokens_input, live.attempt_tokens_output,
     live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
-    live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lane_id, live.model, live.version, live.is_batch,
+    live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lock_token, live.lane_id, live.model, live.version, live.is_batch,
     live.blocked, live.progress, live.is_gated, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
     task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
     task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,
@@ -31,6 +31,15 @@ JOIN lineshaft.task ON task.id = live.id
 WHERE live.id = ANY (%(ids)s::text[])
 ORDER BY live.id
 FOR UPDATE OF live
+
+-- name: kept_locks
+-- Those of these locked tasks that still have the document lock that their claim was given.
+SELECT live.id
+FROM lineshaft.task_live AS live
+JOIN lineshaft.lock ON lock.key = live.lock_key AND lock.token = live.lock_token
+WHERE live.id = ANY (%(ids)s::text[])
+ORDER BY lock.key
+FOR NO KEY UPDATE OF lock
 
 -- name: read_live
 SELECT id, epoch, status::text AS status FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])

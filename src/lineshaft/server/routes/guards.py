@@ -59,7 +59,10 @@ async def list_locks(call: Call, query: requests.Page) -> Answer:
 
 @routes.delete("/v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def release_lock(call: Call) -> Answer:
-    """Take a lock from its holder; the next waiter gets it."""
+    """Take a lock from its holder; the next waiter gets it.
+
+    The old holder can't complete: it gets 409 `stale_claim`, and `lost` at its next heartbeat.
+    """
     await call.service.engine.locks.release(call.path["key"])
     return Answer(status=204)
 

@@ -105,6 +105,7 @@ async def change_task(call: Call, body: TaskChange) -> Answer:
 
     The limits are `max_cost_usd`, `max_total_cost_usd`, `max_attempts` and `max_duration_sec`; a task that is
     held keeps those that its attempt began with. Null removes the deadline or a cost limit.
+    The deadline of a task with `expire_at_deadline` can be changed after it was cancelled, to retry it.
     """
     await call.service.engine.operations.change(call.path["id"], body)
     return await _task(call)

@@ -95,6 +95,8 @@ CREATE TABLE lineshaft.task (
     require_decision_report boolean NOT NULL DEFAULT false,
     -- A batch has no work of its own: it ends with its children.
     is_batch boolean NOT NULL DEFAULT false,
+    -- Cancelled when its deadline passes.
+    expire_at_deadline boolean NOT NULL DEFAULT false,
     -- A spawned task: as a dead letter it counts as cancelled for its DAG.
     ignore_failure boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
@@ -222,6 +224,8 @@ CREATE TABLE lineshaft.task_live (
     is_batch boolean NOT NULL DEFAULT false,
     -- Its output must pass a gate or have a decision report: it can't complete directly from RUNNING.
     is_gated boolean NOT NULL DEFAULT false,
+    -- It is cancelled when its deadline passes.
+    expires boolean NOT NULL DEFAULT false,
     -- Another task depends on this one, which has no DAG: its end must look for dependents. In a DAG it always does.
     awaited boolean NOT NULL DEFAULT false,
     -- It was reported that no agent can afford it: once, until it is claimed or there is money again.
@@ -242,6 +246,8 @@ CREATE TABLE lineshaft.task_live (
     lock_key text COLLATE "C",
     -- The batch that holds the lock for it. NULL: the task itself.
     lock_owner text COLLATE "C",
+    -- Of the grant of its lock. NULL: the claim has no lock.
+    lock_token bigint,
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- Of earlier attempts, and of the current one so far.
     cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
@@ -812,7 +818,10 @@ COMMENT ON TABLE lineshaft.event_horizon IS 'The end of the events that retentio
 
 -- For people.
 CREATE VIEW lineshaft.events AS
-SELECT event.seq, kind.n, kind.kind, event.at, event.task_id, event.dag_id, event.agent_id, event.epoch, event.data
+SELECT event.seq, kind.n, kind.kind, event.at, event.task_id,
+    -- Those of a standalone task are written without its DAG, which has no row.
+    coalesce(event.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = event.task_id)) AS dag_id,
+    event.agent_id, event.epoch, event.data
 FROM lineshaft.event
 CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n);
 COMMENT ON VIEW lineshaft.events IS 'All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n';
@@ -1185,6 +1194,7 @@ COMMENT ON COLUMN lineshaft.task.max_attempts IS 'Attempts before it becomes a d
 COMMENT ON COLUMN lineshaft.task.require_decision_report IS 'Its output must have a decision report.';
 COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'Whether, as a dead letter, it counts as cancelled for its DAG: a spawned task.';
 COMMENT ON COLUMN lineshaft.task.is_batch IS 'It has no work of its own and ends with its children.';
+COMMENT ON COLUMN lineshaft.task.expire_at_deadline IS 'It is cancelled when its deadline passes.';
 COMMENT ON COLUMN lineshaft.task.ignore_failure IS 'As a dead letter it counts as cancelled for its DAG.';
 COMMENT ON COLUMN lineshaft.task.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.task.dag_id IS 'Its DAG; of a standalone task an id without a row.';
@@ -1265,6 +1275,7 @@ COMMENT ON COLUMN lineshaft.task_live.downstream IS 'Unfinished tasks on the lon
 COMMENT ON COLUMN lineshaft.task_live.priority IS '0 (first) to 100 (last).';
 COMMENT ON COLUMN lineshaft.task_live.is_batch IS 'It has no work of its own and ends with its children.';
 COMMENT ON COLUMN lineshaft.task_live.is_gated IS 'Its output must pass a gate or have a report.';
+COMMENT ON COLUMN lineshaft.task_live.expires IS 'It is cancelled when its deadline passes.';
 COMMENT ON COLUMN lineshaft.task_live.awaited IS 'Another task depends on it.';
 COMMENT ON COLUMN lineshaft.task_live.budget_reported IS 'It was reported that no agent can afford it.';
 COMMENT ON COLUMN lineshaft.task_live.status IS 'Its state.';
@@ -1279,6 +1290,7 @@ COMMENT ON COLUMN lineshaft.task_live.version IS 'The version of the agent''s pr
 COMMENT ON COLUMN lineshaft.task_live.parked IS 'Why claims don''t see it although it is READY: lock or dag_budget.';
 COMMENT ON COLUMN lineshaft.task_live.lock_key IS 'The document lock that it needs, if any.';
 COMMENT ON COLUMN lineshaft.task_live.lock_owner IS 'The batch that holds the lock for it; NULL: itself.';
+COMMENT ON COLUMN lineshaft.task_live.lock_token IS 'The fencing number of the lock that its claim was given.';
 COMMENT ON COLUMN lineshaft.task_live.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.task_live.cost_usd IS 'Cost of earlier attempts.';
 COMMENT ON COLUMN lineshaft.task_live.attempt_cost_usd IS 'Cost of the current attempt so far.';
