@@ -135,7 +135,8 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
     assert {name: bytes(data) for name, data in found.items()} == steps
     # The zombie reached "completing" in neither case: its next write failed.
     assert log.read_text().splitlines().count("completing") == 1
-    assert (await shaft.get(task_id)).cost_usd == task.cost_usd
+    # What the zombie has spent is gone, and booked once it is known.
+    assert (await shaft.get(task_id)).cost_usd > task.cost_usd
 
 
 async def test_an_agent_that_registers_again_gets_its_task_again(

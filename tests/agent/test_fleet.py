@@ -111,9 +111,10 @@ class Theatre:
 
     @staticmethod
     def _spend(ctx: TaskContext, own: Plan, amount: Decimal) -> None:
-        ctx.spend(amount, tokens_input=10, tokens_output=1)
+        # Before: spending more than the task may cost raises, and is paid for.
         own.spent += amount
         own.tokens += 11
+        ctx.spend(amount, tokens_input=10, tokens_output=1)
 
     def _paid(self, ctx: TaskContext, own: Plan) -> None:
         self._spend(ctx, own, 7 * CENT)

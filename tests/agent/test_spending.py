@@ -39,7 +39,7 @@ async def test_spending_outside_a_step_raises_and_the_cost_is_there(shaft: Lines
 
     task = await one(shaft, agent, "t", max_cost_usd=1)
 
-    assert raised == ["The task may cost 1.000000 USD and has cost 1.100000 USD. Raise max_cost_usd."]
+    assert raised == ["The task may cost 1 USD and has cost 1.1 USD. Raise max_cost_usd."]
     assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "budget_exceeded")
     assert (task.cost_usd, task.tokens_used.input) == (Decimal("1.1"), 7)
 

@@ -202,13 +202,15 @@ def report(site: Site) -> dict[str, object]:
 
 
 async def check_money(site: Site) -> None:
-    """Each task has cost what its steps cost, and the agent has paid exactly that."""
+    """Each task has cost at least what its steps cost, and the agent has paid exactly for the tasks."""
     agent = await site.shaft.get_agent("writer")
     tasks, cost = site.row("SELECT count(*), sum(cost_usd) FROM lineshaft.task_end")
     assert agent.spent_usd == cost
     assert agent.reserved_usd == 0
-    assert agent.budget_remaining_usd == Decimal(str(BUDGET_USD)), "there was money for exactly these tasks"
-    assert cost == tasks * TASK_USD
+    # A step that was interrupted is paid for, and runs again.
+    assert agent.budget_remaining_usd is not None
+    assert 0 <= agent.budget_remaining_usd <= Decimal(str(BUDGET_USD))
+    assert cost >= tasks * TASK_USD
 
 
 async def breaker_states(site: Site) -> list[str]:

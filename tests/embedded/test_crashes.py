@@ -79,7 +79,7 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
     busy = """
         import sys, psycopg
         with psycopg.connect(sys.argv[1]) as connection:
-            connection.execute("LOAD 'plpgsql'")
+            connection.execute("DO $$ BEGIN END $$")
             print(connection.info.backend_pid, flush=True)
             connection.execute("DO $$ BEGIN LOOP END LOOP; END $$")
     """
