@@ -1,8 +1,8 @@
 """Agents that may no longer work: superseded, or refused by the server. They end at once, with one line."""
 
 import asyncio
-import re
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
