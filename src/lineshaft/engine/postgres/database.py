@@ -41,6 +41,8 @@ ANSWER_WITHIN_SEC = 60.0
 #: How long a statement waits for a row that another transaction holds: an open transaction of somebody else
 #: must not hold up callers for longer.
 _LOCK_WAIT = "10s"
+#: Transactions here never wait for anything but the database.
+_IDLE_IN_TRANSACTION_MS = 30_000
 #: Attempts at a transaction that loses against others, before the error is raised.
 _TRIES = 10
 
@@ -137,6 +139,8 @@ class Database:
     async def _configure(self, connection: Connection) -> None:
         configure(connection, prepare=self._prepare)
         await connection.execute(PLAN_BY_INDEX)
+        # The session of a process that was cut off in the middle of a transaction must not keep its locks.
+        await connection.execute(f"SET idle_in_transaction_session_timeout = {_IDLE_IN_TRANSACTION_MS}")
         if self._limits_lock_wait:
             await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
 
