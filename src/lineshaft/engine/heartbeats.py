@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.rows import class_row
 
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.claim.claims import LOCK_TTL_SEC
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX, configure
-from lineshaft.engine.postgres.literals import array_literal, json_text
+from lineshaft.engine.postgres.literals import json_text
+from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.postgres.pool import shut_down
 from lineshaft.engine.transition import spending
 from lineshaft.errors import UnavailableError
@@ -91,7 +91,7 @@ class _Answer(NamedTuple):
     agent_id: str
     incarnation: int
     answer: str
-    reason: str | None
+    at_risk: bool | None
     slots: int
     slowdown_until: datetime | None
 
@@ -106,25 +106,22 @@ async def send_heartbeat(
 
     Leases first: they never wait for a row, but a report does, for a moment.
     """
-    async with connection.cursor(row_factory=class_row(_Answer)) as cursor:
-        await cursor.execute(
-            _SQL["heartbeat"],
-            {
-                **now,
-                "lock_ttl": LOCK_TTL_SEC,
-                "agents": [agent.agent_id for agent in agents],
-                "incarnations": [agent.incarnation for agent in agents],
-                "ids": array_literal([task.id for task in tasks]),
-                "epochs": array_literal([task.epoch for task in tasks]),
-                "holders": [task.holder.agent_id for task in tasks],
-                "progress": [json_text(task.progress) for task in tasks],
-            },
-        )
-        found = await cursor.fetchall()
+    parameters = {
+        **now,
+        "lock_ttl": LOCK_TTL_SEC,
+        "agents": [agent.agent_id for agent in agents],
+        "incarnations": [agent.incarnation for agent in agents],
+        "ids": [task.id for task in tasks],
+        "epochs": [task.epoch for task in tasks],
+        "holders": [task.holder.agent_id for task in tasks],
+        "progress": [json_text(task.progress) for task in tasks],
+    }
+    (rows,) = await pipelined(connection, (_SQL["heartbeat"], parameters), named=False)
     answers = HeartbeatAnswers({})
     over: dict[ClaimRef, EndedClaim] = {}
-    unlocked: set[ClaimRef] = set()
-    for row in found:
+    ended: set[ClaimRef] = set()
+    at_risk: list[ClaimRef] = []
+    for row in map(_Answer._make, rows):
         if row.task_id is None:
             agent = Presence(row.agent_id, row.incarnation)
             answers.agents[agent] = row.answer
@@ -134,17 +131,17 @@ async def send_heartbeat(
         elif row.answer == "unlocked":
             # Its document lock is gone, so it can't complete; until its lease expires it may still spend.
             claim = ClaimRef(row.task_id, row.epoch)
-            unlocked.add(claim)
             over[claim] = EndedClaim(row.task_id, row.epoch, "lost", None)
-        elif row.answer != "continue" or row.reason is not None:
-            answer = "cancel" if row.answer == "continue" else row.answer
+        elif row.answer != "continue":
             claim = ClaimRef(row.task_id, row.epoch)
-            over[claim] = EndedClaim(row.task_id, row.epoch, answer, row.reason)
+            ended.add(claim)
+            over[claim] = EndedClaim(row.task_id, row.epoch, row.answer, None)
+        elif row.at_risk:
+            at_risk.append(ClaimRef(row.task_id, row.epoch))
     spent = [(task.claim, task.spent) for task in tasks]
-    ended = {claim for claim, each in over.items() if each.reason is None} - unlocked
-    reasons: dict[ClaimRef, str] = {}
+    reasons = await spending.limits_reached(connection, at_risk, now) if at_risk else {}
     try:
-        reasons = await spending.book_at_once(
+        reasons |= await spending.book_at_once(
             connection, [each for each in spent if each[0] not in ended], now
         )
         await spending.book_late_at_once(connection, [each for each in spent if each[0] in ended], now)

@@ -59,6 +59,11 @@ touched AS (
     SET last_heartbeat = clock.now, silence_reported = false
     FROM present, clock
     WHERE instance.agent_id = present.agent_id AND instance.incarnation = present.incarnation
+),
+lowered AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM lineshaft.pause WHERE stops)
+        OR EXISTS (SELECT FROM lineshaft.limits, clock WHERE daily_budget_cut >= (clock.now AT TIME ZONE 'UTC')::date)
+        OR EXISTS (SELECT FROM lineshaft.agent WHERE id = ANY (%(holders)s::text[]) AND budget_cut) AS any_limit
 )
 SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS incarnation,
     CASE
@@ -69,10 +74,13 @@ SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS inca
         WHEN ended.status = 'CANCELLED' THEN 'cancel'
         ELSE 'lost'
     END AS answer,
-    -- The holder must stop, though the claim is still its own.
-    CASE WHEN live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('CLAIMED', 'RUNNING') THEN
-        -- include: over_limit
-    END AS reason,
+    -- Whether the holder may have to stop, though the claim is still its own: limits_reached decides. Rare, and most of the cost if it were
+    -- decided here. What is within its reservation stops only when a limit was lowered, or for the velocity stop.
+    live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('CLAIMED', 'RUNNING') AND (
+        live.attempt_cost_usd > live.reserved_usd
+        OR (SELECT any_limit FROM lowered)
+        OR (SELECT dag.budget_cut FROM lineshaft.dag WHERE dag.id = live.dag_id)
+    ) AS at_risk,
     NULL::integer AS slots,
     NULL::timestamptz AS slowdown_until
 FROM input

@@ -49,6 +49,15 @@ async def book_at_once(
     return {claim: reason for claim, reason in held.items() if reason is not None}
 
 
+async def limits_reached(
+    connection: Connection, claims: Sequence[ClaimRef], now: dict[str, Any]
+) -> dict[ClaimRef, str]:
+    """Of these claims those that are over a limit, with the name of the limit."""
+    parameters = {**now, "ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]}
+    (rows,) = await pipelined(connection, (_SQL["limits_reached"], parameters))
+    return {ClaimRef(row.id, row.epoch): row.reason for row in rows if row.reason is not None}
+
+
 async def book_late(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
     """Of claims that have ended: what they had not reported before."""
     if items := reported(items):
