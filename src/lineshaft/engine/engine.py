@@ -115,6 +115,15 @@ class Engine:
                 self.rules.max_spawned_tasks,
             ),
         )
+        self.maintenance = Maintenance(transitions, fail, cancel, self.breakers, self.budgets)
+        self.undelivered = UndeliveredClaims(release.release)
+        self.claims = Claims(
+            self.database,
+            self.maintenance,
+            self.read.why_not,
+            self.breakers,
+            self.undelivered,
+        )
         self.work = Work(
             self.database,
             start=Start(transitions),
@@ -124,15 +133,7 @@ class Engine:
             fail=fail,
             release=release,
             cancel=cancel,
-        )
-        self.maintenance = Maintenance(transitions, fail, cancel, self.breakers, self.budgets)
-        self.undelivered = UndeliveredClaims(release.release)
-        self.claims = Claims(
-            self.database,
-            self.maintenance,
-            self.read.why_not,
-            self.breakers,
-            self.undelivered,
+            claims=self.claims,
         )
         self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail)

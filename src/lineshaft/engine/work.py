@@ -6,6 +6,7 @@ Only an unavailable database fails a whole call; every call can be repeated.
 
 from collections.abc import Sequence
 
+from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.heartbeats import send_heartbeat
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.transition.cancel import Cancel
@@ -15,9 +16,11 @@ from lineshaft.engine.transition.release import Release
 from lineshaft.engine.transition.spawn import Spawn
 from lineshaft.engine.transition.start import Start
 from lineshaft.engine.transition.steps import Steps
+from lineshaft.errors import LineshaftError
 from lineshaft.types import work
 from lineshaft.types.work import (
     Cancellation,
+    Claim,
     ClaimRef,
     Completion,
     Failure,
@@ -45,6 +48,7 @@ class Work:
         fail: Fail,
         release: Release,
         cancel: Cancel,
+        claims: Claims,
     ) -> None:
         self._database = database
         self._start = start
@@ -54,6 +58,7 @@ class Work:
         self._fail = fail
         self._release = release
         self._cancel = cancel
+        self._claims = claims
 
     async def start(self, claims: Sequence[ClaimRef]) -> list[Moved]:
         """CLAIMED to RUNNING: from now on heartbeats keep the lease."""
@@ -82,6 +87,23 @@ class Work:
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         """Record outputs. A task with gates is VALIDATING, and then what its gates decide."""
         return await self._complete.complete(items)
+
+    async def complete_and_claim(
+        self, item: Completion, agent: Presence, *, types: list[str] | None = None
+    ) -> tuple[Moved, Claim]:
+        """Record an output, and start the next task for the same instance, whatever became of this one.
+
+        Repeated, it returns the same claim while that is held.
+        """
+        moved, looked = await self._complete.complete_and_claim(item, agent, types=types)
+        try:
+            claim = await self._claims.claim(
+                agent.agent_id, agent.incarnation, types=types, start=True, looked=looked
+            )
+        except LineshaftError:
+            # The output is recorded. The instance's next claim has the same error.
+            claim = Claim()
+        return moved, claim
 
     async def fail(self, items: Sequence[Failure]) -> list[Moved]:
         """End failed attempts: the task is retried, waits for a rate limit, or is dead-lettered."""

@@ -43,13 +43,13 @@ class FastClaim(NamedTuple):
     tasks: list[ClaimedTask]
     has_room: bool
     #: There is something to weigh: `claim_tasks` must decide.
-    weigh: bool
+    weigh: bool = False
     #: Other claims took some of the best tasks: there may be more.
-    contested: bool
+    contested: bool = False
     #: Other transactions hold everything that is claimable.
-    missed: bool
+    missed: bool = False
     #: There were fewer tasks than asked for, but the delay of another one has passed.
-    due: bool
+    due: bool = False
 
     @property
     def is_all(self) -> bool:

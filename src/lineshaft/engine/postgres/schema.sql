@@ -593,7 +593,9 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text
+FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.channel()
+FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)

@@ -1,7 +1,8 @@
 """Completing tasks: the output is recorded, and dependents may become READY.
 
 A task with gates is VALIDATING first, and completes when its gates accept the output (`Acceptance`). Most
-tasks depend on nothing and nothing depends on them: one short statement completes them (`complete_fast`).
+tasks depend on nothing and nothing depends on them: one short statement completes them (`complete_fast`). A
+single task, with what depends on it, is completed by a function (engine/claim/single.py).
 """
 
 import contextlib
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from lineshaft.engine.claim.fast_path import FastPath
+from lineshaft.engine.claim.fast_path import FastClaim, FastPath
+from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -33,7 +35,7 @@ from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import StaleClaimError
 from lineshaft.model import retry
 from lineshaft.model.states import Status
-from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
+from lineshaft.types.work import ClaimRef, Completion, Failure, Moved, Presence
 
 _SQL = catalog.load(__name__)
 #: The name of the call, in errors and in the attempts that it ends without success.
@@ -156,7 +158,12 @@ class Complete:
         if has_duplicate_tasks([item.claim for item in completions]):
             return [result for item in completions for result in await self.complete([item])]
         done: set[str] = set()
-        if completions and self._fast_path.is_open():
+        if len(completions) == 1 and self._fast_path.is_open():
+            (item,) = completions
+            if await complete_one(self._database, item):
+                done = {item.claim.id}
+            self._fast_path.tried(worked=bool(done))
+        elif completions and self._fast_path.is_open():
             call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(completions)}
             (rows,) = await self._database.run_alone(lambda own: pipelined(own, call, named=False))
             done = {task_id for (task_id,) in rows}
@@ -167,6 +174,26 @@ class Complete:
             Moved(item.claim.id, Status.COMPLETED) if item.claim.id in done else next(results)
             for item in completions
         ]
+
+    async def complete_and_claim(
+        self, item: Completion, agent: Presence, *, types: list[str] | None
+    ) -> tuple[Moved, FastClaim | None]:
+        """Complete a task, and take the next one in the same transaction where that is possible.
+
+        None: the claim remains to be made. A repeated call has the first one's claim, while that is held.
+        """
+        if self._fast_path.is_open():
+            looked = await complete_and_claim(self._database, item, agent, types=types)
+            self._fast_path.tried(worked=looked is not None)
+            if looked is not None:
+                return Moved(item.claim.id, Status.COMPLETED), looked
+        (moved,) = await self._complete([item])
+        if moved.status is Status.COMPLETED:
+            async with self._database.connection() as connection:
+                before = await claimed_with(connection, item.claim, agent)
+            if before is not None:
+                return moved, FastClaim([before], has_room=True)
+        return moved, None
 
     async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
