@@ -154,13 +154,24 @@ async def test_the_next_task_is_claimed_in_the_transaction_of_the_completion(wor
     ]
 
 
-async def test_a_claim_that_finds_nothing_writes_nothing(world: World, dsn: str) -> None:
+async def test_a_claim_that_finds_nothing_locks_nothing(world: World, dsn: str) -> None:
     await world.agent("ann")
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
-        for _ in range(5):
-            assert (await world.engine.claims.claim("ann", 1, start=True)).tasks == []
-        assert connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone() == before
+    with held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE"):
+        assert (await world.engine.claims.claim("ann", 1, start=True)).tasks == []
+
+
+async def test_a_claim_that_waits_for_its_instance_keeps_no_task_from_others(world: World, dsn: str) -> None:
+    ann, bob = await world.agent("ann"), await world.agent("bob")
+    await world.submit(NewTask("code"))
+    with (
+        held(dsn, "SELECT FROM lineshaft.instance WHERE agent_id = 'ann' FOR UPDATE") as holder,
+        psycopg.connect(dsn, autocommit=True) as look,
+    ):
+        claiming = asyncio.ensure_future(world.claim(ann))
+        await waiting(look, 1)
+        assert len(await world.claim(bob)) == 1
+        holder.rollback()
+        assert await claiming == []
 
 
 async def test_a_repeated_call_has_the_same_next_claim_while_it_is_held(world: World) -> None:

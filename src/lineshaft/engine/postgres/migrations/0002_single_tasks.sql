@@ -175,6 +175,8 @@ DECLARE
     following record;
     waiting record;
     dag record;
+    has_slot boolean := false;
+    reserved numeric := 0;
     charged numeric;
     -- Events in the order of causes.
     kinds text[] := '{}'; task_ids text[] := '{}'; dag_ids text[] := '{}'; agent_ids text[] := '{}'; epochs integer[] := '{}';
@@ -271,7 +273,17 @@ BEGIN
         verdict := best.verdict;
         claim_ttl_sec := best.claim_ttl_sec;
         IF verdict = 'found' THEN
+            -- The instance before the task: whoever waits here keeps no task from others.
+            UPDATE lineshaft.instance
+            SET held = instance.held + CASE WHEN completed THEN 0 ELSE 1 END, busy_since = coalesce(instance.busy_since, now),
+                last_heartbeat = now, silence_reported = false
+            WHERE instance.agent_id = p_agent AND instance.incarnation = p_incarnation AND instance.status = 'active'
+              AND instance.set_status IS NULL
+              AND coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - CASE WHEN completed THEN 1 ELSE 0 END;
+            has_slot := FOUND;
             verdict := 'weigh';
+        END IF;
+        IF has_slot THEN
             SELECT live.id, live.dag_id, live.lane_id, live.lock_key, live.first_started_at IS NOT NULL AS resume INTO following
             FROM lineshaft.task_live AS live
             WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = best.generation AND live.lane_id = best.lane_id
@@ -293,17 +305,6 @@ BEGIN
             END IF;
         END IF;
         IF verdict = 'claimed' THEN
-            UPDATE lineshaft.instance
-            SET held = instance.held + CASE WHEN p_id IS NULL THEN 1 ELSE 0 END, busy_since = coalesce(instance.busy_since, now),
-                last_heartbeat = now, silence_reported = false
-            WHERE instance.agent_id = p_agent AND instance.incarnation = p_incarnation AND instance.status = 'active'
-              AND instance.set_status IS NULL
-              AND coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - CASE WHEN p_id IS NULL THEN 0 ELSE 1 END;
-            IF NOT FOUND THEN
-                verdict := 'weigh';
-            END IF;
-        END IF;
-        IF verdict = 'claimed' THEN
             UPDATE lineshaft.task_live AS live
             SET status = CASE WHEN p_start THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
                 epoch = live.epoch + 1, agent_id = p_agent, incarnation = p_incarnation, model = best.model, version = best.version,
@@ -320,19 +321,20 @@ BEGIN
                 coalesce(live.heartbeat_sec, best.heartbeat_interval_sec)
             INTO id, epoch, live_dag_id, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec;
             resume := following.resume;
+            reserved := best.cost;
         END IF;
     END IF;
 
+    IF verdict <> 'claimed' AND (completed OR has_slot) THEN
+        UPDATE lineshaft.instance
+        SET held = instance.held - 1,
+            busy_sec = instance.busy_sec + CASE
+                WHEN instance.held = 1 THEN greatest(extract(epoch FROM now - instance.busy_since)::double precision, 0) ELSE 0
+            END,
+            busy_since = CASE WHEN instance.held > 1 THEN instance.busy_since END
+        WHERE instance.agent_id = coalesce(p_agent, done.agent_id) AND instance.incarnation = coalesce(p_incarnation, done.incarnation);
+    END IF;
     IF completed THEN
-        IF verdict <> 'claimed' THEN
-            UPDATE lineshaft.instance
-            SET held = instance.held - 1,
-                busy_sec = instance.busy_sec + CASE
-                    WHEN instance.held = 1 THEN greatest(extract(epoch FROM now - instance.busy_since)::double precision, 0) ELSE 0
-                END,
-                busy_since = CASE WHEN instance.held > 1 THEN instance.busy_since END
-            WHERE instance.agent_id = done.agent_id AND instance.incarnation = done.incarnation;
-        END IF;
         -- What a ledger (the agent, the DAG, the day) has booked already is what is above its reservation (spending.sql).
         charged := actual - greatest(done.attempt_cost_usd - CASE WHEN done.agent_reserved THEN done.reserved_usd ELSE 0 END, 0);
         IF charged > 0 OR (done.agent_reserved AND done.reserved_usd > 0) THEN
@@ -344,7 +346,7 @@ BEGIN
         IF done.dag_id IS NOT NULL THEN
             UPDATE lineshaft.dag
             SET completed = dag.completed + 1,
-                reserved_usd = dag.reserved_usd - done.reserved_usd + CASE WHEN live_dag_id = done.dag_id THEN best.cost ELSE 0 END,
+                reserved_usd = dag.reserved_usd - done.reserved_usd + CASE WHEN live_dag_id = done.dag_id THEN reserved ELSE 0 END,
                 spent_usd = dag.spent_usd + actual - greatest(done.attempt_cost_usd - done.reserved_usd, 0),
                 status = CASE WHEN dag.completed + 1 + dag.cancelled = dag.total THEN 'completed' ELSE dag.status END::lineshaft.dag_status,
                 ended_at = CASE WHEN dag.completed + 1 + dag.cancelled = dag.total THEN now ELSE dag.ended_at END
