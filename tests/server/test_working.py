@@ -592,3 +592,57 @@ async def test_subtasks_asked_for_under_a_new_claim_are_new(client: Client) -> N
         await client.post(f"/v1/tasks/{parent}/release", {"claim_token": token})
 
     assert len(set(ids)) == 2
+
+
+async def test_the_next_task_comes_with_the_completion(client: Client) -> None:
+    first, second, third = [(await client.submit(type=kind))["id"] for kind in ("code", "code", "other")]
+    agent = await client.register(types=["code", "other"])
+    task_id, token = await client.hold(agent)
+    assert task_id == first
+
+    body = {"claim_token": token, "output": {"data": 1}, "next": True}
+    done = await client.post(f"/v1/tasks/{first}/complete", body)
+    again = await client.post(f"/v1/tasks/{first}/complete", body)
+
+    assert (done.json["id"], done.json["status"]) == (first, "COMPLETED")
+    following = done.json["next_claim"]
+    assert (following["task"]["id"], following["task"]["status"]) == (second, "RUNNING")
+    repeated = again.json["next_claim"]
+    assert repeated["task"]["id"] == second
+    assert repeated["claim_token"] == following["claim_token"], "the same claim, while it is held"
+
+    only_code = {"claim_token": following["claim_token"], "output": {"data": 2}, "next": {"types": ["code"]}}
+    last = await client.post(f"/v1/tasks/{second}/complete", only_code)
+    assert (last.json["status"], last.json["next_claim"]) == ("COMPLETED", None)
+    assert (await client.task(third))["status"] == "READY"
+
+
+async def test_a_rejected_output_has_a_next_task_too(client: Client) -> None:
+    """Whatever became of this one, the instance goes on."""
+    first = await client.submit(max_cost_usd=1)
+    second = await client.submit()
+    agent = await client.register()
+    task_id, token = await client.hold(agent)
+    assert task_id == first["id"]
+
+    body = {"claim_token": token, "output": {"data": 1}, "cost_usd": 2, "next": True}
+    done = await client.post(f"/v1/tasks/{task_id}/complete", body)
+
+    assert (done.json["status"], done.json["failure_category"]) == ("DEAD_LETTERED", "budget_exceeded")
+    assert done.json["next_claim"]["task"]["id"] == second["id"]
+
+
+async def test_a_batch_of_completions_with_and_without_next_tasks(client: Client) -> None:
+    for _ in range(5):
+        await client.submit()
+    agent = await client.register(max_concurrent_tasks=3)
+    held = await client.claim(agent, limit=3, start=True)
+    items = [
+        {"id": item["task"]["id"], "claim_token": item["claim_token"], "next": number == 1}
+        for number, item in enumerate(held)
+    ]
+
+    answer = (await client.post("/v1/work/complete", {"items": items, "view": "work"})).json["items"]
+
+    assert [item["status"] for item in answer] == ["COMPLETED"] * 3
+    assert ["next_claim" in item for item in answer] == [False, True, False]

@@ -89,7 +89,7 @@ class Worker:
         )
         self._running: dict[str, Run] = {}
         self._running_of: Counter[str] = Counter()
-        self._writer = Writer(backend, self._written)
+        self._writer = Writer(backend, self._written, self)
         self._threads = Threads(f"lineshaft {view.id}")
         self._freed = asyncio.Event()
         #: Set by a nudge: look for work again, without waiting.
@@ -363,6 +363,20 @@ class Worker:
         if assignments:
             self._process.activity += 1
         return assignments
+
+    def next_types(self) -> list[str] | None:
+        """The types of the task to take together with a completion; None: none."""
+        # A handler with a limit needs its free slots counted, while no other claim is on its way.
+        if self._stopping or self._limited or len(self._running) > self._slots:
+            return None
+        return self._unlimited
+
+    def take(self, assignments: Sequence[Assignment[ClaimedTask]], asked_at: float) -> None:
+        """Start what was claimed together with a completion."""
+        self._process.activity += 1
+        self._round_trip_sec = self.loop.time() - asked_at
+        for assignment in assignments:
+            self._start(assignment, asked_at)
 
     # Running.
 

@@ -1,4 +1,7 @@
-"""Writes outcomes in batches: outcomes that arrive while a batch is being written form the next one."""
+"""Writes outcomes in batches: outcomes that arrive while a batch is being written form the next one.
+
+A single completion takes the next task along: that costs little more than the completion.
+"""
 
 import asyncio
 import contextlib
@@ -10,7 +13,17 @@ from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
 from lineshaft.client.backend import Backend
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
-from lineshaft.types.work import Cancellation, ClaimRef, Completion, Failure, Moved, Release, Spent
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.work import (
+    Cancellation,
+    ClaimedTask,
+    ClaimRef,
+    Completion,
+    Failure,
+    Moved,
+    Release,
+    Spent,
+)
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -36,11 +49,26 @@ _Item = tuple[Any, Outcome]
 _Send = Callable[[Sequence[_Item]], Awaitable[list[Moved]]]
 
 
+class Next(Protocol):
+    """The agent, as one that takes the next task together with a completion."""
+
+    def next_types(self) -> list[str] | None:
+        """The types of the next task; None: it takes none now."""
+        ...
+
+    def take(self, assignments: Sequence[Assignment[ClaimedTask]], asked_at: float) -> None:
+        """Start what was claimed; it was asked for at this time of the event loop's clock."""
+        ...
+
+
 class Writer:
-    def __init__(self, backend: Backend, written: Callable[[Any, Moved | None], None]) -> None:
+    def __init__(
+        self, backend: Backend, written: Callable[[Any, Moved | None], None], following: Next
+    ) -> None:
         """`written` is called with each run and its result; None: there was nothing to write."""
         self._backend = backend
         self._written = written
+        self._following = following
         self._pending: list[_Item] = []
         #: How many are being written.
         self.writing = 0
@@ -48,6 +76,9 @@ class Writer:
         self._none = asyncio.Event()
         self._none.set()
         self._task: asyncio.Task[None] | None = None
+        #: Claimed together with the last completion, and when that was sent.
+        self._taken: list[Assignment[ClaimedTask]] = []
+        self._asked_at = 0.0
 
     def put(self, run: Finished, outcome: Outcome) -> None:
         self._pending.append((run, outcome))
@@ -86,6 +117,8 @@ class Writer:
             by_verdict.setdefault(item[1].verdict, []).append(item)
         for verdict, alike in by_verdict.items():
             match verdict:
+                case Verdict.COMPLETE if len(items) == 1 and not self._pending:
+                    await self._send(alike, self._complete_and_claim)
                 case Verdict.COMPLETE:
                     await self._send(alike, self._complete)
                 case Verdict.FAIL:
@@ -120,6 +153,10 @@ class Writer:
                     if answer.error is not None:
                         _log.warning("The outcome %s was refused: %s", outcome.verdict, answer.error)
                     self._written(run, answer)
+                taken, self._taken = self._taken, []
+                if taken:
+                    # Only now: the slot of the task before is free.
+                    self._following.take(taken, self._asked_at)
                 return
 
     async def _give_up(self, item: _Item, error: Exception, send: _Send) -> None:
@@ -136,18 +173,23 @@ class Writer:
             unfit = isinstance(error, InvalidInputError | PayloadTooLargeError)
             category = FailureCategory.INVALID_OUTPUT if unfit else FailureCategory.CRASH
             outcome = failed(describe(error), category)
-            if send == self._complete:
+            if send in {self._complete, self._complete_and_claim}:
                 await self._send([(run, outcome)], self._fail)
                 return
         await self._send([(run, outcome)], self._fail_plainly)
 
     async def _complete(self, items: Sequence[_Item]) -> list[Moved]:
-        return await self._backend.complete(
-            [
-                Completion(run.claim, outcome.output, outcome.artifacts, outcome.decision_report, run.spent)
-                for run, outcome in items
-            ]
-        )
+        return await self._backend.complete([_completion(item) for item in items])
+
+    async def _complete_and_claim(self, items: Sequence[_Item]) -> list[Moved]:
+        types = self._following.next_types()
+        if types is None:
+            return await self._complete(items)
+        asked_at = asyncio.get_running_loop().time()
+        (item,) = items
+        moved, self._taken = await self._backend.complete_and_claim(_completion(item), types=types)
+        self._asked_at = asked_at
+        return [moved]
 
     async def _save_states(self, items: Sequence[_Item]) -> None:
         for run, outcome in items:
@@ -188,3 +230,8 @@ class Writer:
         return await self._backend.cancel_held(
             [Cancellation(run.claim, outcome.reason, spent=run.spent) for run, outcome in items]
         )
+
+
+def _completion(item: _Item) -> Completion:
+    run, outcome = item
+    return Completion(run.claim, outcome.output, outcome.artifacts, outcome.decision_report, run.spent)

@@ -385,6 +385,13 @@ class DatabaseBackend:
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         return await self.engine.work.complete(items)
 
+    async def complete_and_claim(
+        self, item: Completion, *, types: Sequence[str]
+    ) -> tuple[Moved, list[Assignment[ClaimedTask]]]:
+        moved, claim = await self.engine.work.complete_and_claim(item, types=list(types))
+        with self.engine.undelivered.release_if_undelivered(claim.tasks):
+            return moved, assignments(claim)
+
     async def fail(self, items: Sequence[Failure]) -> list[Moved]:
         return await self.engine.work.fail(items)
 

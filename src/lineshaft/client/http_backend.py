@@ -457,6 +457,17 @@ class HttpBackend:
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         return await self._outcomes("complete", items, [protocol.CompleteItem.of(item) for item in items])
 
+    async def complete_and_claim(
+        self, item: Completion, *, types: Sequence[str]
+    ) -> tuple[Moved, list[Assignment[ClaimedTask]]]:
+        following = protocol.Next(types=list(types))
+        body = protocol.ViewedBatch(
+            items=[protocol.CompleteItem.of(item, following=following)], view=View.WORK
+        )
+        found = await self._post("/v1/work/complete", Outcomes, body)
+        (moved,) = found.moved([item.claim.id])
+        return moved, [each.next_claim for each in found.items if each.next_claim is not None]
+
     async def fail(self, items: Sequence[Failure]) -> list[Moved]:
         return await self._outcomes("fail", items, [protocol.FailItem.of(item) for item in items])
 

@@ -89,21 +89,18 @@ class Work:
         return await self._complete.complete(items)
 
     async def complete_and_claim(
-        self, item: Completion, agent: Presence, *, types: list[str] | None = None
+        self, item: Completion, *, types: list[str] | None = None
     ) -> tuple[Moved, Claim]:
         """Record an output, and start the next task for the same instance, whatever became of this one.
 
         Repeated, it returns the same claim while that is held.
         """
-        moved, looked = await self._complete.complete_and_claim(item, agent, types=types)
+        moved, looked = await self._complete.complete_and_claim(item, types=types)
         try:
-            claim = await self._claims.claim(
-                agent.agent_id, agent.incarnation, types=types, start=True, looked=looked
-            )
+            return moved, await self._claims.claim_next(item.claim, types=types, looked=looked)
         except LineshaftError:
             # The output is recorded. The instance's next claim has the same error.
-            claim = Claim()
-        return moved, claim
+            return moved, Claim()
 
     async def fail(self, items: Sequence[Failure]) -> list[Moved]:
         """End failed attempts: the task is retried, waits for a rate limit, or is dead-lettered."""

@@ -19,11 +19,12 @@ from lineshaft.types.agents import InstanceNames
 from lineshaft.types.assignments import Assignment, T
 from lineshaft.types.json import NULL, null
 from lineshaft.types.problems import Problem
-from lineshaft.types.tasks import Submitted, TokensUsed
+from lineshaft.types.tasks import Submitted, Task, TokensUsed
 from lineshaft.types.work import (
     MAX_ERROR,
     Cancellation,
     Child,
+    ClaimedTask,
     ClaimRef,
     Completion,
     Failure,
@@ -218,9 +219,18 @@ class Output(Body, frozen=True, kw_only=True):
     decision_report: Raw = field(default_factory=null)
 
 
+class Next(Body, frozen=True, kw_only=True):
+    """Which task the instance takes next."""
+
+    #: None: all types that the agent registered for.
+    types: Types | None = None
+
+
 class Complete(Spending, frozen=True, kw_only=True):
     claim_token: str
     output: Output = field(default_factory=Output)
+    #: With true the same instance claims and starts its next task in the same call; `types` restricts it.
+    next: bool | Next = False
 
     def completion(self, claim: ClaimRef) -> Completion:
         output = self.output
@@ -238,8 +248,9 @@ class CompleteItem(Complete, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: Completion) -> "CompleteItem":
+    def of(cls, given: Completion, *, following: Next | None = None) -> "CompleteItem":
         return cls(
+            next=following or False,
             id=given.claim.id,
             claim_token=given.claim.token,
             output=Output(
@@ -338,6 +349,13 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
     problem: Problem | None = None
+    #: The next task, where one was asked for.
+    next_claim: Assignment[ClaimedTask] | None = None
+
+
+class CompletedTask(Task, frozen=True, kw_only=True):
+    #: As an item of a claim; null: there is none. Only where one was asked for.
+    next_claim: Assignment[Task] | UnsetType | None = UNSET
 
 
 # Progress on a claim.

@@ -17,7 +17,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.ids import new_id
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import ClaimedTask, Completion, Presence, Spent
+from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.invariants import check_invariants
 from tests.races.helpers import held, waiting
 from tests.world import Actions, World, ref, spawn_children
@@ -54,9 +54,7 @@ class Story:
             (task,) = claim.tasks
             order.append(self.names[task.id])
             item = Completion(ref(task), output=b'{"n": 1}', spent=Spent(cost, 3, 4))
-            moved, claim = await self.engine.work.complete_and_claim(
-                item, Presence(self.name, 1), types=[self.name]
-            )
+            moved, claim = await self.engine.work.complete_and_claim(item, types=[self.name])
             order.append(str(moved.status))
         return order
 
@@ -139,7 +137,7 @@ async def test_the_next_task_is_claimed_in_the_transaction_of_the_completion(wor
     await world.dag(*chain("code", 2))
     (first,) = (await world.engine.claims.claim("ann", 1, start=True)).tasks
 
-    _, claim = await world.engine.work.complete_and_claim(Completion(ref(first)), Presence("ann", 1))
+    _, claim = await world.engine.work.complete_and_claim(Completion(ref(first)))
 
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
@@ -179,14 +177,14 @@ async def test_a_repeated_call_has_the_same_next_claim_while_it_is_held(world: W
     await world.agent("ann", max_concurrent_tasks=1)
     await world.dag(*chain("code", 3))
     (first,) = (await world.engine.claims.claim("ann", 1, start=True)).tasks
-    call = Completion(ref(first)), Presence("ann", 1)
+    call = Completion(ref(first))
 
-    answers = [await world.engine.work.complete_and_claim(*call) for _ in range(2)]
+    answers = [await world.engine.work.complete_and_claim(call) for _ in range(2)]
     (again,) = answers[1][1].tasks
     assert again == answers[0][1].tasks[0]
 
     await world.complete(again)
-    moved, claim = await world.engine.work.complete_and_claim(*call)
+    moved, claim = await world.engine.work.complete_and_claim(call)
     assert moved.status is Status.COMPLETED
     # The slot is free again: it is an ordinary claim.
     assert [task.id for task in claim.tasks] != [again.id]
@@ -198,7 +196,7 @@ async def test_an_agent_that_may_not_claim_completes_all_the_same(world: World) 
     task = await world.take(agent)
     await world.engine.fleet.patch("ann", status="draining")
 
-    moved, claim = await world.engine.work.complete_and_claim(Completion(ref(task)), Presence("ann", 1))
+    moved, claim = await world.engine.work.complete_and_claim(Completion(ref(task)))
 
     assert (moved.id, moved.status, claim.tasks) == (first, Status.COMPLETED, [])
 
@@ -241,9 +239,9 @@ async def test_a_breaker_with_failures_forgets_them_when_a_task_of_its_type_comp
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("INSERT INTO lineshaft.breaker (key, failures) VALUES ('code', 2)")
         task = await world.take(agent, types=["other"])
-        _, claim = await world.engine.work.complete_and_claim(Completion(ref(task)), Presence("ann", 1))
+        _, claim = await world.engine.work.complete_and_claim(Completion(ref(task)))
         assert connection.execute("SELECT failures FROM lineshaft.breaker").fetchone() == (2,)
-        await world.engine.work.complete_and_claim(Completion(ref(claim.tasks[0])), Presence("ann", 1))
+        await world.engine.work.complete_and_claim(Completion(ref(claim.tasks[0])))
         row = connection.execute("SELECT failures FROM lineshaft.breaker").fetchone()
     assert row in {None, (0,)}
 
@@ -253,7 +251,7 @@ async def test_a_breaker_with_failures_forgets_them_when_a_task_of_its_type_comp
 def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) -> None:
     """Random DAGs, priorities, costs and limits of money."""
     n = data.draw(st.integers(1, 5))
-    plans = [
+    plans: list[dict[str, Any]] = [
         {
             "depends_on": data.draw(st.lists(st.integers(0, max(i - 1, 0)), unique=True)) if i else [],
             "priority": data.draw(st.sampled_from([10, 50, 90])),
@@ -306,9 +304,7 @@ async def test_a_dependent_that_is_added_meanwhile_is_woken(world: World, dsn: s
     task = await _new(world, agent)
     with psycopg.connect(dsn) as adding, psycopg.connect(dsn, autocommit=True) as look:
         adding.execute("SELECT FROM lineshaft.task_live WHERE id = %s FOR KEY SHARE", [task.id])
-        completing = asyncio.ensure_future(
-            world.engine.work.complete_and_claim(Completion(ref(task)), Presence("ann", 1))
-        )
+        completing = asyncio.ensure_future(world.engine.work.complete_and_claim(Completion(ref(task))))
         await waiting(look, 1)
         async with Engine(dsn) as other:
             (dependent,) = await other.submission.submit([NewTask("code", depends_on=[task.id])])
@@ -337,9 +333,7 @@ async def test_a_cancelled_task_is_not_completed(world: World, dsn: str) -> None
     ):
         cancelling = asyncio.ensure_future(world.engine.operations.cancel(task.id, "changed my mind"))
         await waiting(look, 1)
-        completing = asyncio.ensure_future(
-            world.engine.work.complete_and_claim(Completion(ref(task)), Presence("ann", 1))
-        )
+        completing = asyncio.ensure_future(world.engine.work.complete_and_claim(Completion(ref(task))))
         await waiting(look, 2)
         holder.rollback()
         await cancelling
@@ -357,9 +351,7 @@ async def test_a_superseded_instance_claims_nothing(world: World, dsn: str) -> N
     await world.submit(NewTask("code"))
     with psycopg.connect(dsn) as holder, psycopg.connect(dsn, autocommit=True) as look:
         holder.execute("UPDATE lineshaft.instance SET status = 'offline'")
-        completing = asyncio.ensure_future(
-            world.engine.work.complete_and_claim(Completion(ref(task)), Presence("ann", 1))
-        )
+        completing = asyncio.ensure_future(world.engine.work.complete_and_claim(Completion(ref(task))))
         await waiting(look, 1)
         holder.commit()
         moved, claim = await completing
@@ -381,7 +373,7 @@ async def test_two_instances_and_one_task_that_was_woken(world: World, dsn: str)
     async with Engine(dsn) as other:
         answers = await asyncio.gather(
             *(
-                engine.work.complete_and_claim(Completion(ref(held_by[name])), Presence(name, 1))
+                engine.work.complete_and_claim(Completion(ref(held_by[name])))
                 for engine, name in ((world.engine, "ann"), (other, "bob"))
             )
         )
@@ -396,7 +388,7 @@ async def test_the_last_child_of_a_batch_ends_it(world: World, dsn: str) -> None
     await spawn_children(world.engine, ref(parent), [NewTask("code")], wait=True)
     child = await world.take(agent)
 
-    moved, claim = await world.engine.work.complete_and_claim(Completion(ref(child)), Presence("ann", 1))
+    moved, claim = await world.engine.work.complete_and_claim(Completion(ref(child)))
 
     assert moved.status is Status.COMPLETED
     assert [task.id for task in claim.tasks] == [parent.id]

@@ -97,6 +97,11 @@ class _Holder:
     id: str
     epoch: int
     agent_id: str
+    incarnation: int
+
+
+def _claim_columns(claims: Sequence[ClaimRef]) -> dict[str, Any]:
+    return {"ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]}
 
 
 class Undelivered(Protocol):
@@ -139,12 +144,40 @@ class Claims:
         limit: int = 1,
         types: list[str] | None = None,
         start: bool = False,
+    ) -> Claim:
+        """Take up to `limit` tasks, best first; with `start` they are RUNNING at once."""
+        return await self._claim(agent_id, incarnation, limit=limit, types=types, start=start)
+
+    async def claim_next(
+        self, last: ClaimRef, *, types: list[str] | None = None, looked: FastClaim | None = None
+    ) -> Claim:
+        """Take and start one task for the instance that has or had this claim.
+
+        `looked` is what was found already, together with a completion.
+        """
+        if looked is not None and looked.is_all and not looked.due:
+            return await self._claimed(
+                Claim(looked.tasks, has_room=looked.has_room, leaves_some=not looked.has_room)
+            )
+        async with self._database.connection() as connection:
+            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
+        if not found:
+            return Claim()
+        (holder,) = found
+        return await self._claim(
+            holder.agent_id, holder.incarnation, limit=1, types=types, start=True, looked=looked
+        )
+
+    async def _claim(
+        self,
+        agent_id: str,
+        incarnation: int,
+        *,
+        limit: int,
+        types: list[str] | None,
+        start: bool,
         looked: FastClaim | None = None,
     ) -> Claim:
-        """Take up to `limit` tasks, best first; with `start` they are RUNNING at once.
-
-        `looked` is what the fast path has found already, together with a completion.
-        """
         parameters = self._parameters(agent_id, incarnation, limit=limit, types=types, start=start)
         tasks: list[ClaimedTask] = []
         stranded: set[str] = set()
@@ -258,9 +291,8 @@ class Claims:
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
         """The agents that made these claims, also where they have ended. Unknown claims are missing."""
-        asked = {"ids": [claim.id for claim in claims], "epochs": [claim.epoch for claim in claims]}
         async with self._database.connection() as connection:
-            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], asked)
+            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns(claims))
         return {ClaimRef(row.id, row.epoch): row.agent_id for row in found}
 
     async def existing(self, task_ids: Sequence[str]) -> set[str]:

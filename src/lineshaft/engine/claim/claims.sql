@@ -524,7 +524,8 @@ SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
 
 -- name: claim_holders
 -- Of claims that are held, that ended their task, or that ended as an attempt.
-SELECT DISTINCT ON (input.id, input.epoch) input.id, input.epoch, coalesce(live.agent_id, ended.agent_id, attempt.agent_id) AS agent_id
+SELECT DISTINCT ON (input.id, input.epoch) input.id, input.epoch, coalesce(live.agent_id, ended.agent_id, attempt.agent_id) AS agent_id,
+    coalesce(live.incarnation, ended.incarnation, attempt.incarnation) AS incarnation
 FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id AND live.epoch = input.epoch
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id AND ended.epoch = input.epoch

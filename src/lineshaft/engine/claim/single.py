@@ -23,14 +23,21 @@ _UNDECIDED = "LS001"
 _NO_COMPLETION: dict[str, Any] = dict.fromkeys(
     ["id", "epoch", "output", "artifacts", "report", "output_type", "cost", "tokens_in", "tokens_out"]
 )
-_NO_CLAIM: dict[str, Any] = dict.fromkeys(["agent_id", "incarnation", "types", "start"])
+_NO_CLAIM: dict[str, Any] = dict.fromkeys(["agent_id", "incarnation", "types", "start"]) | {"next": False}
 
 
 async def claim_one(
     database: Database, agent: Presence, *, types: list[str] | None, start: bool
 ) -> FastClaim:
     """Take the best task. Writes nothing where there is none."""
-    _, looked = await _call(database, _NO_COMPLETION, _claim_parameters(agent, types, start=start))
+    claim = {
+        "next": False,
+        "agent_id": agent.agent_id,
+        "incarnation": agent.incarnation,
+        "types": types,
+        "start": start,
+    }
+    _, looked = await _call(database, _NO_COMPLETION, claim)
     return looked
 
 
@@ -41,24 +48,18 @@ async def complete_one(database: Database, item: Completion) -> bool:
 
 
 async def complete_and_claim(
-    database: Database, item: Completion, agent: Presence, *, types: list[str] | None
+    database: Database, item: Completion, *, types: list[str] | None
 ) -> FastClaim | None:
     """Complete a task and start the best one, for the same instance. None: nothing has happened."""
-    completed, looked = await _call(
-        database, _completion_parameters(item), _claim_parameters(agent, types, start=True)
-    )
+    claim = _NO_CLAIM | {"next": True, "types": types, "start": True}
+    completed, looked = await _call(database, _completion_parameters(item), claim)
     return looked if completed else None
 
 
-async def claimed_with(connection: Connection, completed: ClaimRef, agent: Presence) -> ClaimedTask | None:
-    """The claim that was made together with this completion, while the instance holds it."""
+async def claimed_with(connection: Connection, completed: ClaimRef) -> ClaimedTask | None:
+    """The claim that was made together with this completion, while it is held."""
     statement = _SQL["claimed_with"]
-    parameters = {
-        "id": completed.id,
-        "epoch": completed.epoch,
-        "agent_id": agent.agent_id,
-        "incarnation": agent.incarnation,
-    }
+    parameters = {"id": completed.id, "epoch": completed.epoch}
     (rows,) = await pipelined(connection, (statement, parameters), named=False)
     if not rows:
         return None
@@ -107,7 +108,3 @@ def _completion_parameters(item: Completion) -> dict[str, Any]:
         "tokens_in": item.spent.tokens_input,
         "tokens_out": item.spent.tokens_output,
     }
-
-
-def _claim_parameters(agent: Presence, types: list[str] | None, *, start: bool) -> dict[str, Any]:
-    return {"agent_id": agent.agent_id, "incarnation": agent.incarnation, "types": types, "start": start}

@@ -6,12 +6,12 @@ SELECT
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, now, claim_ttl_sec, completed, verdict
 FROM lineshaft.complete_and_claim_1(
     %(id)s::text, %(epoch)s::integer, %(output)s::jsonb, %(artifacts)s::jsonb, %(report)s::jsonb, %(output_type)s::text, %(cost)s::numeric,
-    %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
+    %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(next)s::boolean, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )
 
 -- name: claimed_with
--- The claim that was made in the transaction that completed a task, if the instance still holds it. The caller didn't get the answer.
+-- The claim that was made in the transaction that completed a task, while it is held. The caller didn't get the answer.
 SELECT
     live.id, live.epoch, live.dag_id AS live_dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
     coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS heartbeat_interval_sec,
@@ -19,12 +19,13 @@ SELECT
     task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM (
-    SELECT xid FROM lineshaft.event
+    SELECT xid, agent_id FROM lineshaft.event
     WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND 'task.completed' = ANY (kinds)
     LIMIT 1
 ) AS completed
-JOIN lineshaft.event AS claimed ON claimed.xid = completed.xid AND 'task.claimed' = ANY (claimed.kinds)
+JOIN lineshaft.event AS claimed
+  ON claimed.xid = completed.xid AND claimed.agent_id = completed.agent_id AND 'task.claimed' = ANY (claimed.kinds)
 JOIN lineshaft.task_live AS live ON live.id = claimed.task_id AND live.epoch = claimed.epoch
 JOIN lineshaft.task ON task.id = live.id
 JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
-WHERE live.agent_id = %(agent_id)s::text AND live.incarnation = %(incarnation)s::integer AND live.status IN ('CLAIMED', 'RUNNING')
+WHERE live.status IN ('CLAIMED', 'RUNNING')

@@ -35,7 +35,7 @@ from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import StaleClaimError
 from lineshaft.model import retry
 from lineshaft.model.states import Status
-from lineshaft.types.work import ClaimRef, Completion, Failure, Moved, Presence
+from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 
 _SQL = catalog.load(__name__)
 #: The name of the call, in errors and in the attempts that it ends without success.
@@ -176,21 +176,21 @@ class Complete:
         ]
 
     async def complete_and_claim(
-        self, item: Completion, agent: Presence, *, types: list[str] | None
+        self, item: Completion, *, types: list[str] | None
     ) -> tuple[Moved, FastClaim | None]:
         """Complete a task, and take the next one in the same transaction where that is possible.
 
         None: the claim remains to be made. A repeated call has the first one's claim, while that is held.
         """
         if self._fast_path.is_open():
-            looked = await complete_and_claim(self._database, item, agent, types=types)
+            looked = await complete_and_claim(self._database, item, types=types)
             self._fast_path.tried(worked=looked is not None)
             if looked is not None:
                 return Moved(item.claim.id, Status.COMPLETED), looked
         (moved,) = await self._complete([item])
         if moved.status is Status.COMPLETED:
             async with self._database.connection() as connection:
-                before = await claimed_with(connection, item.claim, agent)
+                before = await claimed_with(connection, item.claim)
             if before is not None:
                 return moved, FastClaim([before], has_room=True)
         return moved, None

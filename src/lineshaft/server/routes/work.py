@@ -66,7 +66,7 @@ async def heartbeat_batch(call: Call, body: protocol.Batch[Raw]) -> Answer:
 @routes.post(
     "/v1/work/complete",
     Scope.AGENT,
-    ItemsOf(Task, protocol.Outcome),
+    ItemsOf(protocol.CompletedTask, protocol.Outcome),
     example=_batch_example(output={"data": {"sum": 3}}),
     body_shape=protocol.ViewedBatch[protocol.CompleteItem],
 )
@@ -194,12 +194,22 @@ async def left_behind(call: Call, query: requests.TypesQuery) -> Answer:
 # One task.
 
 
-@routes.post("/v1/tasks/{id}/complete", Scope.AGENT, Task, codes=_CLAIM_CODES, example=examples.COMPLETION)
+@routes.post(
+    "/v1/tasks/{id}/complete",
+    Scope.AGENT,
+    protocol.CompletedTask,
+    codes=_CLAIM_CODES,
+    example=examples.COMPLETION,
+)
 async def complete_task(call: Call, body: protocol.Complete) -> Answer:
     """Complete a task with its output.
 
     The task is then COMPLETED; VALIDATING while a gate runs or a person decides; RETRYING or DEAD_LETTERED if
     the output was rejected, with `failure_category` and `failure_reason`. A repeated call returns the same.
+
+    With `"next": true` the same instance claims and starts its next task in the same call, whatever became of
+    this one, without waiting: `next_claim` is an item as in a claim, or null. `{"types": [...]}` instead of
+    true restricts it. A repeated call returns the same claim while that is held.
     """
     item = item_of(protocol.CompleteItem, body, id=call.path["id"])
     return Answer(only(await work_calls.complete(call, [item], View.FULL)))

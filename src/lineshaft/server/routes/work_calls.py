@@ -25,6 +25,7 @@ from lineshaft.types.protocol import View
 from lineshaft.types.work import (
     Claim,
     ClaimedTask,
+    Completion,
     HeartbeatAnswers,
     HeldTask,
     Moved,
@@ -287,12 +288,47 @@ async def start(call: Call, items: Items[protocol.StartItem], view: View) -> Res
 
 async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) -> Results:
     claim_of = await verifier(call, items)
-    moved = await _in_order(
-        items,
-        lambda item: item.completion(claim_of(item)),
-        call.service.engine.work.complete,
-    )
-    return await _shown(call.service, moved, view)
+    work = call.service.engine.work
+    claims: dict[str, Claim] = {}
+    taken: list[ClaimedTask] = []
+
+    async def send(completions: Sequence[tuple[Completion, protocol.Next | None]]) -> list[Moved]:
+        together = [item for item, following in completions if following is None]
+        moved = iter(await work.complete(together) if together else ())
+        results = []
+        for item, following in completions:
+            if following is None:
+                results.append(next(moved))
+            else:
+                result, claim = await work.complete_and_claim(item, types=following.types)
+                claims[item.claim.id] = claim
+                taken.extend(claim.tasks)
+                results.append(result)
+        return results
+
+    def convert(item: protocol.CompleteItem) -> tuple[Completion, protocol.Next | None]:
+        following = protocol.Next() if item.next is True else item.next or None
+        for name in (following and following.types) or ():
+            check_storable(types=name)
+        return item.completion(claim_of(item)), following
+
+    with call.service.engine.undelivered.release_if_undelivered(taken):
+        moved = await _in_order(items, convert, send)
+        shown = await _shown(call.service, moved, view)
+        if not claims:
+            return shown
+        found = await _assigned(call.service, list(claims.values()), view)
+        following = {name: next(iter(some), None) for name, some in zip(claims, found, strict=True)}
+        return [_with_next(result, following, view) for result in shown]
+
+
+def _with_next(result: Any, following: dict[str, Any], view: View) -> Any:
+    if isinstance(result, LineshaftError) or result.id not in following:
+        return result
+    if view is View.WORK:
+        return msgspec.structs.replace(result, next_claim=following[result.id])
+    fields = {name: getattr(result, name) for name in result.__struct_fields__}
+    return protocol.CompletedTask(**fields, next_claim=following[result.id])
 
 
 async def fail(call: Call, items: Items[protocol.FailItem], view: View) -> Results:

@@ -147,8 +147,8 @@ BEGIN
     verdict := 'found';
 END $$;
 
--- Completes the task `p_id`, with what waits for it, and claims the next one for the same instance. Without `p_id` it only claims, without
--- `p_agent` it only completes.
+-- Completes the task `p_id`, with what waits for it, and with `p_next` claims the next one for the instance that held it. Without `p_id` it only
+-- claims, for the instance `p_incarnation` of `p_agent`.
 --
 -- `completed` is false where nothing was done because complete_tasks must decide; then there is no claim either. The error LS001 means the same,
 -- noticed too late: everything is rolled back. `verdict` is `claimed`, or as in best_head_1; `missed` if another transaction holds the task
@@ -158,7 +158,7 @@ END $$;
 -- but never waited for.
 CREATE FUNCTION lineshaft.complete_and_claim_1(
     p_id text, p_epoch integer, p_output jsonb, p_artifacts jsonb, p_report jsonb, p_output_type text, p_cost numeric, p_tokens_in bigint,
-    p_tokens_out bigint, p_agent text, p_incarnation integer, p_types text[], p_start boolean, p_now timestamptz,
+    p_tokens_out bigint, p_next boolean, p_agent text, p_incarnation integer, p_types text[], p_start boolean, p_now timestamptz,
     OUT completed boolean, OUT verdict text,
     OUT id text, OUT epoch integer, OUT live_dag_id text, OUT lock_key text, OUT model text, OUT attempts smallint, OUT rate_limits smallint,
     OUT cost_usd numeric, OUT limit_sec real, OUT heartbeat_interval_sec double precision, OUT resume boolean, OUT type text, OUT title text,
@@ -171,6 +171,7 @@ DECLARE
     dependents text[] := '{}';
     dependent text;
     actual numeric := 0;
+    own record;
     best record;
     following record;
     waiting record;
@@ -185,7 +186,9 @@ BEGIN
     -- Not now(), when the transaction began: what this sees may have happened since.
     now := coalesce(p_now, clock_timestamp());
     verdict := 'none';
-    IF p_id IS NOT NULL THEN
+    IF p_id IS NULL THEN
+        SELECT p_agent AS agent_id, p_incarnation AS incarnation INTO own;
+    ELSE
         completed := false;
         dependents := ARRAY(SELECT edge.task_id FROM lineshaft.edge WHERE edge.depends_on = p_id AND NOT edge.satisfied);
         IF dependents <> '{}' THEN
@@ -193,7 +196,6 @@ BEGIN
         END IF;
         DELETE FROM lineshaft.task_live AS live
         WHERE live.id = p_id AND live.epoch = p_epoch AND live.status = 'RUNNING' AND NOT live.is_gated AND live.lock_key IS NULL
-          AND (p_agent IS NULL OR (live.agent_id = p_agent AND live.incarnation = p_incarnation))
           AND (
             greatest(p_cost, live.attempt_cost_usd) <= live.reserved_usd
             OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
@@ -212,6 +214,7 @@ BEGIN
             RETURN;
         END IF;
         completed := true;
+        own := done;
         actual := greatest(p_cost, done.attempt_cost_usd);
         INSERT INTO lineshaft.task_end (
             id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model,
@@ -268,16 +271,16 @@ BEGIN
         END IF;
     END IF;
 
-    IF p_agent IS NOT NULL THEN
-        best := lineshaft.best_head_1(p_agent, p_incarnation, p_types, CASE WHEN completed THEN 1 ELSE 0 END, now);
+    IF p_id IS NULL OR p_next THEN
+        best := lineshaft.best_head_1(own.agent_id, own.incarnation, p_types, CASE WHEN completed THEN 1 ELSE 0 END, now);
         verdict := best.verdict;
         claim_ttl_sec := best.claim_ttl_sec;
         IF verdict = 'found' THEN
-            -- The instance before the task: whoever waits here keeps no task from others.
+            -- The instance before the task: a claim that waits here keeps no task from others.
             UPDATE lineshaft.instance
             SET held = instance.held + CASE WHEN completed THEN 0 ELSE 1 END, busy_since = coalesce(instance.busy_since, now),
                 last_heartbeat = now, silence_reported = false
-            WHERE instance.agent_id = p_agent AND instance.incarnation = p_incarnation AND instance.status = 'active'
+            WHERE instance.agent_id = own.agent_id AND instance.incarnation = own.incarnation AND instance.status = 'active'
               AND instance.set_status IS NULL
               AND coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - CASE WHEN completed THEN 1 ELSE 0 END;
             has_slot := FOUND;
@@ -307,7 +310,7 @@ BEGIN
         IF verdict = 'claimed' THEN
             UPDATE lineshaft.task_live AS live
             SET status = CASE WHEN p_start THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
-                epoch = live.epoch + 1, agent_id = p_agent, incarnation = p_incarnation, model = best.model, version = best.version,
+                epoch = live.epoch + 1, agent_id = own.agent_id, incarnation = own.incarnation, model = best.model, version = best.version,
                 reserved_usd = best.cost, claimed_at = now, heartbeat_at = now,
                 started_at = CASE WHEN p_start THEN now END,
                 first_started_at = CASE WHEN p_start THEN coalesce(live.first_started_at, now) ELSE live.first_started_at END,
@@ -332,7 +335,7 @@ BEGIN
                 WHEN instance.held = 1 THEN greatest(extract(epoch FROM now - instance.busy_since)::double precision, 0) ELSE 0
             END,
             busy_since = CASE WHEN instance.held > 1 THEN instance.busy_since END
-        WHERE instance.agent_id = coalesce(p_agent, done.agent_id) AND instance.incarnation = coalesce(p_incarnation, done.incarnation);
+        WHERE instance.agent_id = own.agent_id AND instance.incarnation = own.incarnation;
     END IF;
     IF completed THEN
         -- What a ledger (the agent, the DAG, the day) has booked already is what is above its reservation (spending.sql).
@@ -378,7 +381,7 @@ BEGIN
         kinds := kinds || CASE WHEN p_start THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END;
         task_ids := task_ids || id;
         dag_ids := dag_ids || live_dag_id;
-        agent_ids := agent_ids || p_agent;
+        agent_ids := agent_ids || own.agent_id;
         epochs := epochs || epoch;
         IF live_dag_id IS NOT NULL AND p_id IS NULL THEN
             IF best.cost > 0 THEN
@@ -393,7 +396,7 @@ BEGIN
                 kinds := kinds || '{dag.running}'::text;
                 task_ids := task_ids || NULL::text;
                 dag_ids := dag_ids || live_dag_id;
-                agent_ids := agent_ids || p_agent;
+                agent_ids := agent_ids || own.agent_id;
                 epochs := epochs || NULL::integer;
             END IF;
         END IF;
@@ -401,7 +404,7 @@ BEGIN
             task.require_decision_report
         INTO type, title, spec, dag_id, parent_id, deadline, max_attempts, max_cost_usd, require_decision_report
         FROM lineshaft.task WHERE task.id = following.id;
-        -- Nobody need be woken for the task that was just taken.
+        -- The task that was just taken needs no notification.
         IF cardinality(woken) = 1 AND following.id = ANY (task_ids[1:cardinality(task_ids) - 1]) THEN
             woken := '{}';
         END IF;
