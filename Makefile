@@ -31,7 +31,7 @@ define install
 	fi
 endef
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -77,6 +77,9 @@ schema: $(DEVELOPMENT) ## Write src/lineshaft/engine/postgres/schema.sql from th
 
 bench: $(DEVELOPMENT) ## Measure the engine against plain SQL (some minutes)
 	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
+
+bench-single: $(DEVELOPMENT) ## Measure one task at a time against plain SQL (some minutes)
+	$(BIN)/python -m benchmarks.single $(BENCH_FLAGS)
 
 bench-agents: $(DEVELOPMENT) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)
