@@ -6,6 +6,7 @@ a flat object, `--quick` runs everything small to see that it works, and names c
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -47,7 +48,7 @@ async def bench_chain(dsn: str, sizes: Sizes, report: Report) -> None:
         begun.append(time.perf_counter())
 
     def between() -> float:
-        times = [after - before for before, after in zip(begun, begun[1:], strict=False)]
+        times = [after - before for before, after in itertools.pairwise(begun)]
         begun.clear()
         return statistics.mean(times) * 1000
 
@@ -172,7 +173,7 @@ def _cpu_ticks(pid: int) -> float:
 async def bench_empty(dsn: str, sizes: Sizes, report: Report) -> None:
     """The server's CPU for a claim that finds nothing, against SELECT 1 with a parameter."""
     async with Engine(dsn, max_connections=1) as engine:
-        await engine.fleet.register(NewAgent(id="idle", types=["noop"]))
+        await engine.fleet.register(NewAgent(id="idle", types=("noop",)))
 
         async def select() -> None:
             async with engine.database.connection() as connection:
