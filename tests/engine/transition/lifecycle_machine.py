@@ -8,6 +8,7 @@ are in `gated_machine.py`.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -35,7 +36,7 @@ from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPo
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimRef, Completion, Failure
+from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
 from tests.conftest import TEMPLATE, NewDatabase
 from tests.invariants import check_invariants
 from tests.world import release_claims, spawn_children
@@ -90,6 +91,10 @@ class Task:
     #: How often a validator has begun with the gate, and when the next one may.
     runs: int = 0
     due: datetime | None = None
+
+    @property
+    def is_plain_work(self) -> bool:
+        return self.status == "RUNNING" and not self.gates
 
     def settle(self) -> None:
         if self.status == "PENDING" and not self.needs and not self.awaits:
@@ -175,10 +180,13 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(n=st.sampled_from(range(len(AGENTS))), limit=st.integers(1, 3))
     def claim(self, n: int, limit: int) -> None:
         agent = self.processes[n]
-        held = sum(task.agent == agent for task in self.tasks.values())
         claimed = self.runner.run(
             self.engine.claims.claim(agent.agent, agent.incarnation, limit=limit, start=True)
         ).tasks
+        self.claimed(agent, claimed, limit)
+
+    def claimed(self, agent: Process, claimed: Sequence[ClaimedTask], limit: int) -> None:
+        held = sum(task.agent == agent for task in self.tasks.values())
         locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
         ready = [t for t in self.tasks.values() if t.status == "READY"]
         free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
@@ -235,6 +243,18 @@ class Lifecycle(RuleBasedStateMachine):
             (moved,) = self.runner.run(self.engine.work.complete([done]))
             assert moved.unwrap() == "COMPLETED"
         self.completed(name)
+
+    @precondition(lambda self: any(task.is_plain_work for task in self.tasks.values()))
+    @rule(data=st.data())
+    def complete_and_claim(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([name for name, task in self.tasks.items() if task.is_plain_work]))
+        agent = self.tasks[name].agent
+        assert agent is not None
+        done = Completion(ClaimRef(name, self.tasks[name].epoch), b"1")
+        moved, claim = self.runner.run(self.engine.work.complete_and_claim(done))
+        assert moved.unwrap() == "COMPLETED"
+        self.completed(name)
+        self.claimed(agent, claim.tasks, 1)
 
     def completed(self, name: str) -> None:
         self.let_go(name, "COMPLETED")
