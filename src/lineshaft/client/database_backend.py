@@ -241,7 +241,7 @@ class DatabaseBackend:
         kinds: Collection[str] | None,
     ) -> EventPage:
         query = EventQuery(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
-        return await query.page(after, self.engine.read)
+        return await query.after(after)
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         return await self.engine.approvals.waiting(limit=limit, cursor=cursor)

@@ -594,6 +594,7 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text
 FUNCTION lineshaft.channel()
+FUNCTION lineshaft.dag_kind(text[],integer)
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
