@@ -202,10 +202,10 @@ RULES: dict[str, LiteralString] = {
             LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
             WHERE NOT EXISTS (SELECT FROM lineshaft.dag WHERE dag.id = task.dag_id)
         ) AS dag
-        JOIN LATERAL (
-            SELECT array_agg(substr(kind, 5) ORDER BY seq, n) AS kinds FROM lineshaft.events
-            WHERE dag_id = dag.id AND kind LIKE 'dag.%' AND kind <> 'dag.changed'
-        ) AS story ON story.kinds IS NOT NULL
+        JOIN (
+            SELECT dag_id, array_agg(substr(kind, 5) ORDER BY seq, n) AS kinds FROM lineshaft.events
+            WHERE kind LIKE 'dag.%' AND kind <> 'dag.changed' GROUP BY dag_id
+        ) AS story ON story.dag_id = dag.id
         WHERE 1 <> cardinality(array_positions(story.kinds, 'created'))
            OR (dag.status <> 'pending' AND story.kinds[cardinality(story.kinds)] <> dag.status)
            -- Nothing is said twice; but a task that was never claimed may be cancelled, revived and cancelled.

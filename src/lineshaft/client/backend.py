@@ -174,6 +174,8 @@ class Backend(Protocol):
 
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag: ...
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag: ...
+
     async def events(
         self,
         after: str | None,

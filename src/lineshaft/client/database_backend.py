@@ -231,6 +231,10 @@ class DatabaseBackend:
         await self.engine.budgets.add_dag_budget(dag_id, usd)
         return await self.engine.read.dag(dag_id)
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag:
+        await self.engine.budgets.change_dag(dag_id, title=title)
+        return await self.engine.read.dag(dag_id)
+
     async def events(
         self,
         after: str | None,

@@ -258,6 +258,10 @@ class HttpBackend:
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
         return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"add_budget_usd": usd})
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag:
+        check_fields(title=title)
+        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"title": title}, again=True)
+
     async def events(
         self,
         after: str | None,
