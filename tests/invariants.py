@@ -208,9 +208,9 @@ RULES: dict[str, LiteralString] = {
         ) AS story ON story.dag_id = dag.id
         WHERE 1 <> cardinality(array_positions(story.kinds, 'created'))
            OR (dag.status <> 'pending' AND story.kinds[cardinality(story.kinds)] <> dag.status)
-           -- Nothing is said twice; but a task that was never claimed may be cancelled, revived and cancelled.
+           -- Nothing is said twice; but a task may be cancelled, revived and cancelled without a claim.
            OR EXISTS (
-            SELECT FROM unnest(story.kinds[2:], story.kinds[:cardinality(story.kinds) - 1]) AS said (now, before)
+            SELECT FROM unnest(story.kinds, story.kinds[2:]) AS said (before, now)
             WHERE said.now = said.before AND said.now <> 'cancelled'
            )
     """,

@@ -99,6 +99,8 @@ class Worker:
         #: How long the last claim took.
         self._round_trip_sec = 0.0
         self._stopping = False
+        #: Until then a claim whose response was lost may still be carried out, by the event loop's clock.
+        self._doubts_until = -math.inf
         #: When the retry is due that it last reported to wait for, by the event loop's clock.
         self._reported_due_at = -math.inf
         #: Why it can't go on: it was superseded, or the server refuses it.
@@ -192,8 +194,13 @@ class Worker:
 
     async def _claim_until_stopped(self, waiter: WorkWaiter) -> None:
         pauses = 0
+        doubts = False
         while not self._stopping:
             try:
+                if doubts:
+                    # No claim is under way here.
+                    await self._release_unknown()
+                    doubts = self.loop.time() < self._doubts_until
                 if await self._claim_and_wait(waiter):
                     return
                 pauses = 0
@@ -202,12 +209,22 @@ class Worker:
                     self._end_with(error)
                     return
                 _log.warning("Agent %s can't claim: %s", self.agent_id, error)
+                doubts = True
+                self._doubts_until = self.loop.time() + self.interval_sec
                 pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
                 pauses = min(pauses + 1, 10)
                 await self._pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             self._nudged.clear()
         # The task that woke it is for another agent.
         waiter.pass_on()
+
+    async def _release_unknown(self) -> None:
+        """A claim whose response was lost may have been carried out. It would use an attempt."""
+        number = await self.backend.release_unknown(
+            self.agent_id, self.presence.incarnation, list(self._running)
+        )
+        if number:
+            _log.info("Agent %s released %d tasks whose claim it never received", self.agent_id, number)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, unless there is a reason to look again."""

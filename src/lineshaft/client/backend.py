@@ -305,6 +305,10 @@ class Backend(Protocol):
         """How long an idle agent waits before it looks again; None: its own poll interval."""
         ...
 
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
+        """Release claims of this process whose response was lost: all but those that it knows."""
+        ...
+
     def expect_answers_within(self, seconds: float) -> None:
         """Replace a connection that doesn't answer for so long."""
         ...

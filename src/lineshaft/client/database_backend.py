@@ -441,6 +441,9 @@ class DatabaseBackend:
     def poll_interval_sec(self) -> float | None:
         return None if self._wakeups is None else self._wakeups.poll_interval
 
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
+        return await self.engine.undelivered.release_unknown(agent_id, incarnation, known)
+
     def expect_answers_within(self, seconds: float) -> None:
         known = self.engine.database.answer_within_sec
         self.engine.database.answer_within_sec = seconds if known is None else min(known, seconds)

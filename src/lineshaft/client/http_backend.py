@@ -527,6 +527,10 @@ class HttpBackend:
     def poll_interval_sec(self) -> float | None:
         return POLL_SEC
 
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:  # noqa: ARG002
+        """Nothing: the server releases what it couldn't deliver."""
+        return 0
+
     def expect_answers_within(self, seconds: float) -> None:
         self._answer_sec = min(self._answer_sec, seconds)
 

@@ -28,8 +28,8 @@ async def read(world: World, *, limit: int = 500, events: Events | None = None, 
 def story(world: World, dag_id: str) -> list[str]:
     """The kinds of its events; those with `single` have a star."""
     query = (
-        "SELECT kind || CASE WHEN data ->> 'single' = 'true' THEN '*' ELSE '' END AS kind FROM lineshaft.events"
-        " WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq, n"
+        "SELECT kind || CASE WHEN data ->> 'single' = 'true' THEN '*' ELSE '' END AS kind"
+        " FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq, n"
     )
     return [row["kind"] for row in world.rows(query, dag_id)]
 
@@ -98,7 +98,13 @@ async def test_a_lone_task_that_dies_fails_its_dag_and_revived_it_runs_again(wor
     assert (await world.engine.read.dag(dag_id)).status == "running"
     await world.complete(await world.take(agent))
 
-    assert story(world, dag_id) == ["dag.created*", "dag.running*", "dag.failed*", "dag.running*", "dag.completed*"]
+    assert story(world, dag_id) == [
+        "dag.created*",
+        "dag.running*",
+        "dag.failed*",
+        "dag.running*",
+        "dag.completed*",
+    ]
 
 
 async def test_a_lone_task_that_is_revived_before_its_first_claim_runs_once(world: World) -> None:
@@ -112,7 +118,9 @@ async def test_a_lone_task_that_is_revived_before_its_first_claim_runs_once(worl
     assert story(world, dag_id) == ["dag.created*", "dag.cancelled*", "dag.running*", "dag.completed*"]
 
 
-@pytest.mark.parametrize("grows", ["spawns", "is joined", "is joined when dead", "is joined before its claim"])
+@pytest.mark.parametrize(
+    "grows", ["spawns", "is joined", "is joined when dead", "is joined before its claim"]
+)
 async def test_a_lone_tasks_dag_that_grows_tells_its_story_once(world: World, grows: str) -> None:
     task_id = await world.one()
     agent = await world.agent()
@@ -152,5 +160,5 @@ async def test_notifications_leave_out_the_dags_of_lone_tasks_unless_they_are_as
     assert (await outbox.collect("usual", usual)).noted == 1, "the dead letter"
     assert (await outbox.collect("all", everything)).noted == 2
     query = "SELECT kind, body ->> 'dag_id' AS dag_id FROM lineshaft.notification WHERE destination = 'all'"
-    kinds = {row["kind"]: row["dag_id"] for row in world.rows(query)}
-    assert kinds["single_dag_failed"] == world.task(task_id)["dag_id"]
+    noted = {row["kind"]: row["dag_id"] for row in world.rows(query)}
+    assert noted["single_dag_failed"] == world.task(task_id)["dag_id"]

@@ -59,15 +59,15 @@ async def test_a_session_that_was_cut_off_in_a_transaction_gives_its_rows_back(
     async with (
         proxied(dsn) as (through, proxy),
         Database(through, max_connections=1, idle_in_transaction_sec=0.3) as database,
+        database.connection() as lost,
     ):
-        async with database.connection() as lost:
-            await lost.execute("BEGIN")
-            await lost.execute(row)
-            proxy.swallow()
-            # The connection stays open on this side: nothing that it does reaches the server.
-            connection.execute("SET lock_timeout = '60s'")
-            assert connection.execute(row).fetchall() == [("t",)]
-            lost.pgconn.finish()
+        await lost.execute("BEGIN")
+        await lost.execute(row)
+        proxy.swallow()
+        # The connection stays open on this side: nothing that it does reaches the server.
+        connection.execute("SET lock_timeout = '60s'")
+        assert connection.execute(row).fetchall() == [("t",)]
+        lost.pgconn.finish()
 
 
 async def test_every_connection_that_can_hold_locks_limits_idle_transactions(dsn: str) -> None:

@@ -471,5 +471,5 @@ async def test_a_claim_by_id_of_an_expired_task_is_refused_with_the_reason(world
     task_id = await world.one(deadline=deadline, expire_at_deadline=True)
     world.clock.advance(31)
 
-    with pytest.raises(InvalidTransitionError, match="CANCELLED, not READY. Its deadline .* has passed"):
+    with pytest.raises(InvalidTransitionError, match=r"CANCELLED, not READY\. Its deadline .* has passed"):
         await world.engine.claims.claim_task(agent.id, agent.incarnation, task_id)

@@ -141,9 +141,7 @@ class Database:
                 await pool.check()
 
     async def _configure(self, connection: Connection) -> None:
-        await set_up(
-            connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec
-        )
+        await set_up(connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec)
         if self._limits_lock_wait:
             await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
 
@@ -219,7 +217,7 @@ async def set_up(
     prepare: bool = True,
     idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
 ) -> None:
-    """Set up a connection of our own, which nobody else uses."""
+    """Set up a connection of our own, not a caller's."""
     configure(connection, prepare=prepare)
     await connection.execute(PLAN_BY_INDEX)
     await connection.execute(limit_idle_transactions(idle_in_transaction_sec))

@@ -164,8 +164,8 @@ def _deadline(task: Row, status: Status) -> Iterable[Reason]:
     elif task["expired"]:
         yield Reason(
             ReasonCode.DEADLINE_MISSED,
-            f"{missed}, and it has expire_at_deadline: the promoter cancels it at its next tick, and no claim "
-            "gets it. Change its deadline to keep it.",
+            f"{missed}, and it has expire_at_deadline: no claim gets it, and the promoter cancels it at its "
+            "next tick. Change its deadline to keep it.",
         )
     else:
         yield Reason(
