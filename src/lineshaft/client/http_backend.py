@@ -528,7 +528,7 @@ class HttpBackend:
         return POLL_SEC
 
     async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:  # noqa: ARG002
-        """Nothing: the server releases what it couldn't deliver."""
+        """Nothing: a server releases what it couldn't deliver. What the server itself lost, expires."""
         return 0
 
     def expect_answers_within(self, seconds: float) -> None:
