@@ -185,6 +185,35 @@ RULES: dict[str, LiteralString] = {
         SELECT task.id FROM lineshaft.task
         WHERE 1 <> (SELECT count(*) FROM lineshaft.events WHERE task_id = task.id AND kind = 'task.created')
     """,
+    # A DAG that the test has written by hand, without its tasks' events, is left out.
+    "each DAG was created once, and its last event is its status": """
+        SELECT dag.id, dag.status, story.kinds FROM (
+            SELECT id, status::text FROM lineshaft.dag
+            UNION ALL
+            SELECT task.dag_id, CASE
+                WHEN ended.status = 'COMPLETED' THEN 'completed'
+                WHEN ended.status = 'CANCELLED' THEN 'cancelled'
+                WHEN ended.status = 'DEAD_LETTERED' THEN 'failed'
+                WHEN live.epoch > 0 THEN 'running'
+                ELSE 'pending'
+            END
+            FROM lineshaft.task
+            LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+            LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+            WHERE NOT EXISTS (SELECT FROM lineshaft.dag WHERE dag.id = task.dag_id)
+        ) AS dag
+        JOIN (
+            SELECT dag_id, array_agg(substr(kind, 5) ORDER BY seq, n) AS kinds FROM lineshaft.events
+            WHERE kind LIKE 'dag.%' AND kind <> 'dag.changed' GROUP BY dag_id
+        ) AS story ON story.dag_id = dag.id
+        WHERE 1 <> cardinality(array_positions(story.kinds, 'created'))
+           OR (dag.status <> 'pending' AND story.kinds[cardinality(story.kinds)] <> dag.status)
+           -- Nothing is said twice; but a task may be cancelled, revived and cancelled without a claim.
+           OR EXISTS (
+            SELECT FROM unnest(story.kinds, story.kinds[2:]) AS said (before, now)
+            WHERE said.now = said.before AND said.now <> 'cancelled'
+           )
+    """,
     "an attempt is open only while its output is validated": """
         SELECT attempt.task_id, attempt.outcome FROM lineshaft.attempt
         LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch

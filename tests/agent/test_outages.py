@@ -18,6 +18,7 @@ from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Presence
 from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, engine_of, kinds, soon, until
 from tests.proxy import Proxy, proxied, proxied_url
+from tests.races.helpers import held, waiting
 from tests.world import release_claims
 
 
@@ -241,3 +242,35 @@ async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_c
         done = await shaft.wait(task, PATIENCE)
         await soon(ended)
     assert done.result == 2
+
+
+@pytest.mark.database_only("a server releases what it couldn't deliver")
+async def test_a_claim_whose_response_was_lost_is_released_and_uses_no_attempt(
+    shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
+) -> None:
+    """The database carries the claim out after the connection broke: nobody knows that the task runs."""
+    through, proxy = line
+    agent = Agent("a", heartbeat_interval_sec=60)
+
+    @agent.task("x")
+    async def x(ctx: TaskContext) -> int:
+        return ctx.epoch
+
+    warm_up = await shaft.submit(NewTask("x"))
+    async with at_work(agent, shaft=through):
+        await shaft.wait(warm_up, PATIENCE)
+        with (
+            held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE") as holder,
+            psycopg.connect(dsn, autocommit=True) as look,
+        ):
+            task = await shaft.submit(NewTask("x"))
+            await waiting(look, 1)
+            proxy.reset()
+            # The claim goes on without a listener, and the agent looks behind it.
+            await waiting(look, 2)
+            holder.rollback()
+        done = await shaft.wait(task, PATIENCE)
+
+    assert (done.result, done.attempts) == (2, 0)
+    assert [attempt.outcome for attempt in await attempts(shaft, task.id)] == ["released", "completed"]
+    assert "task.failed" not in await kinds(shaft, task.id)

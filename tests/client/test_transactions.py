@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from sqlalchemy import URL, Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from lineshaft import Lineshaft, NewTask, RetrySpec, SyncLineshaft
@@ -152,15 +152,15 @@ def test_sqlalchemy_scoped_session_and_savepoints(
     assert [row[0] for row in connection.execute("SELECT type FROM lineshaft.task")] == ["kept"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_sqlalchemy_async(
-    shaft: Lineshaft, dsn: str, connection: psycopg.Connection, size: int
+async def commits_and_rolls_back(
+    engine: AsyncEngine, shaft: Lineshaft, connection: psycopg.Connection, size: int
 ) -> None:
-    engine = create_async_engine(url(dsn))
+    """Connections and sessions of SQLAlchemy: the tasks are there after its commit, and only then."""
     try:
         async with engine.begin() as own:
             await own.run_sync(Base.metadata.create_all)
         async with engine.connect() as own:
+            # Nothing has begun yet: it must become SQLAlchemy's transaction all the same.
             await shaft.submit_many(tasks(size), connection=own)
             assert count(connection) == 0
             await own.commit()
@@ -178,6 +178,14 @@ async def test_sqlalchemy_async(
         assert (count(connection), count(connection, "orders")) == (size + 1, 1)
     finally:
         await engine.dispose()
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_sqlalchemy_async(
+    shaft: Lineshaft, dsn: str, connection: psycopg.Connection, size: int
+) -> None:
+    engine = create_async_engine(url(dsn))
+    await commits_and_rolls_back(engine, shaft, connection, size)
 
 
 def test_a_dag_in_a_transaction(blocking: SyncLineshaft, alchemy: Engine) -> None:
@@ -372,28 +380,7 @@ async def test_sqlalchemy_on_asyncpg(
         URL.create("postgresql+asyncpg", username=parts["user"], database=parts["database"]),
         connect_args={"host": parts["host"], "passfile": parts["passfile"]},
     )
-    try:
-        async with engine.begin() as own:
-            await own.run_sync(Base.metadata.create_all)
-        async with engine.connect() as own:
-            # Nothing has begun yet: it must become SQLAlchemy's transaction all the same.
-            await shaft.submit_many(tasks(size), connection=own)
-            assert count(connection) == 0
-            await own.commit()
-        assert count(connection) == size
-
-        async with AsyncSession(engine) as session:
-            session.add(Order(id=1))
-            await shaft.submit(NewTask("other"), connection=session)
-            await session.rollback()
-        assert (count(connection), count(connection, "orders")) == (size, 0)
-
-        async with AsyncSession(engine) as session, session.begin():
-            session.add(Order(id=1))
-            await shaft.submit_dag("a DAG", [NewTask("x", key="x")], connection=session)
-        assert (count(connection), count(connection, "orders")) == (size + 1, 1)
-    finally:
-        await engine.dispose()
+    await commits_and_rolls_back(engine, shaft, connection, size)
 
 
 async def test_asyncpg_is_refused_by_the_sync_client(

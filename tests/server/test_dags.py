@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.server.client import Client
 
 DIAMOND: dict[str, Any] = {
@@ -100,3 +102,44 @@ async def test_a_standalone_tasks_own_dag(client: Client) -> None:
     dag = (await client.get(f"/v1/dags/{task['dag_id']}")).json
 
     assert (dag["tasks"], dag["virtual"]) == ([task["id"]], True)
+
+
+async def test_a_dag_gets_another_title_with_or_without_a_budget(client: Client) -> None:
+    dag = (await client.post("/v1/dags", DIAMOND)).json["dag"]
+    path = f"/v1/dags/{dag['id']}"
+
+    renamed = await client.patch(path, {"title": "Rhombus"})
+    both = await client.patch(path, {"title": "Square", "add_budget_usd": 1})
+
+    assert (renamed.status, renamed.json["title"], renamed.json["budget_ceiling_usd"]) == (200, "Rhombus", 5)
+    assert (both.json["title"], both.json["budget_ceiling_usd"]) == ("Square", 6)
+    changes = (await client.get("/v1/events", dag_id=dag["id"], kind="dag.changed")).json["items"]
+    assert [event["data"] for event in changes] == [
+        {"title": {"from": "Diamond", "to": "Rhombus"}},
+        {"title": {"from": "Rhombus", "to": "Square"}, "budget_ceiling_usd": {"from": 5, "to": 6}},
+    ]
+    lone = await client.submit(title="One")
+    of_lone = await client.patch(f"/v1/dags/{lone['dag_id']}", {"title": "Two"})
+    assert (of_lone.json["title"], of_lone.json["virtual"]) == ("Two", False)
+
+
+@pytest.mark.parametrize(
+    "title", ["", "  ", "a\0b", "x" * 1_001, 7], ids=["empty", "blank", "NUL", "too long", "number"]
+)
+async def test_a_title_is_checked_as_at_submission(client: Client, title: Any) -> None:
+    dag = (await client.post("/v1/dags", DIAMOND)).json["dag"]
+
+    submitted = await client.post("/v1/dags", DIAMOND | {"title": title})
+    renamed = await client.patch(f"/v1/dags/{dag['id']}", {"title": title})
+
+    assert (submitted.status, submitted.code) == (renamed.status, renamed.code) == (422, "invalid_input")
+    assert renamed.json["errors"] == submitted.json["errors"]
+    assert (await client.get(f"/v1/dags/{dag['id']}")).json["title"] == "Diamond"
+
+
+async def test_a_change_of_nothing_is_refused(client: Client) -> None:
+    dag = (await client.post("/v1/dags", DIAMOND)).json["dag"]
+
+    reply = await client.patch(f"/v1/dags/{dag['id']}", {})
+
+    assert (reply.status, reply.code) == (422, "invalid_input")

@@ -21,13 +21,15 @@ async def test_pages_go_on_for_ever(client: Client) -> None:
     await client.post(f"/v1/tasks/{task['id']}/cancel", {"reason": "x"})
     news = (await client.get("/v1/events", after=nothing["next_cursor"])).json
 
-    assert [e["kind"] for e in first["items"] + rest["items"]] == ["task.created", "task.ready"]
+    kinds = [e["kind"] for e in first["items"] + rest["items"]]
+    assert kinds == ["task.created", "task.ready", "dag.created"]
     assert nothing["items"] == []
     assert nothing["next_cursor"]
-    (event,) = news["items"]
+    event, of_dag = news["items"]
+    assert (of_dag["kind"], of_dag["data"]) == ("dag.cancelled", {"single": True})
     assert (event["kind"], event["task_id"], event["data"]) == ("task.cancelled", task["id"], {"reason": "x"})
     again = (await client.get("/v1/events", after=event["cursor"])).json
-    assert again["items"] == []
+    assert again["items"] == [of_dag]
 
 
 async def test_filters_of_the_feed(client: Client) -> None:
@@ -42,8 +44,9 @@ async def test_filters_of_the_feed(client: Client) -> None:
     assert await read(task_id=two["id"]) == [("task.created", two["id"]), ("task.ready", two["id"])]
     assert await read(kind="task.ready", task_id=one["id"]) == [("task.ready", one["id"])]
     assert {kind for kind, _ in await read(dag_id=dag["id"])} == {"dag.created", "task.created", "task.ready"}
-    assert await read(dag_id=one["dag_id"]) == [("task.created", one["id"]), ("task.ready", one["id"])]
-    assert len(await read(kind=["task.created", "dag.created"])) == 5
+    of_one = await read(dag_id=one["dag_id"])
+    assert of_one == [("task.created", one["id"]), ("task.ready", one["id"]), ("dag.created", None)]
+    assert len(await read(kind=["task.created", "dag.created"])) == 7
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -91,20 +94,21 @@ async def test_a_stream_from_now_on(client: Client) -> None:
 async def test_a_stream_goes_on_where_another_stopped(client: Client) -> None:
     """No event missed, none doubled: whatever happened in between comes first."""
     seen: list[tuple[str, str]] = []
-    made = [(await client.submit())["id"] for _ in range(3)]
+    made = [(await client.submit())["dag_id"] for _ in range(3)]
     last = {"id": (await client.get("/v1/events", limit=1)).json["next_cursor"]}
     async with client.stream(after=last["id"]) as stream:
         for _ in range(3):
             last = await stream.event()
-            seen.append((last["event"], json.loads(last["data"])["task_id"]))
-    made += [(await client.submit())["id"] for _ in range(3)]
+            seen.append((last["event"], json.loads(last["data"])["dag_id"]))
+    made += [(await client.submit())["dag_id"] for _ in range(3)]
     async with client.stream(last_event_id=last["id"], after="ignored") as stream:
-        made.append((await client.submit())["id"])
-        while len(seen) < 2 * len(made) - 1:
+        made.append((await client.submit())["dag_id"])
+        while len(seen) < 3 * len(made) - 1:
             event = await stream.event()
-            seen.append((event["event"], json.loads(event["data"])["task_id"]))
+            seen.append((event["event"], json.loads(event["data"])["dag_id"]))
 
-    expected = [(kind, name) for name in made for kind in ("task.created", "task.ready")]
+    kinds = ("task.created", "task.ready", "dag.created")
+    expected = [(kind, name) for name in made for kind in kinds]
     assert seen == expected[1:]
 
 

@@ -281,3 +281,20 @@ async def test_claim_and_artifacts_are_there_before_anything_happens(client: Cli
     }
     assert (await client.submit())["claim"]["heartbeat_interval_sec"] == 30
     assert task["output"]["artifacts"] == []
+
+
+async def test_a_task_shows_the_window_of_its_key_and_what_its_failure_does(client: Client) -> None:
+    """U8, U7: and what was read can be sent."""
+    parent = await client.submit(idempotency_key="k1", idempotency_ttl_sec=60)
+    child = await client.submit(parent_id=parent["id"], on_failure="ignore")
+    other = await client.submit(parent_id=parent["id"])
+
+    assert (parent["idempotency_ttl_sec"], parent["on_failure"]) == (60, None)
+    assert (child["idempotency_ttl_sec"], child["on_failure"]) == (None, "ignore")
+    assert other["on_failure"] == "block"
+    names = ("type", "parent_id", "on_failure", "idempotency_key", "idempotency_ttl_sec")
+    for number, task in enumerate((parent, child, other)):
+        sent = {name: task[name] for name in names} | {"idempotency_key": f"other{number}"}
+        again = await client.post("/v1/tasks", sent)
+        assert again.status == 201
+        assert {name: again.json[name] for name in names} == sent

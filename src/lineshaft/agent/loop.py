@@ -99,6 +99,8 @@ class Worker:
         #: How long the last claim took.
         self._round_trip_sec = 0.0
         self._stopping = False
+        #: Until then a claim whose response was lost may still be carried out, by the event loop's clock.
+        self._doubts_until = -math.inf
         #: When the retry is due that it last reported to wait for, by the event loop's clock.
         self._reported_due_at = -math.inf
         #: Why it can't go on: it was superseded, or the server refuses it.
@@ -192,8 +194,13 @@ class Worker:
 
     async def _claim_until_stopped(self, waiter: WorkWaiter) -> None:
         pauses = 0
+        doubts = False
         while not self._stopping:
             try:
+                if doubts:
+                    # No claim is under way here.
+                    released = await self._release_unknown()
+                    doubts = not released or self.loop.time() < self._doubts_until
                 if await self._claim_and_wait(waiter):
                     return
                 pauses = 0
@@ -202,12 +209,32 @@ class Worker:
                     self._end_with(error)
                     return
                 _log.warning("Agent %s can't claim: %s", self.agent_id, error)
+                doubts = True
+                self._doubts_until = self.loop.time() + self.interval_sec
                 pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
                 pauses = min(pauses + 1, 10)
                 await self._pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             self._nudged.clear()
         # The task that woke it is for another agent.
         waiter.pass_on()
+
+    async def _release_unknown(self) -> bool:
+        """A claim whose response was lost may have been carried out. It would use an attempt.
+
+        False: not now, because a claim is under way together with a completion.
+        """
+        if self._writer.claiming:
+            return False
+        self._claims_alone = True
+        try:
+            number = await self.backend.release_unknown(
+                self.agent_id, self.presence.incarnation, list(self._running)
+            )
+        finally:
+            self._claims_alone = False
+        if number:
+            _log.info("Agent %s released %d tasks whose claim it never received", self.agent_id, number)
+        return True
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, unless there is a reason to look again."""
@@ -367,7 +394,7 @@ class Worker:
     def next_types(self) -> list[str] | None:
         """The types of the task to take together with a completion; None: none."""
         # A handler with a limit needs its free slots counted, while no other claim is on its way.
-        if self._stopping or self._limited or len(self._running) > self._slots:
+        if self._stopping or self._limited or self._claims_alone or len(self._running) > self._slots:
             return None
         return self._unlimited
 

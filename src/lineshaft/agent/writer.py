@@ -76,6 +76,8 @@ class Writer:
         self._none = asyncio.Event()
         self._none.set()
         self._task: asyncio.Task[None] | None = None
+        #: A claim is under way together with a completion, or may have been made without an answer.
+        self.claiming = False
         #: Claimed together with the last completion, and when that was sent.
         self._taken: list[Assignment[ClaimedTask]] = []
         self._asked_at = 0.0
@@ -154,6 +156,7 @@ class Writer:
                         _log.warning("The outcome %s was refused: %s", outcome.verdict, answer.error)
                     self._written(run, answer)
                 taken, self._taken = self._taken, []
+                self.claiming = False
                 if taken:
                     # Only now: the slot of the task before is free.
                     self._following.take(taken, self._asked_at)
@@ -161,6 +164,7 @@ class Writer:
 
     async def _give_up(self, item: _Item, error: Exception, send: _Send) -> None:
         """Fail the attempt of an outcome that can't be written: else the task would stay RUNNING."""
+        self.claiming = False
         run, outcome = item
         if isinstance(error, StaleClaimError):
             self._written(run, Moved(run.claim.id, None))
@@ -187,6 +191,7 @@ class Writer:
             return await self._complete(items)
         asked_at = asyncio.get_running_loop().time()
         (item,) = items
+        self.claiming = True
         moved, self._taken = await self._backend.complete_and_claim(_completion(item), types=types)
         self._asked_at = asked_at
         return [moved]

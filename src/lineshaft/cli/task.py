@@ -297,11 +297,12 @@ def why_(args: argparse.Namespace) -> int:
         why = shaft.why(args.id)
     if args.json:
         print_json(why)
+        return 0
+    if why.runnable:
+        print(f"{args.id} is {why.status} and runnable: the next free agent claims it in order of priority.")
     elif why.reasons:
         print(f"{args.id} is {why.status}.")
-        print_facts([(reason.code, reason.detail) for reason in why.reasons])
-    elif why.runnable:
-        print(f"{args.id} is {why.status} and runnable: the next free agent claims it in order of priority.")
     else:
         print(f"{args.id} is {why.status}: it is not waiting for anything.")
+    print_facts([(reason.code, reason.detail) for reason in why.reasons])
     return 0

@@ -174,6 +174,8 @@ class Backend(Protocol):
 
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag: ...
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag: ...
+
     async def events(
         self,
         after: str | None,
@@ -307,6 +309,10 @@ class Backend(Protocol):
     @property
     def poll_interval_sec(self) -> float | None:
         """How long an idle agent waits before it looks again; None: its own poll interval."""
+        ...
+
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
+        """Release claims of this process whose response was lost: all but those that it knows."""
         ...
 
     def expect_answers_within(self, seconds: float) -> None:

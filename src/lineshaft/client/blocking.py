@@ -267,6 +267,7 @@ class SyncLineshaft:
     cancel_dag = _blocking(Lineshaft.cancel_dag)
     set_dag_budget = _blocking(Lineshaft.set_dag_budget)
     add_dag_budget = _blocking(Lineshaft.add_dag_budget)
+    rename_dag = _blocking(Lineshaft.rename_dag)
     read_events = _blocking(Lineshaft.read_events)
     approvals = _blocking(Lineshaft.approvals)
     approve = _blocking(Lineshaft.approve)

@@ -231,6 +231,10 @@ class DatabaseBackend:
         await self.engine.budgets.add_dag_budget(dag_id, usd)
         return await self.engine.read.dag(dag_id)
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag:
+        await self.engine.budgets.change_dag(dag_id, title=title)
+        return await self.engine.read.dag(dag_id)
+
     async def events(
         self,
         after: str | None,
@@ -241,7 +245,7 @@ class DatabaseBackend:
         kinds: Collection[str] | None,
     ) -> EventPage:
         query = EventQuery(Events(self.engine.database), limit, task_id, dag_id, tuple(kinds or ()))
-        return await query.page(after, self.engine.read)
+        return await query.after(after)
 
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         return await self.engine.approvals.waiting(limit=limit, cursor=cursor)
@@ -443,6 +447,9 @@ class DatabaseBackend:
     @property
     def poll_interval_sec(self) -> float | None:
         return None if self._wakeups is None else self._wakeups.poll_interval
+
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
+        return await self.engine.undelivered.release_unknown(agent_id, incarnation, known)
 
     def expect_answers_within(self, seconds: float) -> None:
         known = self.engine.database.answer_within_sec

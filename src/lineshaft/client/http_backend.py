@@ -258,6 +258,10 @@ class HttpBackend:
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
         return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"add_budget_usd": usd})
 
+    async def rename_dag(self, dag_id: str, title: str) -> Dag:
+        check_fields(title=title)
+        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"title": title}, again=True)
+
     async def events(
         self,
         after: str | None,
@@ -533,6 +537,10 @@ class HttpBackend:
     @property
     def poll_interval_sec(self) -> float | None:
         return POLL_SEC
+
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:  # noqa: ARG002
+        """Nothing: a server releases what it couldn't deliver. What the server itself lost, expires."""
+        return 0
 
     def expect_answers_within(self, seconds: float) -> None:
         self._answer_sec = min(self._answer_sec, seconds)

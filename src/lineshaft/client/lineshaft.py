@@ -333,6 +333,10 @@ class Lineshaft(Administration):
         """Add to the budget of a DAG. A DAG without a budget stays unlimited."""
         return await self.backend.add_dag_budget(id_of(dag), usd)
 
+    async def rename_dag(self, dag: DagRef, title: str) -> Dag:
+        """Change the title of a DAG."""
+        return await self.backend.rename_dag(id_of(dag), title)
+
     # Events.
 
     async def read_events(

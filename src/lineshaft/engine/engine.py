@@ -116,7 +116,7 @@ class Engine:
             ),
         )
         self.maintenance = Maintenance(transitions, fail, cancel, self.breakers, self.budgets)
-        self.undelivered = UndeliveredClaims(release.release)
+        self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,
             self.maintenance,

@@ -16,10 +16,11 @@ from psycopg import AsyncConnection
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.claim.claims import LOCK_TTL_SEC
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import PLAN_BY_INDEX, configure
+from lineshaft.engine.postgres.database import set_up
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.postgres.pool import shut_down
+from lineshaft.engine.postgres.session import connect_options
 from lineshaft.engine.transition import spending
 from lineshaft.errors import UnavailableError
 from lineshaft.types.work import ClaimRef, EndedClaim, HeartbeatAnswers, HeldTask, Presence
@@ -53,11 +54,13 @@ class Heartbeats:
     async def _beat(self, agents: Sequence[Presence], tasks: Sequence[HeldTask]) -> HeartbeatAnswers:
         if self._connection is None:
             opened = await AsyncConnection.connect(
-                self.dsn, autocommit=True, application_name="lineshaft heartbeats"
+                self.dsn,
+                autocommit=True,
+                application_name="lineshaft heartbeats",
+                **connect_options(self.dsn),
             )
             self._connection = opened
-            configure(opened, prepare=self.prepare)
-            await opened.execute(PLAN_BY_INDEX)
+            await set_up(opened, prepare=self.prepare)
         return await send_heartbeat(self._connection, {"now": self.clock.now()}, agents, tasks)
 
     async def _give_up(self, call: "asyncio.Future[HeartbeatAnswers]") -> None:

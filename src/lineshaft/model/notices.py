@@ -25,6 +25,8 @@ class NoticeKind(StrEnum):
     APPROVAL_WAITING = "approval_waiting"
     AGENT_OFFLINE = "agent_offline"
     ALERT = "alert"
+    #: The DAG of a standalone task failed, which its dead letter says too. Not sent by default.
+    SINGLE_DAG_FAILED = "single_dag_failed"
     #: A decision about a dead letter. For the review log; not sent to people by default.
     REVIEW = "review"
     #: Claims of a model, of a provider or of all models are paused. For programs, not for people.
@@ -32,7 +34,11 @@ class NoticeKind(StrEnum):
 
 
 #: What a destination receives if its configuration names no kinds.
-DEFAULT_KINDS = frozenset(NoticeKind) - {NoticeKind.REVIEW, NoticeKind.SLOWDOWN}
+DEFAULT_KINDS = frozenset(NoticeKind) - {
+    NoticeKind.SINGLE_DAG_FAILED,
+    NoticeKind.REVIEW,
+    NoticeKind.SLOWDOWN,
+}
 
 _EVENT_OF = {
     NoticeKind.DEAD_LETTER: "task.dead_lettered",
@@ -40,6 +46,7 @@ _EVENT_OF = {
     NoticeKind.BREAKER_OPENED: "breaker.opened",
     NoticeKind.BUDGET_BLOCKED: "budget.blocked",
     NoticeKind.DAG_FAILED: "dag.failed",
+    NoticeKind.SINGLE_DAG_FAILED: "dag.failed",
     NoticeKind.APPROVAL_WAITING: "approval.waiting",
     NoticeKind.AGENT_OFFLINE: "agent.offline",
     NoticeKind.ALERT: "alert",
@@ -47,7 +54,9 @@ _EVENT_OF = {
     NoticeKind.SLOWDOWN: "signal.slowdown",
 }
 _KIND_OF: dict[str, NoticeKind] = {
-    event: kind for kind, event in _EVENT_OF.items() if kind is not NoticeKind.POISON_PILL
+    event: kind
+    for kind, event in _EVENT_OF.items()
+    if kind not in {NoticeKind.POISON_PILL, NoticeKind.SINGLE_DAG_FAILED}
 }
 
 
@@ -110,6 +119,8 @@ def _notice(event: NoticeEvent) -> Notice | None:
         return None
     if kind is NoticeKind.DEAD_LETTER and data.get("poison_pill"):
         kind = NoticeKind.POISON_PILL
+    if kind is NoticeKind.DAG_FAILED and data.get("single"):
+        kind = NoticeKind.SINGLE_DAG_FAILED
     # An agent that stops goes offline without this field; only a lost agent is worth a notice.
     if kind is NoticeKind.AGENT_OFFLINE and "last_heartbeat" not in data:
         return None
@@ -156,6 +167,7 @@ _TEXTS: dict[NoticeKind, _Text] = {
     ),
     NoticeKind.BUDGET_BLOCKED: lambda event, data: _message(data) or f"{_subject(event)} is out of budget",
     NoticeKind.DAG_FAILED: lambda event, _: f"DAG {event.dag_id} is blocked by dead letters",
+    NoticeKind.SINGLE_DAG_FAILED: lambda event, _: f"DAG {event.dag_id} has failed, with its only task",
     NoticeKind.APPROVAL_WAITING: lambda event, _: f"Task {event.task_id} is waiting for approval",
     NoticeKind.AGENT_OFFLINE: lambda event, data: (
         f"Agent {event.agent_id} is offline; last heartbeat at {data['last_heartbeat']}"
@@ -175,6 +187,7 @@ _TITLES = {
     NoticeKind.BREAKER_OPENED: "Circuit breaker open",
     NoticeKind.BUDGET_BLOCKED: "Out of budget",
     NoticeKind.DAG_FAILED: "DAG failed",
+    NoticeKind.SINGLE_DAG_FAILED: "DAG failed",
     NoticeKind.APPROVAL_WAITING: "Approval needed",
     NoticeKind.AGENT_OFFLINE: "Agent offline",
     NoticeKind.ALERT: "Alert",

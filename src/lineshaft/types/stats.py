@@ -69,6 +69,7 @@ class ReasonCode(StrEnum):
     SLOWDOWN = "slowdown"
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
+    DEADLINE_MISSED = "deadline_missed"
 
 
 class Reason(Struct, frozen=True):

@@ -95,7 +95,11 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     id: str
     dag_id: str
     parent_id: str | None
+    #: Of a task with a parent: what its dead letter does to the DAG, `block` or `ignore`.
+    on_failure: str | None
     idempotency_key: str | None
+    #: How long after its completion the key is free again; None: never.
+    idempotency_ttl_sec: float | None
     type: str
     title: str
     spec_json: Raw = field(name="spec")

@@ -2,7 +2,7 @@
 
 from lineshaft.engine.feed.events import Events
 from lineshaft.model.tasks import NewTask
-from tests.world import World, ref, spawn_children
+from tests.world import World
 
 
 async def test_the_events_of_a_dag_are_in_the_order_of_cause_and_effect(world: World) -> None:
@@ -33,14 +33,3 @@ async def test_every_event_of_a_lone_task_names_its_dag(world: World) -> None:
     assert {(event.task_id, event.dag_id) for event in of_tasks} == set(dags.items())
     rows = world.rows("SELECT task_id, dag_id FROM lineshaft.events WHERE task_id IS NOT NULL")
     assert {(row["task_id"], row["dag_id"]) for row in rows} == set(dags.items())
-
-
-async def test_a_dag_made_by_spawning_runs(world: World) -> None:
-    """U7: each DAG tells its story once."""
-    task_id = await world.one("parent")
-    parent = await world.take()
-    await spawn_children(world.engine, ref(parent), [NewTask("child")])
-    await world.complete(parent)
-    await world.complete(await world.take())
-    dag_id = (await world.engine.read.task(task_id)).dag_id
-    assert world.dag_kinds(dag_id) == ["dag.created", "dag.running", "dag.completed"]

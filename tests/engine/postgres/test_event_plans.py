@@ -20,6 +20,7 @@ FEED: dict[str, Any] = {
     "until": None,
     "dag_id": None,
     "kinds": None,
+    "dag_kinds": None,
     "limit": 100,
     "most": 1000,
     "span": 1000,

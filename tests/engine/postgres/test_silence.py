@@ -4,13 +4,18 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
+import socket
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
+from psycopg.conninfo import make_conninfo
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.heartbeats import Heartbeats
-from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database
+from lineshaft.engine.postgres.caller_transaction import adapted, outside
+from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database, only_reads
 from lineshaft.errors import UnavailableError
 from tests.proxy import Proxy, proxied
 
@@ -43,6 +48,60 @@ async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
             await shaft.submit(NewTask("t"))
 
         await shaft.submit(NewTask("t"))
+
+
+async def test_a_session_that_was_cut_off_in_a_transaction_gives_its_rows_back(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Its process is gone without a word; the server must not wait for it as long as TCP would."""
+    connection.execute("INSERT INTO lineshaft.pause (type, since) VALUES ('t', now())")
+    row = "SELECT type FROM lineshaft.pause FOR UPDATE"
+    async with (
+        proxied(dsn) as (through, proxy),
+        Database(through, max_connections=1, idle_in_transaction_sec=0.3) as database,
+        database.connection() as lost,
+    ):
+        await lost.execute("BEGIN")
+        await lost.execute(row)
+        proxy.swallow()
+        # The connection stays open on this side: nothing that it does reaches the server.
+        connection.execute("SET lock_timeout = '60s'")
+        assert connection.execute(row).fetchall() == [("t",)]
+        lost.pgconn.finish()
+
+
+async def test_every_connection_that_can_hold_locks_limits_idle_transactions(dsn: str) -> None:
+    show = "SHOW idle_in_transaction_session_timeout"
+    heartbeats = Heartbeats(dsn)
+    await heartbeats.beat([], [], answer_within_sec=60)
+    own = heartbeats._connection
+    assert own is not None
+    async with Database(dsn, max_connections=1, read_connections=1) as database:
+        found = [await (await own.execute(show)).fetchone()]
+        for reads in (False, True):
+            token = only_reads.set(reads)
+            async with database.connection() as pooled:
+                found.append(await (await pooled.execute(show)).fetchone())
+            only_reads.reset(token)
+        with psycopg.connect(dsn) as callers:
+            async with adapted(callers) as given:
+                assert given is not None
+                async with outside(given, database) as beside:
+                    found.append(await (await beside.execute(show)).fetchone())
+    await heartbeats.close()
+
+    assert found == [("30s",)] * 4
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="other systems have other names")
+async def test_connections_detect_a_dead_peer_unless_the_url_says_otherwise(dsn: str) -> None:
+    async with proxied(dsn) as (through, _):
+        for url, idle in ((through, 30), (make_conninfo(through, keepalives_idle=77), 77)):
+            async with Database(url, max_connections=1) as database, database.connection() as opened:
+                with socket.socket(fileno=os.dup(opened.fileno())) as same:
+                    assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                    assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == idle
+                    assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 async def lose_connections(through: str, proxy: Proxy) -> None:

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from lineshaft.clock import MovableClock
+from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
+from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, ReasonCode
@@ -412,5 +414,62 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "waiting_gate",
         "waiting_approval",
         "scheduled",
+        "deadline_missed",
         "daily_budget",
     }
+
+
+# Deadlines.
+
+
+@pytest.mark.parametrize("status", ["READY", "PENDING", "RETRYING"])
+@pytest.mark.parametrize("expires", [False, True])
+async def test_a_missed_deadline_is_a_reason_and_only_an_expiring_task_can_not_run(
+    world: World, expires: bool, status: str
+) -> None:
+    """F-34: a task that is merely late is runnable; one that expires is about to be cancelled."""
+    agent = await world.agent("ann")
+    deadline = world.clock.now() + timedelta(seconds=30)
+    later = world.clock.now() + timedelta(hours=1)
+    task_id = await world.one(
+        deadline=deadline, expire_at_deadline=expires, run_at=later if status == "PENDING" else None
+    )
+    if status == "RETRYING":
+        await world.fail(await world.take(agent))
+    assert not [r for r in (await world.engine.read.why(task_id)).reasons if r.code == "deadline_missed"]
+    world.clock.advance(31)
+    await world.heartbeat(agent.id)
+
+    why = await world.engine.read.why(task_id)
+
+    assert why.status == status
+    detail = next(reason.detail for reason in why.reasons if reason.code == "deadline_missed")
+    assert ("expire_at_deadline" in detail) is expires
+    assert why.runnable is (status == "READY" and not expires)
+    claimed = await world.claim(agent) if status == "READY" else []
+    assert bool(claimed) is why.runnable
+
+
+async def test_a_task_that_expired_says_so_after_it_was_cancelled(world: World) -> None:
+    """F-34."""
+    deadline = world.clock.now() + timedelta(seconds=30)
+    task_id = await world.one(deadline=deadline, expire_at_deadline=True)
+    world.clock.advance(31)
+    await Promoter(world.engine.maintenance).run_once()
+
+    why = await world.engine.read.why(task_id)
+
+    assert (why.status, why.runnable) == (Status.CANCELLED, False)
+    (reason,) = why.reasons
+    assert reason.code is ReasonCode.DEADLINE_MISSED
+    assert "was cancelled" in reason.detail
+
+
+async def test_a_claim_by_id_of_an_expired_task_is_refused_with_the_reason(world: World) -> None:
+    agent = await world.agent("ann")
+    deadline = world.clock.now() + timedelta(seconds=30)
+    task_id = await world.one(deadline=deadline, expire_at_deadline=True)
+    world.clock.advance(31)
+
+    with pytest.raises(InvalidTransitionError, match=r"CANCELLED, not READY\. Its deadline .* has passed"):
+        await world.engine.claims.claim_task(agent.id, agent.incarnation, task_id)

@@ -2,13 +2,20 @@
 
 The client has left, or the database went away before the whole response was read. Without this such tasks
 would wait until their leases expire, which uses an attempt of those that were started.
+
+If not even the ids arrived, because the connection was lost while the database carried the claim out, only
+the agent can find them: they are what the database says it holds and it doesn't know (`release_unknown`).
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.types.work import ClaimedTask, ClaimRef, Moved, Release
 
 #: Two minutes in all, while the database doesn't answer: after that most of their leases have expired.
@@ -17,10 +24,20 @@ _PAUSES_SEC = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 23)
 _CLOSES_WITHIN_SEC = 1.0
 
 _log = logging.getLogger(__name__)
+_SQL = catalog.load(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    id: str
+    epoch: int
 
 
 class UndeliveredClaims:
-    def __init__(self, release: Callable[[Sequence[Release]], Awaitable[list[Moved]]]) -> None:
+    def __init__(
+        self, database: Database, release: Callable[[Sequence[Release]], Awaitable[list[Moved]]]
+    ) -> None:
+        self._database = database
         self._release = release
         self._releasing: set[asyncio.Task[None]] = set()
 
@@ -36,6 +53,24 @@ class UndeliveredClaims:
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
             raise
+
+    async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
+        """Release what this instance of an agent holds, except the tasks that it knows; returns how many.
+
+        The instance must have no claim of its own under way, apart from those that it has given up.
+        """
+        own = {"agent_id": agent_id, "incarnation": incarnation}
+
+        async def work(connection: Connection) -> list[_Claimed]:
+            await connection.execute(_SQL["lock_instance"], own)
+            return await fetch_rows(
+                connection, _Claimed, _SQL["unknown_claims"], {**own, "known": list(known)}
+            )
+
+        found = await self._database.run(work)
+        if found:
+            await self._release([Release(ClaimRef(task.id, task.epoch)) for task in found])
+        return len(found)
 
     async def _keep_trying(self, claims: Sequence[Release]) -> None:
         for pause in _PAUSES_SEC:

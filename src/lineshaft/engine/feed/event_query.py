@@ -1,10 +1,8 @@
 """Pages of the event feed for a caller's filter."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lineshaft.engine.feed.events import Events
-from lineshaft.engine.read.queries import Queries
-from lineshaft.errors import NotFoundError
 from lineshaft.types import Event, EventPage
 
 #: A page of rare events ends after this many reads: the caller may be gone long before the end of the feed.
@@ -36,20 +34,3 @@ class EventQuery:
             place = page.next_cursor
             if page.caught_up or len(items) == self.limit or reads == _READS_PER_PAGE:
                 return EventPage(items, place, page.caught_up)
-
-    async def page(self, place: str | None, queries: Queries) -> EventPage:
-        """As `after`, also for the virtual DAG of a standalone task."""
-        page = await self.after(place)
-        if page.items or self.dag_id is None:
-            return page
-        return await (await self.resolved(queries)).after(place)
-
-    async def resolved(self, queries: Queries) -> "EventQuery":
-        """A virtual DAG has no events of its own: they are those of its task."""
-        if self.dag_id is None or self.task_id is not None:
-            return self
-        try:
-            dag = await queries.dag(self.dag_id)
-        except NotFoundError:
-            return self
-        return replace(self, dag_id=None, task_id=dag.tasks[0]) if dag.virtual else self

@@ -33,6 +33,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from msgspec import Raw
+
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_value
@@ -51,6 +53,8 @@ _HAS_UNTIL, _WIDE, _BEGINNING = 1, 2, 4
 _REUSED_IDS = 10_000
 #: Limit of numbers in a cursor: never reached, and sums with it still fit into a bigint.
 _LARGEST = 2**62
+#: The data of a virtual DAG's events.
+_SINGLE = Raw(b'{"single":true}')
 #: Characters of an invalid cursor in the error.
 _SHOWN = 60
 
@@ -174,11 +178,10 @@ class _Filter:
     kinds: frozenset[str] | None
 
     def parameters(self) -> dict[str, Any]:
-        return {
-            "task_id": self.task_id,
-            "dag_id": self.dag_id,
-            "kinds": None if self.kinds is None else sorted(self.kinds),
-        }
+        kinds = None if self.kinds is None else sorted(self.kinds)
+        # A virtual DAG has no events of its own: they are derived from those of its task.
+        derived = [kind for kind in kinds or () if kind.startswith("dag.")] if self.task_id is None else []
+        return {"task_id": self.task_id, "dag_id": self.dag_id, "kinds": kinds, "dag_kinds": derived or None}
 
 
 class Events:
@@ -283,8 +286,10 @@ def _take(
     head = cursor.head()
     room = limit - len(items)
     seq, skip = cursor.seq, cursor.skip
-    for _, _, _, _, number, kinds, at, task_id, dag_id, agent_id, epoch, data in rows:
+    for _, _, _, _, number, kinds, at, task_id, dag_id, agent_id, epoch, data, dag_kind in rows:
         passed = cursor.skip if number == cursor.seq else 0
+        if dag_kind is not None:
+            kinds.append(dag_kind)
         for place, kind in enumerate(kinds[passed:], passed + 1):
             if wanted.kinds is not None and kind not in wanted.kinds:
                 continue
@@ -292,7 +297,11 @@ def _take(
                 return replace(cursor, seq=seq, skip=skip)
             seq, skip = (number, place) if place < len(kinds) else (number + 1, 0)
             sealed = _seal(head, seq, skip)
-            items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data)))
+            if kind is dag_kind:
+                agent = agent_id if kind == "dag.running" else None
+                items.append(Event(sealed, kind, at, None, dag_id, agent, None, _SINGLE))
+            else:
+                items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data)))
     if len(rows) > room:
         return replace(cursor, seq=seq, skip=skip)
     if end is not None:

@@ -11,19 +11,34 @@ SELECT
     pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid,
 
 -- fragment: picked
--- Events of a standalone task are written without its DAG, which has no row.
+-- Events of a standalone task are written without its DAG, which has no row; those of the DAG are derived from them.
     picked.seq, picked.kinds, picked.at, picked.task_id,
     coalesce(picked.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = picked.task_id)) AS dag_id,
-    picked.agent_id, picked.epoch, picked.data
+    picked.agent_id, picked.epoch, picked.data,
+    CASE WHEN picked.dag_id IS NULL AND %(task_id)s::text IS NULL THEN lineshaft.dag_kind(picked.kinds, picked.epoch) END AS dag_kind
 FROM bounds
 LEFT JOIN picked ON true
 ORDER BY picked.seq
 
+-- fragment: wanted
+-- dag_kinds: those of the kinds that may have to be derived, else NULL.
+      AND (
+        %(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text
+        -- The standalone task that the DAG was virtual for: its id is part of the DAG's (submit/drafts.py).
+        OR (dag_id IS NULL AND task_id = ANY (ARRAY(
+            SELECT task.id FROM lineshaft.task
+            WHERE task.id IN (substr(%(dag_id)s::text, 5), 'task_' || substr(%(dag_id)s::text, 5)) AND task.dag_id = %(dag_id)s::text
+        )))
+      )
+      AND (
+        %(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[]
+        OR (%(dag_kinds)s::text[] IS NOT NULL AND dag_id IS NULL AND lineshaft.dag_kind(kinds, epoch) = ANY (%(dag_kinds)s::text[]))
+      )
+
 -- fragment: unseen_of_wide_window
       AND pg_visible_in_snapshot(xid, (SELECT until FROM bounds))
       AND pg_visible_in_snapshot(xid, %(since)s::pg_snapshot) IS NOT TRUE
-      AND (%(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text)
-      AND (%(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[])
+    -- include: wanted
     ORDER BY seq
     LIMIT %(limit)s::bigint
 )
@@ -75,8 +90,7 @@ unseen AS MATERIALIZED (
 picked AS (
     SELECT * FROM unseen
     WHERE (%(task_id)s::text IS NULL OR task_id = %(task_id)s::text)
-      AND (%(dag_id)s::text IS NULL OR dag_id = %(dag_id)s::text)
-      AND (%(kinds)s::text[] IS NULL OR kinds && %(kinds)s::text[])
+    -- include: wanted
     ORDER BY seq
     LIMIT %(limit)s::bigint
 )

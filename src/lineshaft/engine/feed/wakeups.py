@@ -27,6 +27,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
 from lineshaft.engine.postgres.pool import shut_down
+from lineshaft.engine.postgres.session import connect_options
 
 _CHANNEL = "SELECT lineshaft.channel()"
 
@@ -323,7 +324,10 @@ class Wakeups:
         try:
             async with asyncio.timeout(self._answer_timeout):
                 connection = await AsyncConnection.connect(
-                    self._dsn, autocommit=True, application_name="lineshaft wake-ups"
+                    self._dsn,
+                    autocommit=True,
+                    application_name="lineshaft wake-ups",
+                    **connect_options(self._dsn),
                 )
             found = await (await self._execute(connection, _CHANNEL)).fetchone()
             channel = sql.Identifier(found[0] if found else "")

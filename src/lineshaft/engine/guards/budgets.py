@@ -9,6 +9,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -18,6 +20,7 @@ from lineshaft.engine.transition.changes import unpark_budget_waiters
 from lineshaft.engine.transition.task_locks import TaskLocks
 from lineshaft.errors import InvalidTransitionError, NotFoundError
 from lineshaft.model.budget import money
+from lineshaft.model.fields import check_fields
 from lineshaft.model.storable import is_storable
 
 _SQL = catalog.load(__name__)
@@ -42,30 +45,47 @@ class Budgets:
 
     async def set_dag_budget(self, dag_id: str, ceiling_usd: Decimal | float | None) -> None:
         """Limit the cost of a DAG; None: no limit. Tasks within the budget are claimable at once."""
-        ceiling = None if ceiling_usd is None else money(ceiling_usd, "budget_ceiling_usd")
-        await self._change(dag_id, ceiling=ceiling)
+        await self.change_dag(dag_id, ceiling_usd=ceiling_usd)
 
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> None:
         """A DAG without a budget stays without."""
-        await self._change(dag_id, add=money(usd, "add_usd"))
+        await self.change_dag(dag_id, add_usd=usd)
 
-    async def _change(
-        self, dag_id: str, *, ceiling: Decimal | None = None, add: Decimal | None = None
+    async def change_dag(
+        self,
+        dag_id: str,
+        *,
+        ceiling_usd: Decimal | float | UnsetType | None = UNSET,
+        add_usd: Decimal | float | None = None,
+        title: str | None = None,
     ) -> None:
+        """Change the budget of a DAG, its title, or both."""
+        ceiling = None
+        if ceiling_usd is not UNSET and ceiling_usd is not None:
+            ceiling = money(ceiling_usd, "budget_ceiling_usd")
+        if title is not None:
+            check_fields(title=title)
         if not is_storable(dag_id):
             raise NotFoundError(f"There is no DAG {dag_id!r}.")
-        values = {**self._database.now, "id": dag_id, "ceiling": ceiling, "add": add}
+        values = {
+            **self._database.now,
+            "id": dag_id,
+            "ceiling": ceiling,
+            "set_ceiling": ceiling_usd is not UNSET,
+            "add": None if add_usd is None else money(add_usd, "add_usd"),
+            "title": title,
+        }
 
         async def work(connection: Connection) -> None:
-            if not await fetch_column(connection, _SQL["set_dag_budget"], values):
+            if not await fetch_column(connection, _SQL["change_dag"], values):
                 await self._give_row(connection, dag_id)
-                await connection.execute(_SQL["set_dag_budget"], values)
+                await connection.execute(_SQL["change_dag"], values)
             await unpark_budget_waiters(connection, [dag_id])
 
         await self._database.run(work)
 
     async def _give_row(self, connection: Connection, dag_id: str) -> None:
-        """A virtual DAG gets a row when it gets a budget."""
+        """A virtual DAG gets a row when it gets a budget or a title of its own."""
         task_id = await fetch_value(connection, _SQL["task_of_virtual_dag"], {"dag_id": dag_id})
         if task_id is None:
             raise NotFoundError(f"There is no DAG {dag_id}.")

@@ -1,28 +1,38 @@
--- name: set_dag_budget
--- NULL: no limit.
-WITH before AS MATERIALIZED (SELECT id, budget_ceiling_usd FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE),
+-- name: change_dag
+-- With set_ceiling, a ceiling that is NULL: no limit. A title that is NULL stays as it is.
+WITH before AS MATERIALIZED (SELECT id, budget_ceiling_usd, title FROM lineshaft.dag WHERE id = %(id)s::text FOR NO KEY UPDATE),
 changed AS (
     UPDATE lineshaft.dag
     SET budget_ceiling_usd = CASE
         -- The largest valid amount (model/budget.py).
         WHEN %(add)s::numeric IS NOT NULL THEN least(dag.budget_ceiling_usd + %(add)s::numeric, CASE WHEN dag.budget_ceiling_usd IS NOT NULL THEN 99999999.999999 END)
-        ELSE %(ceiling)s::numeric
+        WHEN %(set_ceiling)s::boolean THEN %(ceiling)s::numeric
+        ELSE dag.budget_ceiling_usd
     END,
+    title = coalesce(%(title)s::text, dag.title),
     budget_cut = CASE
-        WHEN %(add)s::numeric IS NULL THEN coalesce(%(ceiling)s::numeric < dag.spent_usd + dag.reserved_usd, false)
-        ELSE dag.budget_cut AND dag.budget_ceiling_usd + %(add)s::numeric < dag.spent_usd + dag.reserved_usd
+        WHEN %(set_ceiling)s::boolean THEN coalesce(%(ceiling)s::numeric < dag.spent_usd + dag.reserved_usd, false)
+        ELSE dag.budget_cut AND dag.budget_ceiling_usd + coalesce(%(add)s::numeric, 0) < dag.spent_usd + dag.reserved_usd
     END
     FROM before
     WHERE dag.id = before.id
-    RETURNING dag.id, before.budget_ceiling_usd AS was, dag.budget_ceiling_usd AS is_now
+    RETURNING dag.id,
+        CASE
+            WHEN before.budget_ceiling_usd IS NOT DISTINCT FROM dag.budget_ceiling_usd THEN '{}'
+            ELSE jsonb_build_object(
+                'budget_ceiling_usd', jsonb_build_object('from', before.budget_ceiling_usd, 'to', dag.budget_ceiling_usd)
+            )
+        END
+        || CASE
+            WHEN before.title = dag.title THEN '{}'
+            ELSE jsonb_build_object('title', jsonb_build_object('from', before.title, 'to', dag.title))
+        END AS difference
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, data)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', id,
-        jsonb_build_object('budget_ceiling_usd', jsonb_build_object('from', was, 'to', is_now))
-    FROM changed WHERE was IS DISTINCT FROM is_now
+    SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', id, difference FROM changed WHERE difference <> '{}'
 )
-SELECT is_now FROM changed
+SELECT id FROM changed
 
 -- name: task_of_virtual_dag
 SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, id LIMIT 1

@@ -16,6 +16,7 @@ from psycopg.rows import tuple_row
 from lineshaft.engine.postgres.asyncpg_connection import AsyncpgConnection, is_asyncpg
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.pool import raise_translated
+from lineshaft.engine.postgres.session import connect_options, limit_idle_transactions
 from lineshaft.errors import InvalidInputError
 
 T = TypeVar("T")
@@ -77,7 +78,10 @@ async def outside(connection: Connection, database: Database) -> AsyncIterator[C
             yield own
         return
     try:
-        with psycopg.connect(database.dsn, autocommit=True, application_name="lineshaft") as blocking:
+        with psycopg.connect(
+            database.dsn, autocommit=True, application_name="lineshaft", **connect_options(database.dsn)
+        ) as blocking:
+            blocking.execute(limit_idle_transactions())
             yield cast("Connection", _Blocking(blocking))
     except psycopg.Error as error:
         raise_translated(error)

@@ -21,6 +21,11 @@ from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.dsn import checked_dsn
 from lineshaft.engine.postgres.pool import PooledConnection, shut_down
+from lineshaft.engine.postgres.session import (
+    IDLE_IN_TRANSACTION_SEC,
+    connect_options,
+    limit_idle_transactions,
+)
 from lineshaft.errors import UnavailableError
 
 T = TypeVar("T")
@@ -34,15 +39,12 @@ _RETRIED = (
     psycopg.errors.InvalidSqlStatementName,
 )
 
-_CONNECT_SEC = 10
 #: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
 #: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
 ANSWER_WITHIN_SEC = 60.0
 #: How long a statement waits for a row that another transaction holds: an open transaction of somebody else
 #: must not hold up callers for longer.
 _LOCK_WAIT = "10s"
-#: Transactions here never wait for anything but the database.
-_IDLE_IN_TRANSACTION_MS = 30_000
 #: Attempts at a transaction that loses against others, before the error is raised.
 _TRIES = 10
 
@@ -101,6 +103,7 @@ class Database:
         max_connections: int = 10,
         read_connections: int = 0,
         prepare: bool = True,
+        idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
     ) -> None:
         """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements."""
         self.dsn = dsn
@@ -108,6 +111,7 @@ class Database:
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
+        self._idle_in_transaction_sec = idle_in_transaction_sec
         self._limits_lock_wait = "lock_timeout" not in str(checked_dsn(dsn).get("options"))
         self._in_use: set[Connection] = set()
         self._pool = self._make_pool(max_connections)
@@ -123,7 +127,7 @@ class Database:
             max_size=connections,
             open=False,
             configure=self._configure,
-            kwargs={"autocommit": True, "application_name": "lineshaft"} | _connect_timeout(self.dsn),
+            kwargs={"autocommit": True, "application_name": "lineshaft"} | connect_options(self.dsn),
             timeout=10,
             # The pool doubles its pause after each failure, up to minutes, even if the database is back. So
             # it gives up early, and starts again as long as there are waiters.
@@ -137,10 +141,7 @@ class Database:
                 await pool.check()
 
     async def _configure(self, connection: Connection) -> None:
-        configure(connection, prepare=self._prepare)
-        await connection.execute(PLAN_BY_INDEX)
-        # The session of a process that was cut off in the middle of a transaction must not keep its locks.
-        await connection.execute(f"SET idle_in_transaction_session_timeout = {_IDLE_IN_TRANSACTION_MS}")
+        await set_up(connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec)
         if self._limits_lock_wait:
             await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
 
@@ -210,9 +211,16 @@ class Database:
         raise AssertionError("unreachable")
 
 
-def _connect_timeout(dsn: str) -> dict[str, Any]:
-    """A server that doesn't answer is detected within seconds, unless the DSN says otherwise."""
-    return {} if "connect_timeout" in checked_dsn(dsn) else {"connect_timeout": _CONNECT_SEC}
+async def set_up(
+    connection: Connection,
+    *,
+    prepare: bool = True,
+    idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
+) -> None:
+    """Set up a connection of our own, not a caller's."""
+    configure(connection, prepare=prepare)
+    await connection.execute(PLAN_BY_INDEX)
+    await connection.execute(limit_idle_transactions(idle_in_transaction_sec))
 
 
 def configure(connection: Connection, *, prepare: bool = True) -> None:

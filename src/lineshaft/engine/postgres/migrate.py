@@ -25,7 +25,7 @@ import psycopg
 from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.dsn import checked_dsn
+from lineshaft.engine.postgres.session import connect_options, limit_idle_transactions
 from lineshaft.errors import MigrationError, UnavailableError
 
 OLDEST_POSTGRES = 14
@@ -188,11 +188,12 @@ def _connect(dsn: str) -> Iterator[Connection]:
 
 @contextmanager
 def _opened(dsn: str) -> Iterator[Connection]:
-    checked_dsn(dsn)
+    options = connect_options(dsn)
     try:
         with psycopg.connect(
-            dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None
+            dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None, **options
         ) as connection:
+            connection.execute(limit_idle_transactions())
             yield connection
     except psycopg.OperationalError as error:
         if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):

@@ -595,7 +595,8 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   text[], created_by text
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.channel()
-FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,text,integer,text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.dag_kind(text[],integer)
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)

@@ -6,6 +6,11 @@ SELECT
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.max_attempts, task.retry,
     task.expire_at_deadline,
+    CASE WHEN task.ignore_failure THEN 'ignore' WHEN task.parent_id IS NOT NULL THEN 'block' END AS on_failure,
+    -- Stored with the key, as long as that is the task's.
+    (
+        SELECT task_key.ttl_sec FROM lineshaft.task_key WHERE task_key.key = task.idempotency_key AND task_key.task_id = task.id
+    ) AS idempotency_ttl_sec,
     task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
     coalesce(live.status, ended.status)::text AS status,
     coalesce(live.priority, task.priority) AS priority,

@@ -15,6 +15,7 @@ from lineshaft.checks.registry import HUMAN
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.engine.read.tasks import dead_letters_above, read_upstream
+from lineshaft.engine.transition.cancel import DEADLINE_MISSED
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -92,8 +93,9 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
             *_dag_budget(task),
             *_agents(task, unusable, agents),
         ]
-    # The promoter is about to cancel a task that has expired.
+    # The promoter is about to cancel a task that has expired. One that is merely late runs like any other.
     runnable = status is Status.READY and not reasons and not task["expired"]
+    reasons += _deadline(task, status)
     return Why(runnable, reasons, status, task["id"])
 
 
@@ -118,7 +120,7 @@ def _refusal(why: Why, agent: Row) -> LineshaftError:
         return AlreadyClaimedError(f"{asked}: it is {why.status}, held by another claim.")
     if why.status is not Status.READY:
         return InvalidTransitionError(f"{asked}: it is {why.status}, not READY. {details}".rstrip())
-    if not codes:
+    if why.runnable:
         return AlreadyClaimedError(f"{asked}: another claim was faster. Look at the task, or try again.")
     incapable = codes & {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.WAITING_APPROVAL}
     if incapable and agent["status"] == "active":
@@ -144,6 +146,31 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
             ReasonCode.UPSTREAM_DEAD_LETTERED,
             f"Dead letters upstream: {_listed(dead)}. They wait for a decision: retry or modify them to "
             "continue; cancel them to cancel this task too.",
+        )
+
+
+def _deadline(task: Row, status: Status) -> Iterable[Reason]:
+    deadline = task["deadline"]
+    if deadline is None or deadline > task["now"]:
+        return
+    missed = f"Its deadline {_iso(deadline)} has passed"
+    if status is Status.CANCELLED and task["end_reason"] == DEADLINE_MISSED:
+        yield Reason(
+            ReasonCode.DEADLINE_MISSED,
+            f"{missed}, and it has expire_at_deadline: it was cancelled. Change its deadline, then retry it.",
+        )
+    elif status not in {Status.PENDING, Status.READY, Status.RETRYING}:
+        return
+    elif task["expired"]:
+        yield Reason(
+            ReasonCode.DEADLINE_MISSED,
+            f"{missed}, and it has expire_at_deadline: no claim gets it, and the promoter cancels it at its "
+            "next tick. Change its deadline to keep it.",
+        )
+    else:
+        yield Reason(
+            ReasonCode.DEADLINE_MISSED,
+            f"{missed}: it is late, and runs all the same. Cancel it if it is of no use any more.",
         )
 
 

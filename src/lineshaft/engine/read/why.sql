@@ -7,6 +7,7 @@ SELECT
     lane.type, lane.required_capabilities, lane.models, coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
     lane.max_cost_usd IS NULL AS open_ended,
     live.expires AND live.deadline <= clock.now AS expired,
+    CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline, ended.reason AS end_reason,
     live.lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
     held.holder_task_id <> coalesce(live.lock_owner, live.id)

@@ -22,11 +22,11 @@ WITH made AS (
     LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
     LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
     WHERE task.id = ANY (%(ids)s::text[])
-    RETURNING id, status
+    RETURNING id
 )
-INSERT INTO lineshaft.event (at, kinds, dag_id)
-SELECT coalesce(%(now)s::timestamptz, now()),
-    CASE WHEN made.status = 'running' THEN '{dag.created,dag.running}' ELSE '{dag.created}' END::text[], made.id
+-- Its events so far were derived from those of the task, with single: true.
+INSERT INTO lineshaft.event (at, kinds, dag_id, data)
+SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', made.id, '{"single": {"from": true, "to": false}}'
 FROM made
 
 -- name: mark_real_dags

@@ -257,8 +257,7 @@ def draft_dag(
     if not tasks:
         raise InvalidInputError(errors=[("tasks", "a DAG needs at least one task")])
     check_dag_size(len(tasks), rules.max_dag_tasks)
-    if not title.strip():
-        raise InvalidInputError(errors=[("title", "must not be empty")])
+    check_fields(title=title)
     dag_id = new_id("dag")
     for number, task in enumerate(tasks):
         refuse_place(task, f"tasks[{number}]", "the new DAG of this call")

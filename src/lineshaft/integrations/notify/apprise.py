@@ -8,7 +8,9 @@ from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import DeliveryError
 from lineshaft.model.notices import Message, NoticeKind
 
-_FAILURES = frozenset({NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL, NoticeKind.DAG_FAILED})
+_FAILURES = frozenset(
+    {NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL, NoticeKind.DAG_FAILED, NoticeKind.SINGLE_DAG_FAILED}
+)
 
 
 class Apprise:

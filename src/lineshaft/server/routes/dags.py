@@ -65,19 +65,25 @@ async def get_dag(call: Call) -> Answer:
     example={"add_budget_usd": 5},
 )
 async def change_dag(call: Call, body: requests.ChangeDag) -> Answer:
-    """Add to the budget of a DAG, or set it; null removes the limit.
+    """Change the title of a DAG, add to its budget, or set it; null removes the limit.
 
     Tasks that it can now afford can be claimed at once.
     """
-    budgets, dag_id = call.service.engine.budgets, call.path["id"]
-    if (body.add_budget_usd is None) == (body.budget_ceiling_usd is UNSET):
+    adds, sets = body.add_budget_usd is not None, body.budget_ceiling_usd is not UNSET
+    if adds and sets:
         raise InvalidInputError(
             errors=[("add_budget_usd", "give this, to add to the ceiling, or budget_ceiling_usd, to set it")]
         )
-    if body.budget_ceiling_usd is not UNSET:
-        await budgets.set_dag_budget(dag_id, body.budget_ceiling_usd)
-    elif body.add_budget_usd is not None:
-        await budgets.add_dag_budget(dag_id, body.add_budget_usd)
+    if not (adds or sets or body.title is not UNSET):
+        raise InvalidInputError(
+            errors=[("", "nothing to change: give title, add_budget_usd or budget_ceiling_usd")]
+        )
+    await call.service.engine.budgets.change_dag(
+        call.path["id"],
+        ceiling_usd=body.budget_ceiling_usd,
+        add_usd=body.add_budget_usd,
+        title=None if body.title is UNSET else body.title,
+    )
     return await _dag(call)
 
 

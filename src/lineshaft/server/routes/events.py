@@ -30,7 +30,6 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
     reading = EventQuery(call.service.events, query.limit, query.task_id, query.dag_id, query.kind)
     if STREAM in call.headers.get("accept", ""):
         place = call.headers.get("last-event-id") or query.place or NOW
-        reading = await reading.resolved(call.service.engine.read)
         first = await reading.after(place)
         allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
         return stream(
@@ -42,8 +41,7 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
             token_id=call.principal.token_id,
             address=call.address,
         )
-    page = await reading.page(query.place, call.service.engine.read)
-    return Answer(page)
+    return Answer(await reading.after(query.place))
 
 
 @routes.get("/v1/tasks/{id}/events", Scope.READ, TaskEventPage, codes=("not_found", "cursor_expired"))

@@ -31,6 +31,7 @@ class CancelDag(Body, frozen=True, kw_only=True):
 
 
 class ChangeDag(Body, frozen=True, kw_only=True):
+    title: Name | UnsetType = UNSET
     add_budget_usd: Decimal | float | None = None
     #: None: no limit.
     budget_ceiling_usd: Decimal | float | UnsetType | None = UNSET

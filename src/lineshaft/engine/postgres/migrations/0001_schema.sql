@@ -82,6 +82,19 @@ CREATE FUNCTION lineshaft.iso(instant timestamptz) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN (to_jsonb(instant AT TIME ZONE 'UTC') #>> '{}') || 'Z';
 
+-- What a row of events of a standalone task says about its virtual DAG, if anything: the DAG has no events of its own. A revival is
+-- {task.resolved} alone; a task that was never claimed leaves its DAG pending. (Depends on nothing but the row: cursors rely on it.)
+CREATE FUNCTION lineshaft.dag_kind(kinds text[], epoch integer) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN 'task.completed' = ANY (kinds) THEN 'dag.completed'
+    WHEN 'task.created' = ANY (kinds) THEN 'dag.created'
+    WHEN 'task.claimed' = ANY (kinds) THEN CASE WHEN epoch = 1 THEN 'dag.running' END
+    WHEN 'task.dead_lettered' = ANY (kinds) THEN 'dag.failed'
+    WHEN 'task.cancelled' = ANY (kinds) THEN 'dag.cancelled'
+    WHEN kinds = '{task.resolved}' AND epoch > 0 THEN 'dag.running'
+END;
+
 
 CREATE TABLE lineshaft.task (
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -823,7 +836,14 @@ SELECT event.seq, kind.n, kind.kind, event.at, event.task_id,
     coalesce(event.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = event.task_id)) AS dag_id,
     event.agent_id, event.epoch, event.data
 FROM lineshaft.event
-CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n);
+CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n)
+UNION ALL
+SELECT event.seq, cardinality(event.kinds) + 1, dag.kind, event.at, NULL,
+    (SELECT task.dag_id FROM lineshaft.task WHERE task.id = event.task_id),
+    CASE WHEN dag.kind = 'dag.running' THEN event.agent_id END, NULL, '{"single": true}'
+FROM lineshaft.event
+CROSS JOIN LATERAL (SELECT lineshaft.dag_kind(event.kinds, event.epoch) AS kind) AS dag
+WHERE event.dag_id IS NULL AND dag.kind IS NOT NULL;
 COMMENT ON VIEW lineshaft.events IS 'All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n';
 
 
