@@ -8,15 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
-from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.errors import BudgetExceededError, InvalidInputError, StaleClaimError
 from lineshaft.model.retry import SystemReason
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import NewTask, RetrySpec
+from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
 from lineshaft.types import AgentInfo
 from lineshaft.types.work import (
     ClaimedTask,
@@ -241,6 +242,35 @@ async def test_reaching_max_total_cost_is_budget_exceeded_everywhere(world: Worl
     assert [past.category for past in letter.failure_history] == ["budget_exceeded"]
     failed = (await metrics.read()).totals.failed
     assert {reason: n for reason, n in failed.items() if n} == {"budget": 1}
+
+
+@pytest.mark.parametrize("spent", ["1", "1.5"])
+async def test_waiting_for_children_is_no_way_around_the_total(world: World, spent: str) -> None:
+    """R-024: no children, and the holder ends the attempt; what the call reports is booked."""
+    agent = await world.agent()
+    task_id = await world.one(max_total_cost_usd=1)
+    task = await world.take(agent)
+    new = NewSpawn(ref(task), [NewTask("child")], key="plan", wait=True, spent=cost(spent))
+
+    (spawned,) = await world.engine.work.spawn([new])
+
+    assert isinstance(spawned.error, BudgetExceededError)
+    assert world.status(task_id) == "RUNNING"
+    assert world.task(task_id)["cost_usd"] == Decimal(spent)
+    assert world.rows("SELECT FROM lineshaft.task WHERE type = 'child'") == []
+    assert await world.fail(task, "no money", category="budget_exceeded") is Status.DEAD_LETTERED
+
+
+async def test_at_the_total_children_that_are_not_waited_for_can_be_spawned(world: World) -> None:
+    agent = await world.agent()
+    await world.one(max_total_cost_usd=1)
+    task = await world.take(agent)
+    new = NewSpawn(ref(task), [NewTask("child")], key="plan", spent=cost("1"))
+
+    (spawned,) = await world.engine.work.spawn([new])
+
+    assert not spawned.unwrap().paused
+    assert await world.complete(task) is Status.COMPLETED
 
 
 async def test_releasing_is_no_way_around_the_total(world: World) -> None:
@@ -558,6 +588,81 @@ async def test_what_is_reported_after_the_completion_is_booked_once(world: World
 
     assert tokens(world.task(task_id)) == (Decimal("2.8"), 10, 3)
     assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("2.8")
+
+
+async def _checked_late_heartbeat(world: World, agent: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=spent)
+
+
+async def _checked_late_release(world: World, _: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    (moved,) = await world.engine.work.release([Release(ref(task), spent=spent)])
+    assert moved.error is not None
+
+
+@pytest.mark.parametrize("late", [_checked_late_heartbeat, _checked_late_release])
+@pytest.mark.parametrize("passed", [True, False])
+async def test_what_is_reported_while_an_output_is_checked_is_booked_once(
+    world: World, late: Late, passed: bool
+) -> None:
+    """R-024: beside what its gates cost, before and after the verdict."""
+
+    async def judged(_: Any, __: CandidateOutput) -> bool:
+        raise AssertionError("the test is the validator")
+
+    world.engine.checks.register("judged", judged)
+    agent = await world.agent(budget_usd=10)
+    task_id = await world.one(output=OutputContract(validation="judged"), max_attempts=1)
+    task = await world.take(agent)
+    assert await world.complete(task, spent="0.5") is Status.VALIDATING
+    (output,) = await world.engine.gates.take(limit=1, lease_sec=60)
+
+    await world.engine.gates.postpone(output, "away", delay_sec=0, cost_usd=Decimal(3))
+    for _ in range(2):
+        await late(world, agent, task, Spent(Decimal("0.8"), 10, 3))
+    assert tokens(world.task(task_id)) == (Decimal("3.8"), 10, 3)
+    (output,) = await world.engine.gates.take(limit=1, lease_sec=60)
+    await world.engine.gates.settle(output, Verdict(passed=passed, cost_usd=Decimal(1)))
+    for _ in range(2):
+        await late(world, agent, task, Spent(Decimal("0.9"), 10, 3))
+
+    assert tokens(world.task(task_id)) == (Decimal("4.9"), 10, 3)
+    (attempt,) = world.attempts(task_id)
+    assert tokens(attempt) == (Decimal("4.9"), 10, 3)
+    assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("4.9")
+
+
+async def _cancel_checked(world: World, task: ClaimedTask, spent: Spent) -> None:
+    await cancel_claim(world.engine, ref(task), "no", spent=spent)
+
+
+async def _fail_checked(world: World, task: ClaimedTask, spent: Spent) -> None:
+    (moved,) = await world.engine.work.fail([Failure(ref(task), "x", spent=spent)])
+    assert moved.unwrap() is Status.DEAD_LETTERED
+
+
+@pytest.mark.parametrize("end", [_cancel_checked, _fail_checked])
+@pytest.mark.parametrize("reported", [None, "0.7"])
+async def test_an_attempt_that_ends_while_its_output_is_checked_is_booked_once(
+    world: World, end: Callable[[World, ClaimedTask, Spent], Awaitable[None]], reported: str | None
+) -> None:
+    """R-024: its holder takes the output back; what it had cost was settled when the check began."""
+    agent = await world.agent(budget_usd=10)
+    task_id = await world.one(output=OutputContract(validation="human"), max_attempts=1)
+    task = await world.take(agent)
+    await report(world, agent, task, Spent(Decimal("0.2"), 4))
+    assert await world.complete(task, spent="0.5") is Status.VALIDATING
+    if reported is not None:
+        await _checked_late_heartbeat(world, agent, task, cost(reported))
+
+    await end(world, task, Spent(Decimal("0.8"), 10, 3))
+
+    assert tokens(world.task(task_id)) == (Decimal("0.8"), 10, 3)
+    (attempt,) = world.attempts(task_id)
+    assert tokens(attempt) == (Decimal("0.8"), 10, 3)
+    assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("0.8")
+    if end is _fail_checked:
+        (letter,) = (await world.engine.dead_letters.find()).items
+        assert letter.total_cost_usd == Decimal("0.8")
 
 
 async def test_two_lost_claims_of_one_task_report_in_one_heartbeat(world: World) -> None:
