@@ -261,6 +261,23 @@ async def test_waiting_for_children_is_no_way_around_the_total(world: World, spe
     assert await world.fail(task, "no money", category="budget_exceeded") is Status.DEAD_LETTERED
 
 
+async def test_a_refused_call_doesnt_stop_the_reports_of_others(world: World, dsn: str) -> None:
+    """R-235: a rollback drops the prepared statements of its connection, which serves the next call too."""
+    agent = await world.agent()
+    await world.submit(NewTask("code", max_total_cost_usd=1), NewTask("code"))
+    poor, other = await world.claim(agent, 2)
+    presence = Presence(agent.id, agent.incarnation)
+
+    async with Engine(dsn, clock=world.clock, max_connections=1) as engine:
+        for number in range(1, 4):
+            refused = NewSpawn(ref(poor), [NewTask("child")], wait=True, spent=cost(str(number)))
+            assert isinstance((await engine.work.spawn([refused]))[0].error, BudgetExceededError)
+            held = HeldTask(*_key(other), presence, None, cost(str(number)))
+            assert (await engine.work.heartbeat([presence], [held])).over == []
+
+    assert world.task(other.id)["cost_usd"] == 3
+
+
 async def test_at_the_total_children_that_are_not_waited_for_can_be_spawned(world: World) -> None:
     agent = await world.agent()
     await world.one(max_total_cost_usd=1)
