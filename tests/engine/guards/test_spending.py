@@ -290,6 +290,22 @@ async def test_at_the_total_children_that_are_not_waited_for_can_be_spawned(worl
     assert await world.complete(task) is Status.COMPLETED
 
 
+async def test_a_task_that_a_late_report_took_over_its_total_stops_at_its_first_heartbeat(
+    world: World,
+) -> None:
+    """R-024: also if its next attempt has reported nothing yet."""
+    agent = await world.agent()
+    await world.one(max_total_cost_usd=1, max_attempts=9)
+    lost = await world.take(agent)
+    await world.release(lost)
+    await _late_heartbeat(world, agent, lost, cost("1"))
+    at_the_limit = await world.take(agent)
+    assert await report(world, agent, at_the_limit) is None
+    await _late_heartbeat(world, agent, lost, cost("1.5"))
+
+    assert await report(world, agent, at_the_limit) == "max_total_cost"
+
+
 async def test_releasing_is_no_way_around_the_total(world: World) -> None:
     """R-238: row 7; 0.9 and release, again and again."""
     agent = await world.agent()
