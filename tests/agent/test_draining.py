@@ -1,5 +1,6 @@
 """`until_idle`: when there is nothing left to do, and not before."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ from lineshaft.model.states import Status
 from lineshaft.settings import Settings
 from lineshaft.types.work import DueRetries, LeftBehind
 from tests.agent.agent_process import command_agent
-from tests.agent.helpers import AT_ONCE, drain, ended
+from tests.agent.helpers import AT_ONCE, PATIENCE, drain, ended
 
 
 class Overtaken(DatabaseBackend):
@@ -110,6 +111,20 @@ async def test_it_reports_what_it_leaves_behind(shaft: Lineshaft, where: str, tm
     assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", line), line
 
 
+async def test_it_reports_tasks_that_it_cant_afford(
+    shaft: Lineshaft, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are READY, and would look forgotten."""
+    agent = Agent("poor", budget_usd=1)
+    agent.task("t")(lambda: None)
+    handle = await shaft.submit(NewTask("t", max_cost_usd=2))
+
+    await asyncio.wait_for(agent.run(shaft, until_idle=True, handle_signals=False), PATIENCE)
+
+    expected = f"Left behind: 1 task is READY, but this agent can't claim it now ('lineshaft why {handle.id}'"
+    assert expected in caplog.text
+
+
 async def test_without_waiting_for_retries(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
     async with command_agent(where, tmp_path, "exit 1", "--until-idle", "--retries-within", "0") as agent:
@@ -133,6 +148,12 @@ async def test_without_waiting_for_retries(shaft: Lineshaft, where: str, tmp_pat
         (
             LeftBehind(0, None, 3, 60.0, 0, None),
             "3 tasks are scheduled, the first one in 60 s",
+        ),
+        (LeftBehind(0, None, 1, 3 * 3600.0 + 1, 0, None), "1 task is scheduled in 4 hours"),
+        (LeftBehind(0, None, 1, 98_525_022.0, 0, None), "1 task is scheduled in 1141 days"),
+        (
+            LeftBehind(0, None, 0, None, 0, None, 1, "task_1"),
+            "1 task is READY, but this agent can't claim it now ('lineshaft why task_1' gives the reason)",
         ),
     ],
 )

@@ -1,5 +1,7 @@
 """DAGs, pauses and dead letters from Python: the same over a database and over HTTP."""
 
+import getpass
+import socket
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -237,3 +239,13 @@ async def test_limits_are_changed(shaft: Lineshaft) -> None:
 
     assert (changed.max_cost_usd, changed.max_total_cost_usd) == (None, Decimal(3))
     assert (changed.max_attempts, changed.max_duration_sec) == (2, 60)
+
+
+async def test_a_change_of_limits_on_the_database_has_its_actor(shaft: Lineshaft) -> None:
+    """Over HTTP it is the token; on a database, the account and the machine."""
+    await shaft.change_limits(daily_budget_usd=5)
+
+    (event,) = [each async for each in shaft.events(None, kinds=["limits.changed"], follow=False)]
+    on_the_database = hasattr(shaft.backend, "engine")
+    account = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert event.data["by"] == (account if on_the_database else "this machine")

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from lineshaft.errors import (
@@ -155,6 +156,25 @@ async def test_an_idempotency_key_names_one_registration(world: World) -> None:
     assert (first.incarnation, again.incarnation) == (1, 1)
     assert again.own.instance == "pod-0"
     assert await world.complete(task) is Status.COMPLETED
+
+
+async def test_the_answer_to_a_registration_has_only_the_caller(world: World) -> None:
+    """R-083: as small for the thousandth replica as for the first; its sums are of all of them."""
+    first = await replica(world, "pod-0", capabilities=("vision",), types=("code",), max_concurrent_tasks=2)
+    await world.one()
+    await world.take(first)
+    sizes, new = set(), first
+    for number in range(1, 9):
+        new = await replica(world, f"pod-{number}", types=("code",), max_concurrent_tasks=3, version="2")
+        assert (new.incarnation, instances(new)) == (number + 1, {f"pod-{number}": "active"})
+        sizes.add(len(msgspec.json.encode(msgspec.structs.replace(new, max_concurrent_tasks=0))))
+
+    assert len(sizes) == 1
+    found = await read(world)
+    assert new.current_tasks == 1
+    assert new.max_concurrent_tasks == 2 + 8 * 3
+    shown = {name: getattr(new, name) for name in found.__struct_fields__ if name != "instances"}
+    assert shown == {name: getattr(found, name) for name in shown}
 
 
 # What an instance has, and what the agent shows.

@@ -15,8 +15,10 @@ from lineshaft.engine.engine import Engine
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.types.work import ClaimedTask, Completion, Moved, Spent
-from tests.races.helpers import DONE, running, status
+from lineshaft.types import ApprovalDecision
+from lineshaft.types.work import ClaimedTask, Completion, Moved, Release, Spent
+from tests.invariants import check_invariants
+from tests.races.helpers import DONE, LIVE_ROW, held, running, status, waiting
 from tests.world import Actions, ref
 
 REPORTED = Decimal("0.5")
@@ -47,19 +49,59 @@ async def checking(engine: Engine) -> "AsyncIterator[tuple[ClaimedTask, asyncio.
         await asyncio.wait({completing})
 
 
-async def test_a_heartbeat_does_not_change_what_an_output_has_cost(
+async def test_what_a_heartbeat_reports_while_an_output_is_checked_is_booked_once(
     engines: tuple[Engine, Engine], connection: psycopg.Connection
 ) -> None:
-    """The cost reported with the output is final: a heartbeat that reports more must not change it."""
+    """R-024: the money is spent. It doesn't take back that the output was within the limit."""
     one, two = engines
     async with checking(one) as (task, completing):
-        answers = await Actions(two).heartbeat("a1", 1, [ref(task)], spent=Spent(TOO_MUCH))
-        assert answers == {task.id: "continue"}
+        for _ in range(2):
+            answers = await Actions(two).heartbeat("a1", 1, [ref(task)], spent=Spent(TOO_MUCH, 7))
+            assert answers == {task.id: "continue"}
 
     (moved,) = completing.result()
     assert (moved.status, status(connection, task.id)) == (Status.COMPLETED, Status.COMPLETED)
-    row = connection.execute("SELECT cost_usd FROM lineshaft.task_end WHERE id = %s", [task.id]).fetchone()
-    assert row == (REPORTED,)
+    row = connection.execute(
+        "SELECT ended.cost_usd, ended.tokens_input, attempt.cost_usd, attempt.tokens_input,"
+        " (SELECT spent_usd FROM lineshaft.agent WHERE id = 'a1'),"
+        " (SELECT sum(spent_usd) FROM lineshaft.spend)"
+        " FROM lineshaft.task_end AS ended JOIN lineshaft.attempt ON attempt.task_id = ended.id"
+        " WHERE ended.id = %s",
+        [task.id],
+    ).fetchone()
+    assert row == (TOO_MUCH, 7, TOO_MUCH, 7, TOO_MUCH, TOO_MUCH)
+    check_invariants(connection)
+
+
+async def test_a_late_report_meets_the_end_of_the_validation(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+) -> None:
+    """R-024: while it waits, the task moves to another table; its cost is there too."""
+    one, two = engines
+    await one.submission.submit([NewTask("code", output=OutputContract(validation="human"))])
+    (task,) = await running(one)
+    (moved,) = await one.work.complete([Completion(ref(task), DONE, spent=Spent(REPORTED))])
+    assert moved.status is Status.VALIDATING
+
+    with held(dsn, LIVE_ROW, task.id) as holder:
+        deciding = asyncio.ensure_future(
+            one.approvals.decide(task.id, ApprovalDecision(approve=True, reviewer="ann"))
+        )
+        await waiting(connection, 1)
+        late = two.work.release([Release(ref(task), spent=Spent(TOO_MUCH))])
+        reporting = asyncio.ensure_future(late)
+        await waiting(connection, 2)
+        holder.rollback()
+        await deciding
+        await reporting
+
+    row = connection.execute(
+        "SELECT ended.status::text, ended.cost_usd, attempt.cost_usd,"
+        " (SELECT spent_usd FROM lineshaft.agent WHERE id = 'a1')"
+        " FROM lineshaft.task_end AS ended JOIN lineshaft.attempt ON attempt.task_id = ended.id"
+    ).fetchone()
+    assert row == ("COMPLETED", TOO_MUCH, TOO_MUCH, TOO_MUCH)
+    check_invariants(connection)
 
 
 async def test_an_accepted_output_that_does_not_complete_its_task_is_not_dropped(

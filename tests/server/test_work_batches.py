@@ -211,7 +211,13 @@ async def test_what_is_left_behind(client: Client) -> None:
     assert (await client.get("/v1/work/left-behind", type=["code"])).json == nothing | {
         "held": 0,
         "lease_sec": None,
+        "ready": 0,
+        "ready_id": None,
     }
+    ready = (await client.submit())["id"]
+    left = (await client.get("/v1/work/left-behind", type=["code"])).json
+    assert (left["ready"], left["ready_id"]) == (1, ready)
+    await client.post(f"/v1/tasks/{ready}/cancel", {})
     (task,) = await held(client, 1, retry={"strategy": "fixed", "initial_delay_sec": 60, "jitter": False})
     left = (await client.get("/v1/work/left-behind", type=["code"])).json
     assert (left["held"], 0 < left["lease_sec"] <= 90) == (1, True)

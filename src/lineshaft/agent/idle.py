@@ -18,6 +18,12 @@ def left_text(left: LeftBehind) -> str:
     if left.held:
         lease = "its lease expires" if left.held == 1 else "the first lease expires"
         parts.append(f"{_tasks(left.held, 'is', 'are')} held by other agents ({lease} {_in(left.lease_sec)})")
+    if left.ready:
+        which = "it" if left.ready == 1 else "them"
+        why = f"'lineshaft why {left.ready_id}' gives the reason"
+        parts.append(
+            f"{_tasks(left.ready, 'is', 'are')} READY, but this agent can't claim {which} now ({why})"
+        )
     return "; ".join(parts)
 
 
@@ -32,4 +38,9 @@ def _tasks(count: int, one: str, many: str) -> str:
 
 def _in(seconds: float | None) -> str:
     """Rounded up: a time that is nearly over isn't over."""
-    return "soon" if seconds is None or seconds <= 0 else f"in {int(-(-seconds // 1))} s"
+    if seconds is None or seconds <= 0:
+        return "soon"
+    for unit, length in (("days", 86_400), ("hours", 3_600)):
+        if seconds >= 2 * length:
+            return f"in {-(-seconds // length):.0f} {unit}"
+    return f"in {-(-seconds // 1):.0f} s"

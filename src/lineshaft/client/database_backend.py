@@ -1,6 +1,9 @@
 """The backend over a database."""
 
 import asyncio
+import getpass
+import os
+import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
@@ -309,7 +312,7 @@ class DatabaseBackend:
         return await self.engine.limits.read()
 
     async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
-        return await self.engine.limits.patch(changes)
+        return await self.engine.limits.patch(changes, actor=_actor())
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
         return await self.engine.read.breakers(limit=limit, cursor=cursor)
@@ -522,3 +525,13 @@ class DatabaseWaiter:
 
     def decline(self) -> None:
         self._waiter.decline()
+
+
+def _actor() -> str:
+    """Recorded with changes by hand: a database connection doesn't tell who makes them."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container may run with a user id that has no name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

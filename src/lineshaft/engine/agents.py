@@ -4,7 +4,7 @@ An agent is a role, with a budget and a status. An instance is one running proce
 capabilities, slots and heartbeat; claims lock the row of their instance.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -89,6 +89,19 @@ class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
     agent_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Replicas:
+    """Instances of one agent that are alike, together."""
+
+    status: str
+    capabilities: list[str]
+    types: list[str] | None
+    models_available: list[str]
+    max_concurrent_tasks: int
+    current_tasks: int
+    last_heartbeat: datetime
+
+
 class _Use(NamedTuple):
     agent_id: str
     share: float
@@ -153,11 +166,31 @@ class Fleet:
             await self._log(connection, "agent.registered", agent_id, data)
             return _Registered(agent_id, role.incarnation)
 
-        registered = await self._database.run(work)
-        found = await self.read(registered.agent_id)
+        found = await self._read_registered(await self._database.run(work))
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
-        fields["incarnation"] = registered.incarnation
         return RegisteredAgent(**fields, warnings=_budget_warnings(found, declared, budget_usd))
+
+    async def _read_registered(self, registered: _Registered) -> AgentInfo:
+        """The agent with only this instance, so that a thousandth replica starts as fast as the first."""
+        agent_id, incarnation = registered
+        asked = {
+            **self._database.now,
+            "ids": [agent_id],
+            "agent_id": agent_id,
+            "incarnation": incarnation,
+            "incarnations": [incarnation],
+            "offline": 1,
+        }
+        async with self._database.connection() as connection:
+            agents = await fetch_rows(connection, _AgentRow, _SQL["read_agents"], asked)
+            own = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
+            if not agents or not own:
+                # Another process has registered the same name since.
+                raise await unknown_instance(connection, agent_id, incarnation)
+            groups = await fetch_rows(connection, _Replicas, _SQL["read_replicas"], asked)
+            held = await fetch_column(connection, _SQL["held_by"], asked) if own[0].current_tasks else []
+        found = _agent(agents[0], groups, [_instance(agents[0], own[0], held)])
+        return msgspec.structs.replace(found, incarnation=incarnation)
 
     async def _registered_with(
         self, connection: Connection, key: str, wanted: str | None
@@ -231,7 +264,7 @@ class Fleet:
         self, agent_ids: list[str] | None = None, *, seen_within_sec: float | None = None
     ) -> list[AgentInfo]:
         """`seen_within_sec`: without agents that have been offline for longer."""
-        asked = {**self._database.now, "ids": agent_ids, "offline": _OFFLINE_SHOWN}
+        asked = {**self._database.now, "ids": agent_ids, "incarnation": None, "offline": _OFFLINE_SHOWN}
         async with self._database.connection() as connection:
             agents = await fetch_rows(connection, _AgentRow, _SQL["read_agents"], asked)
             instances = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
@@ -240,7 +273,11 @@ class Fleet:
         by_agent: dict[str, list[_InstanceRow]] = {}
         for instance in instances:
             by_agent.setdefault(instance.agent_id, []).append(instance)
-        found = [_agent(row, by_agent.get(row.id, []), tasks) for row in agents]
+        found = []
+        for row in agents:
+            own = by_agent.get(row.id, [])
+            shown = [_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in own]
+            found.append(_agent(row, own, shown))
         if seen_within_sec is None:
             return found
         now = self._database.now["now"] or datetime.now(UTC)
@@ -393,15 +430,15 @@ class Fleet:
 
 
 def _agent(
-    row: _AgentRow, rows: Sequence[_InstanceRow], tasks: Mapping[tuple[str, int], list[str]]
+    row: _AgentRow, rows: Sequence[_InstanceRow | _Replicas], instances: list[InstanceInfo]
 ) -> AgentInfo:
-    """`rows`: its instances, the newest first."""
+    """`rows`: all its instances, the newest first, each or in groups; `instances`: those to show."""
     live = [each for each in rows if each.status != "offline"]
     shown = live or rows[:1]
     types = None
     if shown and all(each.types is not None for each in shown):
         types = _union(each.types or () for each in shown)
-    newest = rows[0] if rows else None
+    newest = instances[0] if instances else None
     remaining = None if row.budget_usd is None else row.budget_usd - row.spent_usd - row.reserved_usd
     defaults = NewAgent()
     return AgentInfo(
@@ -424,7 +461,7 @@ def _agent(
         heartbeat_interval_sec=(newest or defaults).heartbeat_interval_sec,
         incarnation=row.incarnation,
         registered_at=row.registered_at,
-        instances=[_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in rows],
+        instances=instances,
     )
 
 

@@ -95,10 +95,25 @@ FROM (
         AS liveness,
         row_number() OVER (PARTITION BY instance.agent_id ORDER BY instance.incarnation DESC) AS n
     FROM lineshaft.instance
-    WHERE %(ids)s::text[] IS NULL OR instance.agent_id = ANY (%(ids)s::text[])
+    WHERE (%(ids)s::text[] IS NULL OR instance.agent_id = ANY (%(ids)s::text[]))
+      AND (%(incarnation)s::integer IS NULL OR instance.incarnation = %(incarnation)s::integer)
 ) AS found
 WHERE liveness <> 'offline' OR held > 0 OR n <= %(offline)s::integer
 ORDER BY agent_id, incarnation DESC
+
+-- name: read_replicas
+-- The instances of one agent in groups of those that declare the same: few, however many instances there are.
+SELECT liveness AS status, capabilities, types, models_available, sum(coalesce(set_max_tasks, max_concurrent_tasks)) AS max_concurrent_tasks,
+    sum(held) AS current_tasks, max(last_heartbeat) AS last_heartbeat
+FROM (
+    SELECT instance.*,
+        -- include: instance_liveness
+        AS liveness
+    FROM lineshaft.instance
+    WHERE instance.agent_id = %(agent_id)s::text
+) AS found
+GROUP BY liveness, capabilities, types, models_available
+ORDER BY max(incarnation) DESC
 
 -- name: utilization
 -- The share of their time in which the instances of each agent held at least one task.

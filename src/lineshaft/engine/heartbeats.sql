@@ -75,9 +75,11 @@ SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS inca
         ELSE 'lost'
     END AS answer,
     -- Whether the holder may have to stop, though the claim is still its own: limits_reached decides. Rare, and most of the cost if it were
-    -- decided here. What is within its reservation stops only when a limit was lowered, or for the velocity stop.
+    -- decided here. What is within its reservation stops only when a limit was lowered, for the velocity stop, or because of what earlier
+    -- attempts have cost.
     live.epoch = input.epoch AND live.agent_id = input.holder AND live.status IN ('CLAIMED', 'RUNNING') AND (
         live.attempt_cost_usd > live.reserved_usd
+        OR live.cost_usd > 0
         OR (SELECT any_limit FROM lowered)
         OR (SELECT dag.budget_cut FROM lineshaft.dag WHERE dag.id = live.dag_id)
     ) AS at_risk,

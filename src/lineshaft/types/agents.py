@@ -101,7 +101,7 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
 
 
 class RegisteredAgent(AgentInfo, frozen=True, kw_only=True):
-    """The answer to a registration. `incarnation` is the caller's."""
+    """The answer to a registration. `incarnation` is the caller's, and `instances` has only that one."""
 
     #: What was declared but doesn't count, and the command that changes it.
     warnings: list[str] = []
@@ -109,4 +109,5 @@ class RegisteredAgent(AgentInfo, frozen=True, kw_only=True):
     @property
     def own(self) -> InstanceInfo:
         """The instance that was registered."""
-        return next(each for each in self.instances if each.incarnation == self.incarnation)
+        (own,) = self.instances
+        return own

@@ -529,3 +529,6 @@ class LeftBehind:
     held: int
     #: Until the first lease expires.
     lease_sec: float | None
+    #: They wait for money, a breaker, a document lock or another agent; with the oldest of them.
+    ready: int = 0
+    ready_id: str | None = None

@@ -11,7 +11,7 @@ from lineshaft.types.work import (
     Presence,
     Spent,
 )
-from tests.world import World, cost
+from tests.world import World, cost, ref
 
 AT_ONCE = RetrySpec(strategy="immediate")
 USED = Spent(Decimal("0.9"), 300, 70)
@@ -43,3 +43,8 @@ async def spent_today(world: World) -> Decimal:
 async def expire(world: World, _: AgentInfo, __: ClaimedTask) -> None:
     world.age(hours=3)
     assert await world.engine.maintenance.reap(10)
+
+
+async def late_heartbeat(world: World, agent: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    answers = await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=spent)
+    assert answers[task.id] in {"lost", "cancel"}

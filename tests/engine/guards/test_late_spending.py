@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.retry import SystemReason
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.states import Status
+from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types import AgentInfo
 from lineshaft.types.work import (
     ClaimedTask,
@@ -20,7 +22,7 @@ from lineshaft.types.work import (
     Release,
     Spent,
 )
-from tests.engine.guards.spending_helpers import AT_ONCE, expire, report, spent_today, tokens
+from tests.engine.guards.spending_helpers import AT_ONCE, expire, late_heartbeat, report, spent_today, tokens
 from tests.world import World, cancel_claim, cost, ref
 
 # Stale claims.
@@ -34,11 +36,6 @@ async def _lost(world: World, agent: AgentInfo, spent: str = "0.5") -> ClaimedTa
 
 
 Late = Callable[[World, AgentInfo, ClaimedTask, Spent], Awaitable[Any]]
-
-
-async def _late_heartbeat(world: World, agent: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
-    answers = await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=spent)
-    assert answers[task.id] in {"lost", "cancel"}
 
 
 def _stale(error: Exception | None) -> None:
@@ -75,7 +72,7 @@ async def _late_spawn(world: World, _: AgentInfo, task: ClaimedTask, spent: Spen
 
 
 LATE = (
-    _late_heartbeat,
+    late_heartbeat,
     _late_complete,
     _late_fail,
     _late_release,
@@ -110,7 +107,7 @@ async def test_what_a_stale_claim_reports_is_booked_once(world: World, late: Lat
         assert letter.total_cost_usd == Decimal("0.8")
 
 
-@pytest.mark.parametrize("late", [_late_heartbeat, _late_fail, _late_release])
+@pytest.mark.parametrize("late", [late_heartbeat, _late_fail, _late_release])
 async def test_what_is_reported_after_the_completion_is_booked_once(world: World, late: Late) -> None:
     agent = await world.agent()
     task_id = await world.one(retry=AT_ONCE)
@@ -157,3 +154,78 @@ async def test_a_crash_costs_a_share_of_the_reservation(world: World) -> None:
     await _late_fail(world, agent, little, cost("1.25"))
     assert world.task(little.id)["cost_usd"] == Decimal("1.25")
     assert world.agent_row(agent)["spent_usd"] == Decimal("2.55")
+
+
+async def _checked_late_heartbeat(world: World, agent: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    await world.heartbeat(agent.id, agent.incarnation, [ref(task)], spent=spent)
+
+
+async def _checked_late_release(world: World, _: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    (moved,) = await world.engine.work.release([Release(ref(task), spent=spent)])
+    assert moved.error is not None
+
+
+@pytest.mark.parametrize("late", [_checked_late_heartbeat, _checked_late_release])
+@pytest.mark.parametrize("passed", [True, False])
+async def test_what_is_reported_while_an_output_is_checked_is_booked_once(
+    world: World, late: Late, passed: bool
+) -> None:
+    """R-024: beside what its gates cost, before and after the verdict."""
+
+    async def judged(_: Any, __: CandidateOutput) -> bool:
+        raise AssertionError("the test is the validator")
+
+    world.engine.checks.register("judged", judged)
+    agent = await world.agent(budget_usd=10)
+    task_id = await world.one(output=OutputContract(validation="judged"), max_attempts=1)
+    task = await world.take(agent)
+    assert await world.complete(task, spent="0.5") is Status.VALIDATING
+    (output,) = await world.engine.gates.take(limit=1, lease_sec=60)
+
+    await world.engine.gates.postpone(output, "away", delay_sec=0, cost_usd=Decimal(3))
+    for _ in range(2):
+        await late(world, agent, task, Spent(Decimal("0.8"), 10, 3))
+    assert tokens(world.task(task_id)) == (Decimal("3.8"), 10, 3)
+    (output,) = await world.engine.gates.take(limit=1, lease_sec=60)
+    await world.engine.gates.settle(output, Verdict(passed=passed, cost_usd=Decimal(1)))
+    for _ in range(2):
+        await late(world, agent, task, Spent(Decimal("0.9"), 10, 3))
+
+    assert tokens(world.task(task_id)) == (Decimal("4.9"), 10, 3)
+    (attempt,) = world.attempts(task_id)
+    assert tokens(attempt) == (Decimal("4.9"), 10, 3)
+    assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("4.9")
+
+
+async def _cancel_checked(world: World, task: ClaimedTask, spent: Spent) -> None:
+    await cancel_claim(world.engine, ref(task), "no", spent=spent)
+
+
+async def _fail_checked(world: World, task: ClaimedTask, spent: Spent) -> None:
+    (moved,) = await world.engine.work.fail([Failure(ref(task), "x", spent=spent)])
+    assert moved.unwrap() is Status.DEAD_LETTERED
+
+
+@pytest.mark.parametrize("end", [_cancel_checked, _fail_checked])
+@pytest.mark.parametrize("reported", [None, "0.7"])
+async def test_an_attempt_that_ends_while_its_output_is_checked_is_booked_once(
+    world: World, end: Callable[[World, ClaimedTask, Spent], Awaitable[None]], reported: str | None
+) -> None:
+    """R-024: its holder takes the output back; what it had cost was settled when the check began."""
+    agent = await world.agent(budget_usd=10)
+    task_id = await world.one(output=OutputContract(validation="human"), max_attempts=1)
+    task = await world.take(agent)
+    await report(world, agent, task, Spent(Decimal("0.2"), 4))
+    assert await world.complete(task, spent="0.5") is Status.VALIDATING
+    if reported is not None:
+        await _checked_late_heartbeat(world, agent, task, cost(reported))
+
+    await end(world, task, Spent(Decimal("0.8"), 10, 3))
+
+    assert tokens(world.task(task_id)) == (Decimal("0.8"), 10, 3)
+    (attempt,) = world.attempts(task_id)
+    assert tokens(attempt) == (Decimal("0.8"), 10, 3)
+    assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("0.8")
+    if end is _fail_checked:
+        (letter,) = (await world.engine.dead_letters.find()).items
+        assert letter.total_cost_usd == Decimal("0.8")

@@ -20,6 +20,7 @@ from lineshaft.checks.verdict import CandidateOutput, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
+from lineshaft.errors import BudgetExceededError
 from lineshaft.model.breaker import BreakerConfig, BreakerPolicy
 from lineshaft.model.budget import money
 from lineshaft.model.tasks import NewTask, OutputContract, RetrySpec
@@ -277,7 +278,7 @@ class Money(RuleBasedStateMachine):
         (again,) = self.runner.run(self.engine.work.complete([done]))
         assert again.unwrap() == moved.unwrap()
         validating = moved.unwrap() == "VALIDATING"
-        held = self.end(name, cost, zombie=not validating)
+        held = self.end(name, cost)
         if validating:
             self.handed_in[name] = held
 
@@ -345,7 +346,11 @@ class Money(RuleBasedStateMachine):
         children = [NewTask("t", max_cost_usd=cost, max_attempts=2) for cost in costs]
         new = NewSpawn(ClaimRef(name, held.task.epoch), children, wait=wait, spent=Spent(spent))
         (spawned,) = self.runner.run(self.engine.work.spawn([new]))
-        if spawned.unwrap().paused:
+        if isinstance(spawned.error, BudgetExceededError):
+            # It can't wait for its children: there would be no money for its next claim.
+            assert wait
+            self.report(held, spent)
+        elif spawned.unwrap().paused:
             self.end(name, spent)
         else:
             self.report(held, spent)

@@ -12,11 +12,12 @@ from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.read.metrics import MetricsReader
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import BudgetExceededError, InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo
-from tests.engine.guards.spending_helpers import AT_ONCE, expire, report, spent_today
+from lineshaft.types.work import HeldTask, NewSpawn, Presence
+from tests.engine.guards.spending_helpers import AT_ONCE, expire, key, late_heartbeat, report, spent_today
 from tests.world import World, cost, ref, spawn_children
 
 # Over a limit.
@@ -340,3 +341,65 @@ async def test_the_number_of_spawned_tasks_is_limited(
         with pytest.raises(InvalidInputError, match="LINESHAFT_MAX_SPAWNED_TASKS"):
             await spawn_children(engine, parent, [NewTask("d")])
         assert world.row("SELECT count(*) AS n FROM lineshaft.task")["n"] == 4
+
+
+@pytest.mark.parametrize("spent", ["1", "1.5"])
+async def test_waiting_for_children_is_no_way_around_the_total(world: World, spent: str) -> None:
+    """R-024: no children, and the holder ends the attempt; what the call reports is booked."""
+    agent = await world.agent()
+    task_id = await world.one(max_total_cost_usd=1)
+    task = await world.take(agent)
+    new = NewSpawn(ref(task), [NewTask("child")], key="plan", wait=True, spent=cost(spent))
+
+    (spawned,) = await world.engine.work.spawn([new])
+
+    assert isinstance(spawned.error, BudgetExceededError)
+    assert world.status(task_id) == "RUNNING"
+    assert world.task(task_id)["cost_usd"] == Decimal(spent)
+    assert world.rows("SELECT FROM lineshaft.task WHERE type = 'child'") == []
+    assert await world.fail(task, "no money", category="budget_exceeded") is Status.DEAD_LETTERED
+
+
+async def test_a_refused_call_doesnt_stop_the_reports_of_others(world: World, dsn: str) -> None:
+    """R-235: a rollback drops the prepared statements of its connection, which serves the next call too."""
+    agent = await world.agent()
+    await world.submit(NewTask("code", max_total_cost_usd=1), NewTask("code"))
+    poor, other = await world.claim(agent, 2)
+    presence = Presence(agent.id, agent.incarnation)
+
+    async with Engine(dsn, clock=world.clock, max_connections=1) as engine:
+        for number in range(1, 4):
+            refused = NewSpawn(ref(poor), [NewTask("child")], wait=True, spent=cost(str(number)))
+            assert isinstance((await engine.work.spawn([refused]))[0].error, BudgetExceededError)
+            held = HeldTask(*key(other), presence, None, cost(str(number)))
+            assert (await engine.work.heartbeat([presence], [held])).over == []
+
+    assert world.task(other.id)["cost_usd"] == 3
+
+
+async def test_at_the_total_children_that_are_not_waited_for_can_be_spawned(world: World) -> None:
+    agent = await world.agent()
+    await world.one(max_total_cost_usd=1)
+    task = await world.take(agent)
+    new = NewSpawn(ref(task), [NewTask("child")], key="plan", spent=cost("1"))
+
+    (spawned,) = await world.engine.work.spawn([new])
+
+    assert not spawned.unwrap().paused
+    assert await world.complete(task) is Status.COMPLETED
+
+
+async def test_a_task_that_a_late_report_took_over_its_total_stops_at_its_first_heartbeat(
+    world: World,
+) -> None:
+    """R-024: also if its next attempt has reported nothing yet."""
+    agent = await world.agent()
+    await world.one(max_total_cost_usd=1, max_attempts=9)
+    lost = await world.take(agent)
+    await world.release(lost)
+    await late_heartbeat(world, agent, lost, cost("1"))
+    at_the_limit = await world.take(agent)
+    assert await report(world, agent, at_the_limit) is None
+    await late_heartbeat(world, agent, lost, cost("1.5"))
+
+    assert await report(world, agent, at_the_limit) == "max_total_cost"

@@ -39,14 +39,16 @@ WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL AND live.due_at <= cl
   AND live.rate_limits = 0 AND lane.type = ANY (%(types)s::text[])
 
 -- name: left_behind
--- The tasks of these types that wait for a time or are held, and the seconds until the first of each kind.
+-- The tasks of these types that wait for a time or are held, and the seconds until the first of each kind; and those that are READY all the
+-- same, up to 1,000.
 SELECT
     delayed.retrying,
     extract(epoch FROM delayed.retry_at - clock.now)::double precision AS retry_sec,
     delayed.scheduled,
     extract(epoch FROM delayed.scheduled_at - clock.now)::double precision AS scheduled_sec,
     leased.held,
-    extract(epoch FROM leased.lease_until - clock.now)::double precision AS lease_sec
+    extract(epoch FROM leased.lease_until - clock.now)::double precision AS lease_sec,
+    unclaimed.ready, unclaimed.ready_id
 FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 CROSS JOIN (
     SELECT
@@ -64,3 +66,13 @@ CROSS JOIN (
     JOIN lineshaft.lane ON lane.id = live.lane_id
     WHERE live.lease_until IS NOT NULL AND live.status IN ('CLAIMED', 'RUNNING') AND lane.type = ANY (%(types)s::text[])
 ) AS leased
+CROSS JOIN (
+    SELECT count(*)::integer AS ready, min(found.id) AS ready_id
+    FROM (
+        SELECT live.id
+        FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        WHERE live.status = 'READY' AND lane.type = ANY (%(types)s::text[])
+        LIMIT 1000
+    ) AS found
+) AS unclaimed

@@ -96,7 +96,8 @@ CASE
     WHEN live.attempt_cost_usd > 0 AND (
         SELECT task.max_cost_usd < live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
     ) THEN 'max_cost'
-    WHEN live.attempt_cost_usd > 0 AND (
+    -- Also one that was over it when it was claimed, because of a late report.
+    WHEN (live.attempt_cost_usd > 0 OR live.cost_usd > 0) AND (
         SELECT task.max_total_cost_usd < live.cost_usd + live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
     ) THEN 'max_total_cost'
     WHEN (

@@ -53,6 +53,7 @@ CREATE TABLE lineshaft.attempt (
     traceback text,
     ended_by text,
     cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    gate_cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     output jsonb,
     gate text COLLATE "C",
     gate_error text,

@@ -46,7 +46,7 @@ RETURNING attempt.task_id
 -- No verdict: the gate runs again later. The caller charges the cost.
 UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::double precision),
-    gate_error = %(error)s::text, cost_usd = attempt.cost_usd + %(cost)s::numeric
+    gate_error = %(error)s::text, cost_usd = attempt.cost_usd + %(cost)s::numeric, gate_cost_usd = attempt.gate_cost_usd + %(cost)s::numeric
 WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND gate_no = %(gate_no)s::smallint AND gate_runs = %(runs)s::integer
   AND outcome = 'validating'
 RETURNING task_id
@@ -66,7 +66,7 @@ SET verdicts = coalesce(attempt.verdicts, '[]') || input.verdicts,
     gate_no = input.gate_no, gate = input.gate, gate_runs = 0, gate_error = NULL,
     gate_since = CASE WHEN input.gate IS NOT NULL THEN clock.now END,
     gate_due_at = CASE WHEN input.gate <> 'human' THEN clock.now END,
-    cost_usd = attempt.cost_usd + input.cost
+    cost_usd = attempt.cost_usd + input.cost, gate_cost_usd = attempt.gate_cost_usd + input.cost
 FROM unnest(
         %(ids)s::text[], %(epochs)s::integer[], %(gate_nos)s::smallint[], %(gates)s::text[], %(costs)s::numeric[], %(verdicts)s::jsonb[]
     ) AS input (id, epoch, gate_no, gate, cost, verdicts),

@@ -189,7 +189,8 @@ class Cancel:
             task = subtree.live.get(held.claim.id)
             if task is None or task.epoch != held.claim.epoch or task.status not in HELD:
                 return []
-            spent[task.id] = held.spent
+            if not await self._locks.book_checked(connection, subtree.live, {held.claim: held.spent}):
+                spent[task.id] = held.spent
         if missed is not None and missed != await self._missed(connection, roots):
             # Before the locks somebody gave one of them another deadline: the next run decides again.
             return []

@@ -72,12 +72,14 @@ class Fail:
 
         async def work(connection: Connection) -> list[Moved]:
             locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in failures])
+            spent = {item.claim: item.spent for item in failures}
+            booked = await self._locks.book_checked(connection, locked, spent)
             held = []
             rest = []
             for item in failures:
                 task = locked.get(item.claim.id)
                 if task is not None and task.epoch == item.claim.epoch and task.status in HELD:
-                    held.append((task, item))
+                    held.append((task, replace(item, spent=UNREPORTED) if item.claim in booked else item))
                 else:
                     rest.append(item)
             moved = await self.fail_locked(connection, held, ended_by=FAIL)
@@ -88,7 +90,7 @@ class Fail:
                 FAIL,
                 repeated=_AFTER_FAILURE,
                 ended_by=FAIL,
-                spent={item.claim: item.spent for item in rest},
+                spent=spent,
             )
             moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]

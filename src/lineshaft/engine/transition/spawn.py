@@ -23,7 +23,14 @@ from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.dependencies import Dependencies
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
-from lineshaft.errors import InvalidInputError, LineshaftError, StaleClaimError, UnavailableError
+from lineshaft.errors import (
+    BudgetExceededError,
+    InvalidInputError,
+    LineshaftError,
+    StaleClaimError,
+    UnavailableError,
+)
+from lineshaft.model import budget
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
@@ -60,9 +67,11 @@ class Spawn:
         except UnavailableError:
             raise
         except LineshaftError as error:
+            report = [(item.claim, item.spent)]
             if isinstance(error, StaleClaimError):
-                late = [(item.claim, item.spent)]
-                await self._database.run(lambda own: spending.book_late(own, late, self._database.now))
+                await self._database.run(lambda own: spending.book_late(own, report, self._database.now))
+            elif isinstance(error, BudgetExceededError):
+                await self._database.run(lambda own: spending.book(own, report, self._database.now))
             return SpawnResult(item.claim.id, error=error)
         return SpawnResult(item.claim.id, spawned)
 
@@ -91,6 +100,7 @@ class Spawn:
         # Without a key the caller doesn't learn about ends: it gets them with its next claim.
         paused = item.wait and (item.key is None or any(child.id not in ends for child in submitted))
         if paused:
+            _check_total(parent, item.spent)
             await self._pause(connection, changes, parent, submitted, item.spent)
         else:
             # With children that won't be created again.
@@ -171,6 +181,20 @@ class Spawn:
             end.id: Child(end.id, end.status, None if end.output is None else msgspec.json.decode(end.output))
             for end in ends
         }
+
+
+def _check_total(parent: LockedTask, spent: Spent) -> None:
+    """Waiting uses no attempt, but money: the limit over all claims applies here too.
+
+    Nothing has moved: the holder fails the attempt, as when a heartbeat reports that it is over this limit.
+    """
+    total = parent.cost_usd + spent.cost(parent)
+    if budget.total_limit_reached(total, parent.max_total_cost_usd):
+        raise BudgetExceededError(
+            f"Task {parent.id} can't wait for its children: it has cost {total.normalize():f} USD in all, of "
+            f"max_total_cost_usd {parent.max_total_cost_usd}, so it couldn't go on afterwards. Nothing was "
+            "spawned. Raise max_total_cost_usd."
+        )
 
 
 def _digest(item: NewSpawn) -> str:

@@ -14,6 +14,8 @@ from lineshaft.types.work import ClaimRef, Spent
 
 _SQL = catalog.load(__name__)
 Report = tuple[ClaimRef, Spent]
+#: Statements of one transaction.
+_LATE = ("lock_spenders", "spend_late")
 
 
 def reported(items: Sequence[Report]) -> list[Report]:
@@ -59,18 +61,19 @@ async def limits_reached(
 
 
 async def book_late(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
-    """Of claims that have ended: what they had not reported before."""
+    """Of claims that have ended, or have handed in their output: what they had not reported before."""
     if items := reported(items):
-        await connection.execute(_SQL["spend_late"], {**now, **_columns(items)})
+        parameters = {**now, **_columns(items)}
+        for name in _LATE:
+            await connection.execute(_SQL[name], parameters)
 
 
 async def book_late_at_once(connection: Connection, items: Sequence[Report], now: dict[str, Any]) -> None:
     """A transaction of its own, which waits for locked rows for a second at most."""
     if items := reported(items):
         parameters = {**now, **_columns(items)}
-        await pipelined(
-            connection, *((_SQL[name], parameters) for name in ("limit_spending_wait", "spend_late"))
-        )
+        names = ("limit_spending_wait", *_LATE)
+        await pipelined(connection, *((_SQL[name], parameters) for name in names))
 
 
 def _columns(items: Sequence[Report]) -> dict[str, Any]:

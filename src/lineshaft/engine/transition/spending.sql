@@ -72,31 +72,33 @@ FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)
 JOIN lineshaft.task_live AS live ON live.id = input.id
 WHERE live.epoch = input.epoch AND live.status IN ('CLAIMED', 'RUNNING')
 
+-- name: lock_spenders
+-- Comes before spend_late, which must see what others have made of these tasks: one that has just ended has its cost in another table.
+SELECT live.id FROM lineshaft.task_live AS live WHERE live.id = ANY (%(ids)s::text[]) ORDER BY live.id FOR NO KEY UPDATE
+
 -- name: spend_late
--- What claims that have ended report to have spent beyond what they had reported before: the money is gone, so it is booked, once. The claim
--- that completed a task has no row of its own unless a gate checked its output: it had spent what the earlier attempts haven't.
+-- What claims that have ended, or whose output is being checked, report to have spent beyond what they had reported before: the money is
+-- gone, so it is booked, once. The claim that completed a task has no row of its own unless a gate checked its output: it had spent what the
+-- earlier attempts haven't.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 input AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[])
         AS input (id, epoch, cost, tokens_in, tokens_out)
 ),
--- Tasks before everything else, as in all transitions.
-tasks AS MATERIALIZED (
-    SELECT live.id FROM lineshaft.task_live AS live WHERE live.id = ANY (%(ids)s::text[]) ORDER BY live.id FOR NO KEY UPDATE
-),
 completed AS MATERIALIZED (
     SELECT ended.id, ended.epoch, ended.agent_id, ended.cost_usd, ended.tokens_input, ended.tokens_output
     FROM lineshaft.task_end AS ended
-    WHERE ended.id = ANY (%(ids)s::text[]) AND ended.status = 'COMPLETED' AND (SELECT count(*) FROM tasks) >= 0
+    WHERE ended.id = ANY (%(ids)s::text[]) AND ended.status = 'COMPLETED'
       AND NOT EXISTS (SELECT FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch = ended.epoch)
     ORDER BY ended.id
     FOR NO KEY UPDATE
 ),
 recorded AS MATERIALIZED (
-    SELECT attempt.task_id, attempt.epoch, attempt.agent_id, attempt.cost_usd, attempt.tokens_input, attempt.tokens_output
+    SELECT attempt.task_id, attempt.epoch, attempt.agent_id, attempt.cost_usd - attempt.gate_cost_usd AS cost_usd, attempt.tokens_input,
+        attempt.tokens_output
     FROM input
     JOIN lineshaft.attempt ON attempt.task_id = input.id AND attempt.epoch = input.epoch
-    WHERE attempt.outcome <> 'validating' AND (SELECT count(*) FROM completed) >= 0
+    WHERE (SELECT count(*) FROM completed) >= 0
     ORDER BY attempt.task_id, attempt.epoch
     FOR NO KEY UPDATE OF attempt
 ),

@@ -89,6 +89,24 @@ class TaskLocks:
             raise AssertionError("a claim that isn't held is refused")
         return task
 
+    async def book_checked(
+        self, connection: Connection, locked: dict[str, LockedTask], spent: Mapping[ClaimRef, Spent]
+    ) -> set[ClaimRef]:
+        """Book what these claims report, if their output is being checked: what it cost is booked already.
+
+        Returns those claims; their rows in `locked` are read again.
+        """
+        checked = {
+            claim: report
+            for claim, report in spent.items()
+            if (task := locked.get(claim.id)) is not None
+            and (task.epoch, task.status) == (claim.epoch, Status.VALIDATING)
+        }
+        if checked:
+            await spending.book_late(connection, list(checked.items()), self._database.now)
+            locked |= await self.lock(connection, [claim.id for claim in checked])
+        return set(checked)
+
     async def live(self, connection: Connection, ids: Sequence[str]) -> dict[str, LiveTask]:
         """Those of these tasks that haven't ended, without a lock."""
         return {
@@ -130,7 +148,7 @@ class TaskLocks:
 
         `repeated`: the statuses that the call leads to, if it may be repeated. Where something else leads to
         them too, `ended_by` is the call: only a claim that it ended can be of a repeated call. What a stale
-        claim reports as its output is kept as an event, and what it has `spent` is booked.
+        claim reports as its output is kept as an event, and what a refused one has `spent` is booked.
         """
         if not claims:
             return []
@@ -151,7 +169,11 @@ class TaskLocks:
         if late_outputs is not None:
             await self.log_late(connection, stale, late_outputs)
         if spent:
-            late = [(claim, spent[claim]) for claim in stale if claim in spent]
+            # Also of a claim whose output is being checked: it isn't stale, but can't do anything else.
+            refused = [
+                claim for claim, result in zip(claims, results, strict=True) if result.error is not None
+            ]
+            late = [(claim, spent[claim]) for claim in refused if claim in spent]
             await spending.book_late(connection, late, self._database.now)
         return results
 

@@ -128,7 +128,7 @@ async def register_agent(call: Call, body: NewAgent) -> Answer:
     Any number of processes of one agent work side by side, each with an `instance` name of its own. An
     instance that is registered again supersedes the earlier one: the tasks that it held fail as `crash` at
     once. The same happens to instances in `gone`, if they are of the same `host`. `incarnation` names the
-    caller in all later calls.
+    caller in all later calls; `instances` in the answer has only this one.
 
     The budget is a total over the agent's life, set by the first registration that has one, or by the token
     where that has a budget; `warnings` says if another one was declared. A token that is bound to an agent

@@ -187,7 +187,7 @@ async def next_retry(call: Call, query: requests.RetryQuery) -> Answer:
 
 @routes.get("/v1/work/left-behind", Scope.AGENT, LeftBehind)
 async def left_behind(call: Call, query: requests.TypesQuery) -> Answer:
-    """How many tasks of these types wait for a time or are held, and the seconds until the first of each."""
+    """How many tasks of these types wait for a time, are held, or are READY all the same."""
     return Answer(await call.service.engine.schedule.left_behind(query.type))
 
 

@@ -460,6 +460,8 @@ CREATE TABLE lineshaft.attempt (
     -- The call with the claim's token that ended it: fail, complete or release. NULL: something else, so every call is stale.
     ended_by text,
     cost_usd numeric(20, 6) NOT NULL DEFAULT 0 CHECK (cost_usd >= 0),
+    -- The part of it that gates have cost; the rest is what the agent reported.
+    gate_cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- {data, artifacts, decision_report}, once submitted.
     output jsonb,
     -- The method of the gate that it waits for. NULL: none; its agent still holds it.
@@ -1005,7 +1007,8 @@ COMMENT ON COLUMN lineshaft.attempt.category IS 'The category of the error.';
 COMMENT ON COLUMN lineshaft.attempt.error IS 'The error.';
 COMMENT ON COLUMN lineshaft.attempt.traceback IS 'The end of the traceback, if the agent sent one.';
 COMMENT ON COLUMN lineshaft.attempt.ended_by IS 'The call of its agent that ended it; NULL: something else.';
-COMMENT ON COLUMN lineshaft.attempt.cost_usd IS 'Cost in dollars.';
+COMMENT ON COLUMN lineshaft.attempt.cost_usd IS 'Cost in dollars, gates included.';
+COMMENT ON COLUMN lineshaft.attempt.gate_cost_usd IS 'The part of the cost that gates on its output have caused.';
 COMMENT ON COLUMN lineshaft.attempt.output IS '{data, artifacts, decision_report}, once submitted.';
 COMMENT ON COLUMN lineshaft.attempt.gate IS 'The method of the gate that it waits for; NULL: none.';
 COMMENT ON COLUMN lineshaft.attempt.gate_error IS 'Why the last validator reached no verdict.';
