@@ -99,6 +99,8 @@ class Worker:
         #: How long the last claim took.
         self._round_trip_sec = 0.0
         self._stopping = False
+        #: No task may be claimed together with a completion now.
+        self._claims_alone = False
         #: Until then a claim whose response was lost may still be carried out, by the event loop's clock.
         self._doubts_until = -math.inf
         #: When the retry is due that it last reported to wait for, by the event loop's clock.
