@@ -6,6 +6,7 @@ import psycopg
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
+from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.model.priority import Lane
 from lineshaft.model.tasks import NewTask
 from tests.races.helpers import blocked_by
@@ -34,7 +35,9 @@ def _x() -> list[Lane]:
 
 
 def lanes(world: World) -> list[int]:
-    return [row[0] for row in world.connection.execute("SELECT id FROM lineshaft.lane ORDER BY id").fetchall()]
+    return [
+        row[0] for row in world.connection.execute("SELECT id FROM lineshaft.lane ORDER BY id").fetchall()
+    ]
 
 
 async def test_a_callers_transaction_that_used_a_cached_lane_keeps_it(world: World) -> None:
@@ -55,12 +58,11 @@ async def test_a_callers_transaction_that_used_a_cached_lane_keeps_it(world: Wor
 async def test_a_look_up_in_an_open_transaction_keeps_the_lane(world: World) -> None:
     """It has read the number and written nothing yet."""
     await leave_a_lane(world)
-    async with Engine(world.engine.database.dsn, clock=world.clock) as another:
-        async with await psycopg.AsyncConnection.connect(world.engine.database.dsn) as caller:
-            found = await another.submission._lanes.find(caller, _x())  # noqa: SLF001
-            await retire(world)
-            assert await world.engine.maintenance.remove_lanes() == 0
-            assert lanes(world) == [known.id for known in found.values()]
+    async with await psycopg.AsyncConnection.connect(world.engine.database.dsn) as caller:
+        found = await Lanes().find(caller, _x())
+        await retire(world)
+        assert await world.engine.maintenance.remove_lanes() == 0
+        assert lanes(world) == [known.id for known in found.values()]
 
 
 async def test_a_look_up_that_waits_for_the_deletion_creates_the_lane_again(world: World) -> None:
@@ -84,7 +86,7 @@ async def test_a_deletion_passes_over_a_lane_that_is_being_looked_up(world: Worl
     await retire(world)
     async with Engine(world.engine.database.dsn, clock=world.clock) as another:
         async with another.database.connection() as connection, connection.transaction():
-            await another.submission._lanes.find(connection, _x())  # noqa: SLF001
+            await Lanes().find(connection, _x())
             assert await world.engine.maintenance.remove_lanes() == 0
         assert await world.engine.maintenance.remove_lanes() == 0
         assert lanes(world) == [lane]

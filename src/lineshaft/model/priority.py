@@ -10,9 +10,10 @@ rate never overtake each other; `rank` is the part that orders them permanently:
     rank      = priority − deadline_boost − critical_path_boost + boost · ready_at   (in minutes)
     effective = rank − boost · now
 
-Tasks with the same requirements and the same boost rate, to a hundredth, form a lane. A claim compares the heads of its lanes
-by effective priority and takes each lane in order of rank, which gives exactly the order above. Only the
-deadline boost changes by its own rule: such a task is re-keyed whenever its boost has grown by `REKEY_STEP`.
+Tasks with the same requirements and the same boost rate, to a hundredth, form a lane. A claim compares the
+heads of its lanes by effective priority and takes each lane in order of rank, which gives exactly the order
+above. Only the deadline boost changes by its own rule: such a task is re-keyed whenever its boost has grown
+by `REKEY_STEP`.
 """
 
 import math

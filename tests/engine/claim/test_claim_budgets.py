@@ -45,7 +45,10 @@ async def test_what_is_too_dear_does_not_hold_up_a_like_task_that_is_not(world: 
 
     claim = await world.claims(agent, 10)
 
-    assert [(task.type, task.max_cost_usd) for task in claim.tasks] == [("code", Decimal("1.4")), ("free", None)]
+    assert [(task.type, task.max_cost_usd) for task in claim.tasks] == [
+        ("code", Decimal("1.4")),
+        ("free", None),
+    ]
     assert claim.leaves_some
     assert world.agent_row(agent)["reserved_usd"] == Decimal("1.4")
     assert await world.claim(agent, 10) == []

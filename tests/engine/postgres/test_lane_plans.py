@@ -1,4 +1,4 @@
-"""What a claim reads grows with the lanes that have work for it, and with what it takes: with nothing else."""
+"""What a claim reads grows with the lanes that have work, and with what it takes: with nothing else."""
 
 import json
 from collections.abc import Iterator
@@ -64,16 +64,16 @@ def rows_visited(connection: psycopg.Connection, statement: Statement, **values:
         ", ".join(["%s"] * len(names)), [(given | values)[name] for name in names]
     )
     with connection.transaction(force_rollback=True):
-        found = connection.execute(
-            f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE hot {f'({listed})' if names else ''}".encode()
-        ).fetchone()
+        explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE hot"
+        found = connection.execute(f"{explain} {f'({listed})' if names else ''}".encode()).fetchone()
     connection.execute("DEALLOCATE hot")
     assert found is not None
     plan = found[0] if isinstance(found[0], list) else json.loads(found[0])
     removed = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
-    return sum(
+    visited: float = sum(
         node["Actual Loops"] * sum(node.get(kind, 0) for kind in removed) for node in nodes(plan[0]["Plan"])
     )
+    return visited
 
 
 def register(connection: psycopg.Connection, budget: int | None = None) -> None:

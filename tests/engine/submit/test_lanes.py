@@ -74,7 +74,11 @@ async def test_a_submission_that_needs_one_lane_too_many_is_refused(
     async with Engine(world.engine.database.dsn, clock=world.clock, rules=Rules(max_lanes=3)) as engine:
         await engine.submission.submit([NewTask(f"type-{n}") for n in range(3)])
         before = lane_ids(connection)
-        for tasks in ([NewTask("more")], [NewTask("more")] * 60, [NewTask("more", spec={"n": n}) for n in range(3)]):
+        for tasks in (
+            [NewTask("more")],
+            [NewTask("more")] * 60,
+            [NewTask("more", spec={"n": n}) for n in range(3)],
+        ):
             with pytest.raises(RateLimitedError, match=r"LINESHAFT_MAX_LANES.*Nothing was changed"):
                 await engine.submission.submit(tasks)
         with pytest.raises(RateLimitedError):
@@ -111,7 +115,9 @@ async def test_existing_tasks_find_a_lane_even_if_there_are_too_many(world: Worl
         assert len(await Lanes(1).find(connection, [Lane("code", (), ("b",))])) == 1
 
 
-async def test_unused_lanes_are_deleted_and_used_ones_stay(world: World, connection: psycopg.Connection) -> None:
+async def test_unused_lanes_are_deleted_and_used_ones_stay(
+    world: World, connection: psycopg.Connection
+) -> None:
     kept = await world.one("kept")
     agent = await world.agent()
     await world.one("done")
@@ -136,7 +142,9 @@ async def test_a_lane_that_is_looked_up_again_is_not_deleted(world: World) -> No
     async with Engine(world.engine.database.dsn, clock=world.clock) as another:
         await another.submission.submit([NewTask("x")])
 
-    assert world.connection.execute("SELECT retired_at, retired_by FROM lineshaft.lane").fetchall() == [(None, None)]
+    assert world.connection.execute("SELECT retired_at, retired_by FROM lineshaft.lane").fetchall() == [
+        (None, None)
+    ]
     assert await remove_unused(world) == 0
 
 
@@ -154,10 +162,13 @@ async def test_a_cached_lane_is_looked_up_again_after_some_minutes(world: World)
     assert lanes.known([lane]) is None
 
 
-async def test_a_lane_that_was_retired_in_another_cluster_is_deleted(world: World, connection: psycopg.Connection) -> None:
+async def test_a_lane_that_was_retired_in_another_cluster_is_deleted(
+    world: World, connection: psycopg.Connection
+) -> None:
     """A dump has the transaction ids of the cluster that it is from."""
     connection.execute(
-        "INSERT INTO lineshaft.lane (type, required_capabilities, models, boost_per_minute, retired_at, retired_by)"
+        "INSERT INTO lineshaft.lane"
+        " (type, required_capabilities, models, boost_per_minute, retired_at, retired_by)"
         " VALUES ('x', '{}', '{}', 0, %s, '900000000000')",
         [world.clock.now()],
     )

@@ -16,7 +16,7 @@ from lineshaft.model.priority import Lane
 
 #: The most lanes that may have claimable tasks when a submission needs another one.
 MAX_LANES = 2_000
-#: For each of those, so many lanes may exist that have only tasks that wait, or were used within the last hours.
+#: For each of those, so many lanes may be in use at all: tasks that wait may all become READY at once.
 _EXISTING_FOR_EACH = 5
 #: A notification has at most 8,000 bytes; with more lanes than this, it names all lanes.
 _MOST_NAMED = 700
@@ -119,10 +119,10 @@ class Lanes:
 
     async def _look_up(self, connection: Connection, lanes: list[Lane]) -> dict[Lane, int]:
         rows = await fetch_rows(connection, _FoundLane, _SQL["find_lanes"], _columns(lanes))
-        gone = {row.id for row in rows if row.retired}
-        if gone:
-            gone -= set(await fetch_column(connection, _SQL["reuse_lanes"], {"ids": sorted(gone)}))
-        return {lanes[row.n - 1]: row.id for row in rows if row.id not in gone}
+        deleted = {row.id for row in rows if row.retired}
+        if deleted:
+            deleted -= set(await fetch_column(connection, _SQL["reuse_lanes"], {"ids": sorted(deleted)}))
+        return {lanes[row.n - 1]: row.id for row in rows if row.id not in deleted}
 
     async def _check_number(self, connection: Connection, new: int) -> None:
         most = self._max_lanes * _EXISTING_FOR_EACH
@@ -133,10 +133,11 @@ class Lanes:
         if counts.waiting + new > self._max_lanes or counts.unretired + new > most:
             raise RateLimitedError(
                 f"Tasks wait in {counts.waiting} lanes, and this call needs {new} more; at most "
-                f"{self._max_lanes} are allowed (LINESHAFT_MAX_LANES), and {most} with lanes whose tasks wait "
-                "or have just ended. Each combination of type, required_capabilities, model_preferences, "
-                "priority_boost_per_minute and magnitude of max_cost_usd is a lane: use fewer of them, or "
-                "submit again when waiting tasks are done. Nothing was changed."
+                f"{self._max_lanes} are allowed (LINESHAFT_MAX_LANES), and {most} together with those that "
+                "have other tasks, or had some within the last hours. Each combination of type, "
+                "required_capabilities, model_preferences, priority_boost_per_minute and magnitude of "
+                "max_cost_usd is a lane: use fewer of them, or submit again when waiting tasks are done. "
+                "Nothing was changed."
             )
 
 

@@ -228,9 +228,7 @@ class Submission:
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
-        lanes = await self._lanes.find(
-            connection, [row.lane for row in rows.values()], for_new_tasks=True
-        )
+        lanes = await self._lanes.find(connection, [row.lane for row in rows.values()], for_new_tasks=True)
         lane_ids = {name: lanes[row.lane].id for name, row in rows.items()}
         for draft in new:
             draft.lane_id = lane_ids[id(draft.row)]
