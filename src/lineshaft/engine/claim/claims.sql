@@ -18,7 +18,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0)) FROM lineshaf
 WITH RECURSIVE clock AS MATERIALIZED (
     -- Not now(), when the transaction began: what this statement sees may have happened since, while it was planned, and a task must not
     -- seem to have started before its dependencies ended.
-    SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+    SELECT now, lineshaft.minutes(now) AS minutes FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
 ),
 -- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
@@ -75,7 +75,7 @@ found AS MATERIALIZED (
 suitable AS MATERIALIZED (
     SELECT
         found.lane_id AS id, found.generation, found.rank, found.submission_no, chosen.model,
-        lane.boost_per_minute * lineshaft.minutes((SELECT now FROM clock)) AS aged,
+        lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         -- There is money for some of its tasks, but not for all of them, nor for two of any.
         coalesce((SELECT money FROM funds) < 2 * lane.cost_from_usd, false) AS is_scarce,
         -- Whether this agent may claim them now.

@@ -18,7 +18,7 @@ WITH RECURSIVE me AS MATERIALIZED (
     FOR NO KEY UPDATE
 ),
 -- Down to `quota` as in claim_tasks.
-clock AS NOT MATERIALIZED (SELECT now FROM me),
+clock AS MATERIALIZED (SELECT now, lineshaft.minutes(now) AS minutes FROM me),
 search AS NOT MATERIALIZED (SELECT types FROM me WHERE room > 0),
 few AS MATERIALIZED (
     -- include: few_lanes
@@ -29,7 +29,7 @@ waiting AS (
 ),
 head AS MATERIALIZED (
     SELECT
-        found.lane_id AS id, found.generation, lane.boost_per_minute * lineshaft.minutes(me.now) AS aged,
+        found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         CASE
             WHEN lane.models = '{}' THEN me.models_available[1]
             WHEN me.models_available = '{}' THEN lane.models[1]
@@ -38,7 +38,7 @@ head AS MATERIALIZED (
                 WHERE wanted.model = ANY (me.models_available) ORDER BY wanted.preference LIMIT 1
             )
         END AS model,
-        round((found.rank - lane.boost_per_minute * lineshaft.minutes(me.now)) * 1e6) AS effective,
+        round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
         found.submission_no, me.room AS most
     FROM me
     CROSS JOIN (

@@ -175,7 +175,7 @@ CREATE TABLE lineshaft.lane (
     boost_per_minute double precision NOT NULL,
     -- Its tasks have a max_cost_usd from this to less than twice this. NULL: none; 0: of 0.
     cost_from_usd numeric(20, 6),
-    -- Set: no task used it then. Whoever looks it up empties this, and processes forget lanes after some minutes, so later only
+    -- Set: no task used it then. A look-up empties both columns, and processes forget lanes after some minutes, so later only
     -- transactions below retired_by may still use it.
     retired_at timestamptz,
     retired_by xid8,
