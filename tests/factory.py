@@ -56,7 +56,7 @@ class Factory:
         )
         row = self._connection.execute(
             "SELECT id FROM lineshaft.lane WHERE type = %s AND boost_per_minute = %s"
-            " AND required_capabilities = '{}' AND models = '{}' AND max_cost_usd IS NULL",
+            " AND required_capabilities = '{}' AND models = '{}' AND cost_from_usd IS NULL",
             [type_, boost_per_minute],
         ).fetchone()
         assert row is not None

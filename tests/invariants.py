@@ -17,6 +17,19 @@ RULES: dict[str, LiteralString] = {
         FROM (SELECT id FROM lineshaft.task_live UNION ALL SELECT id FROM lineshaft.task_end) AS state
         WHERE NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = state.id)
     """,
+    "every live task has a lane": """
+        SELECT live.id, live.lane_id FROM lineshaft.task_live AS live
+        WHERE NOT EXISTS (SELECT FROM lineshaft.lane WHERE lane.id = live.lane_id)
+    """,
+    "a task costs what its lane says": """
+        SELECT live.id, live.max_cost_usd, lane.cost_from_usd FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        JOIN lineshaft.task ON task.id = live.id
+        WHERE live.max_cost_usd IS DISTINCT FROM task.max_cost_usd
+           OR (live.max_cost_usd IS NULL) <> (lane.cost_from_usd IS NULL)
+           OR NOT (live.max_cost_usd >= lane.cost_from_usd
+               AND (live.max_cost_usd < 2 * lane.cost_from_usd OR live.max_cost_usd = 0))
+    """,
     "blocked counts the open edges": """
         SELECT live.id, live.blocked FROM lineshaft.task_live AS live
         WHERE live.blocked <> (
@@ -241,14 +254,13 @@ RULES: dict[str, LiteralString] = {
     """,
     "no task waits for money that is available": """
         SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
-        JOIN lineshaft.lane ON lane.id = live.lane_id
         JOIN lineshaft.dag ON dag.id = live.dag_id
         WHERE live.parked = 'dag_budget'
-          AND coalesce(lane.max_cost_usd, 0)
+          AND coalesce(live.max_cost_usd, 0)
             <= coalesce(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, 'infinity')
           -- A task without a limit of its own needs some money.
           AND (
-            lane.max_cost_usd IS NOT NULL
+            live.max_cost_usd IS NOT NULL
             OR (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE
           )
           -- Others that came back first may use it up.

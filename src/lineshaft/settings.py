@@ -209,6 +209,11 @@ class Settings:
         10_000,
         "The most tasks that a DAG may be submitted with, or that may be spawned at once.",
     )
+    max_lanes: int = _setting(
+        _whole(1, 100_000),
+        2_000,
+        "How many lanes (kinds of tasks for claims) may have waiting tasks when a submission needs another.",
+    )
     max_retry_after_sec: float = _setting(
         _TIME_LIMIT, 3600.0, "The longest wait that a provider may ask for with Retry-After."
     )

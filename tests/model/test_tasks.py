@@ -102,7 +102,7 @@ def test_values_are_normalised() -> None:
 
     assert row.required_capabilities == ("python", "web")
     assert (row.model_preferences, row.fallback_models, row.tags) == (("y", "x"), ("z",), ("b", "a"))
-    assert row.lane == Lane("x", ("python", "web"), ("y", "x"), 0.1, Decimal("0.1"))
+    assert row.lane == Lane("x", ("python", "web"), ("y", "x"), 0.1, Decimal("0.065536"))
     # One type per column: a list of mixed types could not be sent.
     assert (type(row.priority), type(row.heartbeat_interval_sec)) == (int, float)
 

@@ -9,6 +9,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework.routing import read_query
 from lineshaft.server.routes.requests import AgentQuery
 from tests.server.client import Client
+from tests.server.conftest import Serve
 
 #: As the contract has them.
 FIELDS = {
@@ -298,3 +299,21 @@ async def test_a_task_shows_the_window_of_its_key_and_what_its_failure_does(clie
         again = await client.post("/v1/tasks", sent)
         assert again.status == 201
         assert {name: again.json[name] for name in names} == sent
+
+
+async def test_a_lane_too_many_is_429(serve: Serve) -> None:
+    """R-246: nobody slows all claims down with ever new kinds of tasks; the answer names the setting."""
+    async with serve(max_lanes=2) as served:
+        for n in range(2):
+            await served.client.submit(f"type-{n}")
+
+        for path, body in (
+            ("/v1/tasks", {"type": "more"}),
+            ("/v1/tasks/batch", {"tasks": [{"type": "more"}, {"type": "type-1"}]}),
+            ("/v1/dags", {"title": "a DAG", "tasks": [{"key": "a", "type": "more"}]}),
+        ):
+            refused = await served.client.post(path, body)
+            assert (refused.status, refused.json["code"]) == (429, "rate_limited")
+            assert "LINESHAFT_MAX_LANES" in refused.json["detail"]
+            assert refused.headers["retry-after"] == "5"
+        assert len((await served.client.get("/v1/tasks")).json["items"]) == 2

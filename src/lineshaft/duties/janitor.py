@@ -1,4 +1,4 @@
-"""Deletes old history; nothing is deleted unless a retention is set.
+"""Deletes old history, if a retention is set, and what nothing refers to.
 
 Event partitions are created in advance, so that no transition waits for one, and dropped whole when they are
 too old: days for a short retention, otherwise months. Their events are counted for the metrics before that.
@@ -76,4 +76,5 @@ class Janitor:
             if forgotten < self.batch:
                 break
         await self.maintenance.sweep_generations(self.batch)
+        counts["lanes deleted"] += await self.maintenance.remove_lanes()
         return counts

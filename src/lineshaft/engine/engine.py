@@ -73,7 +73,7 @@ class Engine:
             read_connections=read_connections,
             prepare=prepare,
         )
-        lanes = Lanes()
+        lanes = Lanes(self.rules.max_lanes)
         transitions = Transitions(self.database)
         reviews = Reviews(self.database)
         dependencies = Dependencies(transitions)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
+from lineshaft.engine.lane_removal import remove_lanes
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
@@ -197,6 +198,16 @@ class Maintenance:
             return await self._ask(
                 connection, "delete_finished", **self._database.now, older_than=older_than_sec, limit=limit
             )
+
+        return await self._database.run(work)
+
+    async def remove_lanes(self) -> int:
+        """Delete lanes that no task has used for some hours; returns how many."""
+
+        async def work(connection: Connection) -> int:
+            if not await self._ask(connection, "try_lead", duty="lineshaft.lanes"):
+                return 0
+            return await remove_lanes(connection, self._database.now)
 
         return await self._database.run(work)
 

@@ -145,11 +145,10 @@ WHERE EXISTS (
     SELECT
     FROM lineshaft.dag
     CROSS JOIN LATERAL (
-        SELECT lane_id FROM lineshaft.task_live WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id OFFSET 0
+        SELECT max_cost_usd FROM lineshaft.task_live WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id OFFSET 0
     ) AS live
-    JOIN lineshaft.lane ON lane.id = live.lane_id
     WHERE dag.id = waiting.dag_id
-      AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, 0) <= dag.budget_ceiling_usd)
+      AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(live.max_cost_usd, 0) <= dag.budget_ceiling_usd)
 )
 LIMIT %(limit)s::integer
 

@@ -10,12 +10,14 @@ rate never overtake each other; `rank` is the part that orders them permanently:
     rank      = priority − deadline_boost − critical_path_boost + boost · ready_at   (in minutes)
     effective = rank − boost · now
 
-Tasks with the same requirements and the same boost rate form a lane. A claim compares the heads of its lanes
-by effective priority and takes each lane in order of rank, which gives exactly the order above. Only the
-deadline boost changes by its own rule: such a task is re-keyed whenever its boost has grown by `REKEY_STEP`.
+Tasks with the same requirements and the same boost rate, to a hundredth, form a lane. A claim compares the
+heads of its lanes by effective priority and takes each lane in order of rank, which gives exactly the order
+above. Only the deadline boost changes by its own rule: such a task is re-keyed whenever its boost has grown
+by `REKEY_STEP`.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -114,18 +116,49 @@ def rekey_at(deadline: datetime | None, now: datetime) -> datetime | None:
     return max(due, now + timedelta(seconds=1))
 
 
+def lane_boost(boost_per_minute: float) -> float:
+    """The rate at which a task ages: its own, to a hundredth, so that there are few lanes."""
+    return round(boost_per_minute, 2)
+
+
+def cost_from(max_cost_usd: Decimal | None) -> Decimal | None:
+    """The least cost of a task's lane: the largest power of two in millionths of a dollar, or 0."""
+    if max_cost_usd is None:
+        return None
+    millionths = int(max_cost_usd.scaleb(6))
+    return Decimal((1 << millionths.bit_length()) >> 1).scaleb(-6)
+
+
 class Lane(NamedTuple):
     """The requirements and the boost rate that the tasks of a lane share.
 
     Capabilities are sorted, because their order has no meaning. Models keep their order: an agent uses the
-    first one that it has.
+    first one that it has. Costs are grouped by powers of two: a claim that can afford twice the lane's least
+    cost can afford all its tasks.
     """
 
     type: str
     required_capabilities: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     boost_per_minute: float = 0.0
-    max_cost_usd: Decimal | None = None
+    cost_from_usd: Decimal | None = None
+
+    @classmethod
+    def of(
+        cls,
+        type_: str,
+        required_capabilities: Iterable[str],
+        models: Iterable[str],
+        boost_per_minute: float,
+        max_cost_usd: Decimal | None,
+    ) -> "Lane":
+        return cls(
+            type_,
+            tuple(required_capabilities),
+            tuple(models),
+            lane_boost(boost_per_minute),
+            cost_from(max_cost_usd),
+        )
 
 
 def check_priority(value: float) -> int:

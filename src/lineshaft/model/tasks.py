@@ -208,7 +208,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def lane(self) -> Lane:
-        return Lane(
+        return Lane.of(
             self.type,
             self.required_capabilities,
             self.model_preferences,

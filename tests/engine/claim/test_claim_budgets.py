@@ -36,6 +36,45 @@ async def test_what_is_too_dear_does_not_hold_up_what_is_not(world: World) -> No
     assert [task.type for task in await world.claim(agent, 10)] == ["free", "cheap"]
 
 
+async def test_what_is_too_dear_does_not_hold_up_a_like_task_that_is_not(world: World) -> None:
+    """R-231: costs between two powers of two share a lane, where a claim passes over what it can't afford."""
+    agent = await world.agent(budget_usd=1.5)
+    for n, cost in enumerate((2, 1.9, 1.4, 1.2, 1.1)):
+        await world.one("code", priority=n, max_cost_usd=cost)
+    await world.one("free", priority=10)
+
+    claim = await world.claims(agent, 10)
+
+    assert [(task.type, task.max_cost_usd) for task in claim.tasks] == [
+        ("code", Decimal("1.4")),
+        ("free", None),
+    ]
+    assert claim.leaves_some
+    assert world.agent_row(agent)["reserved_usd"] == Decimal("1.4")
+    assert await world.claim(agent, 10) == []
+
+
+async def test_a_claim_passes_over_a_bounded_number_of_tasks_that_are_too_dear(world: World) -> None:
+    """Of a hundred at the head of the lane; another agent can take them, and then the rest is seen."""
+    poor, rich = await world.agent(budget_usd=1.5), await world.agent(budget_usd=1000)
+    await world.submit(*[NewTask("code", max_cost_usd=2)] * 100)
+    cheap = await world.one("code", max_cost_usd=1.2)
+    other = await world.one("code", max_cost_usd=0.1, priority=60)
+
+    assert [task.id for task in await world.claim(poor)] == [other]
+    assert await world.claim(poor) == []
+    await world.claim(rich)
+    assert [task.id for task in await world.claim(poor)] == [cheap]
+
+
+async def test_the_daily_budget_buys_what_it_can(world: World) -> None:
+    agent = await world.agent()
+    await world.engine.limits.patch({"daily_budget_usd": Decimal("1.5")})
+    await world.submit(*(NewTask("code", max_cost_usd=cost) for cost in (2, 1.3, 1.2)))
+
+    assert [task.max_cost_usd for task in await world.claim(agent, 10)] == [Decimal("1.3")]
+
+
 async def test_an_overdrawn_agent_gets_nothing(world: World) -> None:
     """R-233: a cost without a maximum is booked; without money nothing is claimed, until topped up."""
     agent = await world.agent(budget_usd=1)

@@ -40,12 +40,11 @@ ZERO = Decimal(0)
 #: READY tasks that an agent with so much money could be given; parked ones should have been brought back.
 AFFORDABLE = """
     WITH task AS (
-        SELECT live.id, lane.max_cost_usd IS NULL AS open_ended,
-            coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0) AS cost,
+        SELECT live.id, live.max_cost_usd IS NULL AS open_ended,
+            coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0) AS cost,
             least(%(money)s::numeric, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd) AS money
         FROM lineshaft.task_live AS live
         CROSS JOIN lineshaft.limits
-        JOIN lineshaft.lane ON lane.id = live.lane_id
         LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
         WHERE live.status = 'READY'
     )

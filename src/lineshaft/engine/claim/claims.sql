@@ -8,17 +8,17 @@ SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0)) FROM lineshaf
 -- breakers hold back: the caller makes each the probe of its breaker.
 -- `passed_over` are parts of lanes (see `part`) that other claims locked in an earlier round.
 --
--- Every look-up of READY tasks uses task_live_claimable, (generation, lane_id, rank, submission_no): one probe per lane for the head, then
--- no more rows than are claimed. OFFSET 0 keeps the planner from turning the probes into a join over the whole table, whatever its
--- statistics say.
+-- Every look-up of READY tasks uses task_live_claimable, (generation, lane_id, rank, submission_no): one probe for the head of each lane
+-- with work, then no more rows than are claimed. OFFSET 0 keeps the planner from turning the probes into a join over the whole table,
+-- whatever its statistics say. Hash and merge joins are off: two CTEs are never joined, which would take the square of their sizes.
 --
 -- One statement is enough here, and one is much cheaper than several; this is why it is long. Its snapshot may be older than the locks it
 -- waits for, but everything that decides is read again from the locked row: the instance's slots, the agent's money, each task, each DAG's
 -- money, each document lock.
-WITH clock AS MATERIALIZED (
+WITH RECURSIVE clock AS MATERIALIZED (
     -- Not now(), when the transaction began: what this statement sees may have happened since, while it was planned, and a task must not
     -- seem to have started before its dependencies ended.
-    SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+    SELECT now, lineshaft.minutes(now) AS minutes FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
 ),
 -- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
@@ -53,15 +53,43 @@ barred AS MATERIALIZED (
     UNION ALL
     SELECT key FROM lineshaft.breaker WHERE state <> 'closed' AND (key = ANY (%(probing)s::text[])) IS NOT TRUE
 ),
--- The lanes that this agent may claim from.
-eligible AS MATERIALIZED (
+search AS MATERIALIZED (SELECT types FROM me WHERE room > 0 AND %(task_id)s::text IS NULL),
+few AS MATERIALIZED (
+    -- include: few_lanes
+),
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation WHERE (SELECT ids IS NULL FROM few)),
+waiting AS (
+    -- include: waiting_lanes
+),
+-- Lanes with work and their first tasks; or the lane of `task_id`.
+found AS MATERIALIZED (
+    SELECT generation, lane_id, rank, submission_no FROM waiting
+    UNION ALL
+    (
+        -- include: heads_of_few_lanes
+    )
+    UNION ALL
+    SELECT generation, lane_id, rank, submission_no FROM lineshaft.task_live WHERE id = %(task_id)s::text AND status = 'READY'
+),
+-- Those with tasks for agents like this one.
+suitable AS MATERIALIZED (
     SELECT
-        lane.id, lane.boost_per_minute, coalesce(lane.max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost,
+        found.lane_id AS id, found.generation, found.rank, found.submission_no, chosen.model,
+        lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
+        -- There is money for some of its tasks, but not for all of them, nor for two of any.
+        coalesce((SELECT money FROM funds) < 2 * lane.cost_from_usd, false) AS is_scarce,
+        -- Whether this agent may claim them now.
+        (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
+        AND ((SELECT money FROM funds) >= coalesce(lane.cost_from_usd, (SELECT default_cost FROM funds), 0)) IS NOT FALSE
         -- Without a limit of its own, a task needs no certain amount, but there must be some money left.
-        lane.max_cost_usd IS NULL AS open_ended, chosen.model,
-        lane.boost_per_minute * lineshaft.minutes((SELECT now FROM clock)) AS aged
+        AND (lane.cost_from_usd IS NOT NULL OR ((SELECT money FROM funds) > 0) IS NOT FALSE)
+        AND (
+            %(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[])
+            OR coalesce('model:' || chosen.model = ANY (%(probing)s::text[]), false)
+        ) AS is_eligible
     FROM me
-    CROSS JOIN lineshaft.lane
+    CROSS JOIN found
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     LEFT JOIN LATERAL (
         -- The task's first preference that the agent has; without preferences the agent uses its own first.
         SELECT wanted.model
@@ -78,11 +106,8 @@ eligible AS MATERIALIZED (
       AND (me.types IS NULL OR lane.type = ANY (me.types))
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
       AND lane.required_capabilities <@ me.capabilities
-      AND (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
-      AND ((SELECT money FROM funds) >= coalesce(lane.max_cost_usd, (SELECT default_cost FROM funds), 0)) IS NOT FALSE
-      AND (lane.max_cost_usd IS NOT NULL OR ((SELECT money FROM funds) > 0) IS NOT FALSE)
+      AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
       AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
-      AND (%(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[]) OR 'model:' || chosen.model = ANY (%(probing)s::text[]))
       AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
 ),
 -- Breakers that may be probed: usually none.
@@ -92,71 +117,85 @@ due_breaker AS MATERIALIZED (
 ),
 head AS MATERIALIZED (
     SELECT
-        eligible.id, eligible.aged, eligible.cost, eligible.open_ended, eligible.model, generation.no AS generation,
-        (eligible.id::bigint << 32) + generation.no AS part,
+        suitable.id, suitable.generation, suitable.aged, suitable.model,
         -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
-        round((first.rank - eligible.aged) * 1e6) AS effective,
-        first.submission_no
-    FROM eligible
-    CROSS JOIN lineshaft.generation
-    CROSS JOIN LATERAL (
-        SELECT rank, submission_no
-        FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = eligible.id
-          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
-        ORDER BY rank, submission_no
+        round((coalesce(affordable.rank, suitable.rank) - suitable.aged) * 1e6) AS effective,
+        coalesce(affordable.submission_no, suitable.submission_no) AS submission_no,
+        CASE WHEN suitable.is_scarce THEN 1 ELSE (SELECT room FROM me) END AS most,
+        -- Tasks after these aren't looked at.
+        coalesce(affordable.rank, 'Infinity') AS last_rank, coalesce(affordable.submission_no, 9223372036854775807) AS last_no
+    FROM suitable
+    LEFT JOIN LATERAL (
+        -- Tasks that cost too much are passed over, up to a limit.
+        SELECT next.rank, next.submission_no
+        FROM (
+            SELECT rank, submission_no, max_cost_usd
+            FROM lineshaft.task_live
+            WHERE suitable.is_scarce
+              AND status = 'READY' AND parked IS NULL AND generation = suitable.generation AND lane_id = suitable.id
+              AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+            ORDER BY rank, submission_no
+            LIMIT 100
+            OFFSET 0
+        ) AS next
+        WHERE next.max_cost_usd <= (SELECT money FROM funds)
+        ORDER BY next.rank, next.submission_no
         LIMIT 1
-        OFFSET 0
-    ) AS first
-    WHERE %(task_id)s::text IS NULL
-      AND (eligible.id::bigint << 32) + generation.no <> ALL (%(passed_over)s::bigint[])
+    ) AS affordable ON true
+    WHERE suitable.is_eligible AND (NOT suitable.is_scarce OR affordable.rank IS NOT NULL)
+      AND %(task_id)s::text IS NULL
+      AND (suitable.id::bigint << 32) + suitable.generation <> ALL (%(passed_over)s::bigint[])
 ),
 -- The best `room` tasks are in the `room` lanes with the best heads, and none of them is worse than the last of those heads.
 best_head AS MATERIALIZED (
     SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
     FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
 ),
--- How many to claim from each lane. Read without locks; from a single lane it is simply all.
+-- How many to claim from each part of a lane. Read without locks; from a single one it is simply all.
 quota AS MATERIALIZED (
-    SELECT id, generation, part, aged, cost, open_ended, model, (SELECT room FROM me)::bigint AS n
+    SELECT id, generation, (id::bigint << 32) + generation AS part, aged, model, last_rank, last_no, most::bigint AS n
     FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT best_head.id, best_head.generation, best_head.part, best_head.aged, best_head.cost, best_head.open_ended,
-        best_head.model, share.n
-    FROM best_head
-    JOIN (
-        -- include: lane_shares
-    ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
+    SELECT id, generation, (id::bigint << 32) + generation, aged, model, last_rank, last_no, count(*)
+    FROM (
+        -- include: best_tasks
+    ) AS best
+    GROUP BY id, generation, aged, model, last_rank, last_no
 ),
 -- Locked rows are skipped; the next ones of the lane take their place. (NO KEY: a submission that only blocks a task's end, because a new
 -- task depends on it, doesn't conflict.)
 locked AS MATERIALIZED (
     SELECT
-        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.open_ended, quota.model AS chosen_model,
+        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model,
         -- Nothing to weigh: no lock to take, no money to count. Most tasks.
-        taken.lock_key IS NULL AND (SELECT money FROM funds) IS NULL AND (taken.dag_id IS NULL OR (quota.cost = 0 AND (
+        taken.lock_key IS NULL AND (SELECT money FROM funds) IS NULL AND (taken.dag_id IS NULL OR (taken.cost = 0 AND (
             SELECT (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE FROM lineshaft.dag WHERE dag.id = taken.dag_id
         ) IS TRUE)) AS is_simple
     FROM quota
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+            coalesce(max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost, max_cost_usd IS NULL AS open_ended
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
           AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+          AND (rank, submission_no) <= (quota.last_rank, quota.last_no) AND (max_cost_usd > (SELECT money FROM funds)) IS NOT TRUE
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     UNION ALL
-    SELECT named.*, 0, 0, eligible.cost, eligible.open_ended, eligible.model, false
-    FROM (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume
+    SELECT named.*, 0, 0, suitable.model, false
+    FROM suitable
+    CROSS JOIN LATERAL (
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+            coalesce(max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost, max_cost_usd IS NULL AS open_ended
         FROM lineshaft.task_live
-        WHERE id = %(task_id)s::text AND status = 'READY' AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE AND lane_id IN (SELECT id FROM eligible)
+        WHERE id = %(task_id)s::text AND status = 'READY' AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+          -- It may have been moved since.
+          AND lane_id = suitable.id
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS named
-    JOIN lineshaft.task_live AS live ON live.id = named.id
-    JOIN eligible ON eligible.id = live.lane_id
+    WHERE suitable.is_eligible
 ),
 -- From here on to `decided`: tasks that need a lock, or money.
 --
@@ -206,17 +245,20 @@ lock_granted AS (
                AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE id = held.holder_task_id), true))
     RETURNING key, holder_task_id, token
 ),
+-- By key: the holder of each lock that was granted, and its token.
+granted AS MATERIALIZED (SELECT jsonb_object_agg(key, jsonb_build_array(holder_task_id, token)) AS locks FROM lock_granted),
 unlocked AS MATERIALIZED (
-    SELECT weighed.*, weighed.lock_key IS NULL OR coalesce(weighed.id = (
+    SELECT *,
         -- Children of one batch share its lock, but they run one at a time.
-        SELECT rival.id FROM weighed AS rival
-        JOIN lock_granted ON lock_granted.key = rival.lock_key AND lock_granted.holder_task_id = coalesce(rival.lock_owner, rival.id)
-        WHERE rival.lock_key = weighed.lock_key AND rival.fits_alone AND rival.fits
-        ORDER BY rival.effective, rival.submission_no
-        LIMIT 1
-    ), false) AS has_lock,
-        (SELECT token FROM lock_granted WHERE lock_granted.key = weighed.lock_key) AS lock_token
-    FROM weighed
+        lock_key IS NULL
+        OR (holds AND row_number() OVER (PARTITION BY lock_key, holds ORDER BY effective, submission_no) = 1) AS has_lock
+    FROM (
+        SELECT weighed.*,
+            (granted.locks -> weighed.lock_key ->> 1)::bigint AS lock_token,
+            coalesce(granted.locks -> weighed.lock_key ->> 0 = coalesce(weighed.lock_owner, weighed.id), false)
+                AND weighed.fits_alone AND weighed.fits AS holds
+        FROM weighed CROSS JOIN granted
+    ) AS asking
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
 dag_share AS MATERIALIZED (
@@ -244,6 +286,7 @@ dag_reserved AS (
       AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + share.needed <= dag.budget_ceiling_usd)
     RETURNING dag.id
 ),
+dags_with_money AS MATERIALIZED (SELECT jsonb_object_agg(id, true) AS ids FROM dag_reserved),
 decided AS MATERIALIZED (
     SELECT
         unlocked.*,
@@ -255,10 +298,9 @@ decided AS MATERIALIZED (
             WHEN unlocked.has_unseen_dag THEN 'contended'
             WHEN NOT unlocked.has_lock THEN 'lock'
             WHEN unlocked.dag_id IS NULL OR unlocked.cost = 0 THEN NULL
-            WHEN dag_reserved.id IS NULL THEN 'contended'
+            WHEN (dags_with_money.ids ? unlocked.dag_id) IS NOT TRUE THEN 'contended'
         END AS obstacle
-    FROM unlocked
-    LEFT JOIN dag_reserved ON dag_reserved.id = unlocked.dag_id
+    FROM unlocked CROSS JOIN dags_with_money
 ),
 -- A CTE of its own: where a row is newer than the snapshot, PostgreSQL checks it again together with the rows it is joined to. It keeps
 -- those for a CTE, but not for the parts of a UNION ALL in FROM, which it would read again from the start: the row would be lost, but not
@@ -308,11 +350,13 @@ parked AS (
 -- released in the meantime: its row is locked by lock_granted.
 rivals AS MATERIALIZED (
     SELECT rival.id
-    FROM (SELECT DISTINCT lock_key FROM decided WHERE obstacle = 'lock') AS contended
+    FROM (
+        SELECT lock_key, array_agg(id) AS ids FROM decided WHERE lock_key IS NOT NULL GROUP BY lock_key HAVING bool_or(obstacle = 'lock')
+    ) AS contended
     CROSS JOIN LATERAL (
         SELECT id FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
-          AND id <> ALL (ARRAY(SELECT id FROM decided))
+          AND id <> ALL (contended.ids)
           -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
             SELECT FROM lineshaft.lock WHERE lock.key = contended.lock_key AND lock.holder_task_id = task_live.lock_owner
@@ -368,23 +412,18 @@ SELECT
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
         WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR EXISTS (SELECT FROM barred)) THEN EXISTS (
+            SELECT FROM suitable WHERE NOT suitable.is_eligible
+        ) OR EXISTS (
             SELECT
-            FROM me
-            CROSS JOIN lineshaft.lane
-            CROSS JOIN lineshaft.generation
+            FROM suitable
             CROSS JOIN LATERAL (
-                SELECT FROM lineshaft.task_live
-                WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
-                LIMIT 1
+                SELECT max_cost_usd FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = suitable.generation AND lane_id = suitable.id
+                ORDER BY rank, submission_no
+                LIMIT 100
                 OFFSET 0
-            ) AS first
-            WHERE lane.id <> ALL (ARRAY(SELECT id FROM eligible))
-              AND (me.types IS NULL OR lane.type = ANY (me.types))
-              AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
-              AND lane.required_capabilities <@ me.capabilities
-              AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
-              AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
-              AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
+            ) AS next
+            WHERE suitable.is_scarce AND next.max_cost_usd > (SELECT money FROM funds)
         )
         ELSE false
     END AS leaves_some,
@@ -396,7 +435,7 @@ SELECT
     -- ... and into other lanes, if other claims were just taking the best tasks ...
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM head) > 1 THEN ARRAY(
-            SELECT quota.part FROM quota WHERE quota.n > (SELECT count(*) FROM locked WHERE locked.part = quota.part)
+            SELECT part FROM (SELECT part, n FROM quota UNION ALL SELECT part, -1 FROM locked) AS taken GROUP BY part HAVING sum(n) > 0
         )
         ELSE '{}'
     END AS contested,
@@ -424,7 +463,10 @@ SELECT
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (
             SELECT
-            FROM due_breaker CROSS JOIN me CROSS JOIN lineshaft.lane
+            FROM found
+            CROSS JOIN me
+            CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
+            CROSS JOIN due_breaker
             WHERE (
                 lane.type = due_breaker.key
                 OR (due_breaker.key LIKE 'model:%%' AND substr(due_breaker.key, 7) = ANY (
@@ -434,16 +476,6 @@ SELECT
               AND (me.types IS NULL OR lane.type = ANY (me.types))
               AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
               AND lane.required_capabilities <@ me.capabilities
-              AND EXISTS (
-                SELECT
-                FROM lineshaft.generation
-                CROSS JOIN LATERAL (
-                    SELECT FROM lineshaft.task_live
-                    WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
-                    LIMIT 1
-                    OFFSET 0
-                ) AS first
-              )
         )
         ELSE false
     END AS probe_due,

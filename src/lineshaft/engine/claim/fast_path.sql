@@ -3,7 +3,7 @@
 -- name: claim_fast
 -- Nothing to weigh: no lock to take, no money to count, no model or type to leave out. If one of the best tasks needs more than that,
 -- nothing is claimed and `weigh` is true: claim_tasks must decide.
-WITH me AS MATERIALIZED (
+WITH RECURSIVE me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
@@ -17,11 +17,19 @@ WITH me AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
     FOR NO KEY UPDATE
 ),
--- The next three as in claim_tasks.
+-- Down to `quota` as in claim_tasks.
+clock AS MATERIALIZED (SELECT now, lineshaft.minutes(now) AS minutes FROM me),
+search AS NOT MATERIALIZED (SELECT types FROM me WHERE room > 0),
+few AS MATERIALIZED (
+    -- include: few_lanes
+),
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation WHERE (SELECT ids IS NULL FROM few)),
+waiting AS (
+    -- include: waiting_lanes
+),
 head AS MATERIALIZED (
     SELECT
-        lane.id, coalesce(lane.max_cost_usd, 0) AS cost, generation.no AS generation,
-        lane.boost_per_minute * lineshaft.minutes(me.now) AS aged,
+        found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         CASE
             WHEN lane.models = '{}' THEN me.models_available[1]
             WHEN me.models_available = '{}' THEN lane.models[1]
@@ -30,20 +38,17 @@ head AS MATERIALIZED (
                 WHERE wanted.model = ANY (me.models_available) ORDER BY wanted.preference LIMIT 1
             )
         END AS model,
-        round((first.rank - lane.boost_per_minute * lineshaft.minutes(me.now)) * 1e6) AS effective,
-        first.submission_no
+        round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
+        found.submission_no, me.room AS most
     FROM me
-    CROSS JOIN lineshaft.lane
-    CROSS JOIN lineshaft.generation
-    CROSS JOIN LATERAL (
-        SELECT rank, submission_no
-        FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
-          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
-        ORDER BY rank, submission_no
-        LIMIT 1
-        OFFSET 0
-    ) AS first
+    CROSS JOIN (
+        SELECT generation, lane_id, rank, submission_no FROM waiting
+        UNION ALL
+        (
+            -- include: heads_of_few_lanes
+        )
+    ) AS found
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     WHERE me.room > 0
       AND (me.types IS NULL OR lane.type = ANY (me.types))
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
@@ -55,20 +60,19 @@ best_head AS MATERIALIZED (
     FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
 ),
 quota AS MATERIALIZED (
-    SELECT id, generation, aged, cost, model, (SELECT room FROM me)::bigint AS n
-    FROM best_head WHERE heads = 1
+    SELECT id, generation, aged, model, most::bigint AS n FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT best_head.id, best_head.generation, best_head.aged, best_head.cost, best_head.model, share.n
-    FROM best_head
-    JOIN (
-        -- include: lane_shares
-    ) AS share ON share.id = best_head.id AND share.generation = best_head.generation
+    SELECT id, generation, aged, model, count(*)
+    FROM (
+        -- include: best_tasks
+    ) AS best
+    GROUP BY id, generation, aged, model
 ),
 locked AS MATERIALIZED (
-    SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.cost, quota.model AS chosen_model
+    SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model
     FROM quota
     CROSS JOIN LATERAL (
-        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume
+        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume, max_cost_usd
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
           AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
@@ -85,7 +89,7 @@ moved AS (
         incarnation = %(incarnation)s::integer,
         model = locked.chosen_model,
         version = me.version,
-        reserved_usd = locked.cost,
+        reserved_usd = coalesce(live.max_cost_usd, 0),
         claimed_at = me.now,
         heartbeat_at = me.now,
         started_at = CASE WHEN %(start)s::boolean THEN me.now END,
@@ -97,7 +101,7 @@ moved AS (
         END
     FROM locked, me
     WHERE live.ctid = locked.place
-      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
+      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND max_cost_usd > 0))
       -- The first claim of a DAG is logged, and one with a budget may have reached it.
       AND true = ALL (ARRAY(
         SELECT (SELECT dag.status = 'running' AND dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)

@@ -39,49 +39,52 @@ SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, i
 
 -- name: report_unaffordable
 -- One event for each READY task that no agent or DAG can afford, until it is claimed or there is money again. Reserved money may be
--- returned, so it counts as available. Bounded: parked tasks by task_live_budget_unreported, and the head of each lane that exceeds every
--- agent's budget; tasks behind it are reported when they get there.
-WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
+-- returned, so it counts as available. Bounded: parked tasks by task_live_budget_unreported, and the first tasks of each lane with work
+-- that may exceed every agent's budget; tasks behind them are reported when they get there.
+WITH RECURSIVE clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 of_dags AS MATERIALIZED (
-    SELECT live.id, 'dag' AS purse, lane.max_cost_usd AS cost
+    SELECT live.id, 'dag' AS purse, live.max_cost_usd AS cost
     FROM lineshaft.task_live AS live
-    JOIN lineshaft.lane ON lane.id = live.lane_id
     JOIN lineshaft.dag ON dag.id = live.dag_id
     WHERE live.parked = 'dag_budget' AND NOT live.budget_reported
-      AND (dag.spent_usd + coalesce(lane.max_cost_usd, 0) > dag.budget_ceiling_usd
-        OR (lane.max_cost_usd IS NULL AND dag.spent_usd >= dag.budget_ceiling_usd))
+      AND (dag.spent_usd + coalesce(live.max_cost_usd, 0) > dag.budget_ceiling_usd
+        OR (live.max_cost_usd IS NULL AND dag.spent_usd >= dag.budget_ceiling_usd))
     LIMIT %(limit)s::integer
 ),
--- Lanes with capable agents, none of which has the money.
-unaffordable AS MATERIALIZED (
-    SELECT lane.id, lane.max_cost_usd AS cost
-    FROM lineshaft.lane
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
+waiting AS (
+    -- include: waiting_lanes
+),
+-- Lanes with capable agents, none of which has the money for all tasks.
+scarce AS MATERIALIZED (
+    SELECT waiting.lane_id, waiting.generation, fleet.money
+    FROM waiting
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (
-        SELECT bool_or(agent.budget_usd IS NULL OR agent.budget_usd - agent.spent_usd >= lane.max_cost_usd) AS affordable
+        SELECT max(coalesce(agent.budget_usd - agent.spent_usd, 'Infinity')) AS money
         FROM lineshaft.instance
         JOIN lineshaft.agent ON agent.id = instance.agent_id
-        WHERE instance.set_status IS NULL AND
+        WHERE lane.cost_from_usd > 0 AND instance.set_status IS NULL AND
             -- include: instance_liveness
             = 'active'
           AND (instance.types IS NULL OR lane.type = ANY (instance.types))
           AND lane.required_capabilities <@ instance.capabilities
           AND (lane.models = '{}' OR instance.models_available = '{}' OR lane.models && instance.models_available)
     ) AS fleet
-    WHERE lane.max_cost_usd > 0 AND NOT fleet.affordable
+    WHERE fleet.money < 2 * lane.cost_from_usd
 ),
 of_lanes AS MATERIALIZED (
-    SELECT head.id, 'agent' AS purse, unaffordable.cost
-    FROM unaffordable
-    CROSS JOIN lineshaft.generation
+    SELECT first.id, 'agent' AS purse, first.max_cost_usd AS cost
+    FROM scarce
     CROSS JOIN LATERAL (
-        SELECT id, budget_reported
+        SELECT id, budget_reported, max_cost_usd
         FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = unaffordable.id
+        WHERE status = 'READY' AND parked IS NULL AND generation = scarce.generation AND lane_id = scarce.lane_id
         ORDER BY rank, submission_no
         LIMIT %(limit)s::integer
         OFFSET 0
-    ) AS head
-    WHERE NOT head.budget_reported
+    ) AS first
+    WHERE NOT first.budget_reported AND first.max_cost_usd > scarce.money
     LIMIT %(limit)s::integer
 ),
 blocked AS MATERIALIZED (
@@ -139,20 +142,32 @@ CROSS JOIN lineshaft.limits
 LEFT JOIN lineshaft.spend ON spend.day = clock.today
 
 -- name: alert_daily_budget
--- Once a day: a claimable task costs more than what is left of the daily budget.
-WITH short AS MATERIALIZED (
-    SELECT FROM lineshaft.lane
-    WHERE (coalesce(lane.max_cost_usd, 0) > %(left)s::numeric OR (lane.max_cost_usd IS NULL AND %(left)s::numeric <= 0))
-      AND EXISTS (
-        SELECT
-        FROM lineshaft.generation
-        CROSS JOIN LATERAL (
-            SELECT FROM lineshaft.task_live
-            WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
-            LIMIT 1
-            OFFSET 0
-        ) AS first
-      )
+-- Once a day: one of the first claimable tasks of a lane costs more than what is left of the daily budget.
+WITH RECURSIVE clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
+waiting AS (
+    -- include: waiting_lanes
+),
+short AS MATERIALIZED (
+    SELECT
+    FROM waiting
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
+    WHERE CASE
+        WHEN lane.cost_from_usd IS NULL THEN %(left)s::numeric <= 0
+        WHEN lane.cost_from_usd > %(left)s::numeric THEN true
+        WHEN 2 * lane.cost_from_usd > %(left)s::numeric THEN EXISTS (
+            SELECT
+            FROM (
+                SELECT max_cost_usd FROM lineshaft.task_live
+                WHERE status = 'READY' AND parked IS NULL AND generation = waiting.generation AND lane_id = waiting.lane_id
+                ORDER BY rank, submission_no
+                LIMIT 100
+                OFFSET 0
+            ) AS first
+            WHERE first.max_cost_usd > %(left)s::numeric
+        )
+        ELSE false
+    END
     LIMIT 1
 ),
 alerted AS (INSERT INTO lineshaft.day_alert (day) SELECT %(day)s::date FROM short ON CONFLICT (day) DO NOTHING RETURNING day),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
+from lineshaft.engine.submit.lanes import MAX_LANES
 from lineshaft.model.breaker import BreakerPolicy, document_of, policy_from_document
 from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
@@ -32,6 +33,8 @@ class Rules:
     #: Levels of spawned tasks, and spawned tasks of a DAG.
     max_spawn_depth: int = MAX_SPAWN_DEPTH
     max_spawned_tasks: int = MAX_SPAWNED_TASKS
+    #: Lanes with claimable tasks.
+    max_lanes: int = MAX_LANES
 
     @property
     def installation_limits(self) -> dict[str, Any]:
@@ -61,6 +64,7 @@ class Rules:
             settings.max_dag_tasks,
             settings.max_spawn_depth,
             settings.max_spawned_tasks,
+            settings.max_lanes,
         )
 
 

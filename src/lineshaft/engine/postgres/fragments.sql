@@ -56,26 +56,92 @@ SELECT
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock
 
--- fragment: lane_shares
--- How many of the best tasks are in each lane and generation: `best_head` are the best heads, `me` has room.
-SELECT id, generation, count(*) AS n
-FROM (
-    SELECT best_head.id, best_head.generation
-    FROM best_head
-    CROSS JOIN LATERAL (
-        SELECT rank, submission_no
-        FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
-          AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
-        ORDER BY rank, submission_no
-        LIMIT (SELECT room FROM me)
-        OFFSET 0
-    ) AS next
-    WHERE heads > 1
-    ORDER BY round((next.rank - best_head.aged) * 1e6), next.submission_no
-    LIMIT (SELECT room FROM me)
-) AS merged
-GROUP BY id, generation
+-- fragment: few_lanes
+-- The lanes of the types that a claim is for, or all lanes, if there are few: it looks into each of them, which costs less than to find those
+-- with work. NULL: there are many. `search` has the types of the instance.
+SELECT CASE WHEN cardinality(of_types.ids) <= 250 THEN of_types.ids END AS ids
+FROM search
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN coalesce(%(types)s::text[], search.types) IS NULL THEN ARRAY(SELECT lane.id FROM lineshaft.lane ORDER BY lane.id LIMIT 251)
+        ELSE ARRAY(
+            SELECT lane.id
+            FROM unnest(coalesce(%(types)s::text[], search.types)) AS wanted (type)
+            CROSS JOIN LATERAL (
+                -- lane.type = wanted.type, in words that let the planner expect many, and so walk along the index.
+                SELECT id FROM lineshaft.lane
+                WHERE (lane.type, lane.required_capabilities) >= (wanted.type, '{}'::text[]) AND lane.type <= wanted.type
+                ORDER BY lane.type, lane.required_capabilities, lane.models
+                LIMIT 251
+                OFFSET 0
+            ) AS lane
+            WHERE search.types IS NULL OR wanted.type = ANY (search.types)
+            LIMIT 251
+        )
+    END AS ids
+    OFFSET 0
+) AS of_types
+
+-- fragment: waiting_lanes
+-- The first task of each lane and generation that has claimable ones, by one look-up in task_live_claimable each: lanes without work cost
+-- nothing. The recursive query `waiting`; `generations` has no, and `clock` has now: tasks that have expired by then aren't seen.
+SELECT generations.no AS generation, head.lane_id, head.rank, head.submission_no
+FROM generations
+CROSS JOIN LATERAL (
+    SELECT lane_id, rank, submission_no
+    FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = generations.no
+      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+    ORDER BY lane_id, rank, submission_no
+    LIMIT 1
+    OFFSET 0
+) AS head
+UNION ALL
+SELECT waiting.generation, head.lane_id, head.rank, head.submission_no
+FROM waiting
+CROSS JOIN LATERAL (
+    SELECT lane_id, rank, submission_no
+    FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = waiting.generation AND lane_id > waiting.lane_id
+      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+    ORDER BY lane_id, rank, submission_no
+    LIMIT 1
+    OFFSET 0
+) AS head
+
+-- fragment: heads_of_few_lanes
+-- The same for each lane in `few`.
+SELECT generation.no AS generation, lane.id AS lane_id, head.rank, head.submission_no
+FROM (SELECT unnest(ids) AS id FROM few) AS lane
+CROSS JOIN lineshaft.generation
+CROSS JOIN LATERAL (
+    SELECT rank, submission_no
+    FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+    ORDER BY rank, submission_no
+    LIMIT 1
+    OFFSET 0
+) AS head
+
+-- fragment: best_tasks
+-- The lanes and generations of the best tasks, once for each: `best_head` are the best heads and how many tasks each lane can give at most,
+-- `me` has room.
+SELECT best_head.*
+FROM best_head
+CROSS JOIN LATERAL (
+    SELECT rank, submission_no
+    FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+      AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
+    ORDER BY rank, submission_no
+    LIMIT best_head.most
+    OFFSET 0
+) AS next
+WHERE heads > 1
+-- Tasks before the head were passed over.
+ORDER BY greatest(round((next.rank - best_head.aged) * 1e6), best_head.effective), next.submission_no
+LIMIT (SELECT room FROM me)
 
 -- fragment: key_is_free
 -- Of a row `known` of task_key: its task was cancelled or dead-lettered, or completed longer ago than the key's window.

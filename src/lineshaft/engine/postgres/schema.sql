@@ -240,7 +240,9 @@ CREATE TABLE lineshaft.lane (
     required_capabilities text[] NOT NULL,
     models text[] NOT NULL,
     boost_per_minute double precision NOT NULL,
-    max_cost_usd numeric(20,6),
+    cost_from_usd numeric(20,6),
+    retired_at timestamp with time zone,
+    retired_by xid8,
     CONSTRAINT lane_pkey PRIMARY KEY (id)
 );
 
@@ -487,6 +489,7 @@ CREATE TABLE lineshaft.task_live (
     lock_key text COLLATE "C",
     lock_owner text COLLATE "C",
     lock_token bigint,
+    max_cost_usd numeric(20,6),
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
     cost_usd numeric(20,6) NOT NULL DEFAULT 0,
     attempt_cost_usd numeric(20,6) NOT NULL DEFAULT 0,
@@ -536,7 +539,7 @@ CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummariz
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
-CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(max_cost_usd, ('-1'::integer)::numeric));
+CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);

@@ -146,9 +146,15 @@ LIMIT %(limit)s::integer
 
 -- name: keys_of_ready
 -- READY tasks of some types or all, by rank: the heads of each lane by task_live_claimable, and parked tasks by their indexes.
-WITH wanted AS MATERIALIZED (
-    SELECT lane.id, lane.boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged
-    FROM lineshaft.lane
+WITH RECURSIVE clock AS MATERIALIZED (SELECT '-infinity'::timestamptz AS now),
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
+waiting AS (
+    -- include: waiting_lanes
+),
+wanted AS MATERIALIZED (
+    SELECT waiting.generation, waiting.lane_id, lane.boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz) AS aged
+    FROM waiting
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
     WHERE %(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[])
 ),
 after AS MATERIALIZED (
@@ -159,11 +165,10 @@ FROM (
     SELECT round((next.rank - wanted.aged) * 1e6) AS effective, next.submission_no, next.id
     FROM wanted
     CROSS JOIN after
-    CROSS JOIN lineshaft.generation
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no
         FROM lineshaft.task_live
-        WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = wanted.id
+        WHERE status = 'READY' AND parked IS NULL AND generation = wanted.generation AND lane_id = wanted.lane_id
           -- For the index, with room for rounding; then exactly.
           AND rank >= (after.effective - 1) / 1e6 + wanted.aged
           AND (round((rank - wanted.aged) * 1e6), submission_no) > (after.effective, after.no)
@@ -173,16 +178,21 @@ FROM (
         OFFSET 0
     ) AS next
     UNION ALL
-    SELECT round((live.rank - wanted.aged) * 1e6), live.submission_no, live.id
+    SELECT parked.effective, parked.submission_no, parked.id
     FROM (
-        SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live
-        WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock'
-        UNION ALL
-        SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked = 'dag_budget'
-    ) AS live
-    JOIN wanted ON wanted.id = live.lane_id
+        SELECT round((live.rank - lane.boost_per_minute * lineshaft.minutes(%(as_of)s::timestamptz)) * 1e6) AS effective,
+            live.submission_no, live.id
+        FROM (
+            SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live
+            WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock'
+            UNION ALL
+            SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked = 'dag_budget'
+        ) AS live
+        CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = live.lane_id OFFSET 0) AS lane
+        WHERE %(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[])
+    ) AS parked
     CROSS JOIN after
-    WHERE (round((live.rank - wanted.aged) * 1e6), live.submission_no) > (after.effective, after.no)
+    WHERE (parked.effective, parked.submission_no) > (after.effective, after.no)
 ) AS found
 ORDER BY effective, submission_no
 LIMIT %(limit)s::integer

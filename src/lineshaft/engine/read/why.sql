@@ -4,8 +4,8 @@
 SELECT
     clock.now, task.id, coalesce(live.status, ended.status)::text AS status,
     live.due_at, live.is_batch, live.parked, live.last_category, live.attempts, task.max_attempts,
-    lane.type, lane.required_capabilities, lane.models, coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
-    lane.max_cost_usd IS NULL AS open_ended,
+    lane.type, lane.required_capabilities, lane.models, coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
+    live.max_cost_usd IS NULL AS open_ended,
     live.expires AND live.deadline <= clock.now AS expired,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline, ended.reason AS end_reason,
     live.lock_key,

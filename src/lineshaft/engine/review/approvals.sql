@@ -1,12 +1,26 @@
 -- Two kinds of approvals: outputs at a gate `human`, and tasks that need the capability `human`.
 
+-- fragment: lanes_for_people
+-- Lanes with work for people. Parked tasks wait for a lock or for money.
+clock AS MATERIALIZED (SELECT '-infinity'::timestamptz AS now),
+generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
+waiting AS (
+    -- include: waiting_lanes
+),
+for_people AS MATERIALIZED (
+    SELECT waiting.generation, waiting.lane_id
+    FROM waiting
+    CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
+    WHERE lane.required_capabilities @> '{human}'
+)
+
 -- fragment: tasks_for_people
--- Lane by lane, by task_live_claimable; OFFSET 0 keeps the planner from reading all READY tasks. Parked tasks wait for a lock or for money.
-FROM lineshaft.lane
-CROSS JOIN lineshaft.generation
+-- Lane by lane, by task_live_claimable; OFFSET 0 keeps the planner from reading all READY tasks.
+FROM for_people
 CROSS JOIN LATERAL (
     SELECT * FROM lineshaft.task_live
-    WHERE task_live.generation = generation.no AND task_live.lane_id = lane.id AND task_live.status = 'READY' AND task_live.parked IS NULL
+    WHERE task_live.generation = for_people.generation AND task_live.lane_id = for_people.lane_id
+      AND task_live.status = 'READY' AND task_live.parked IS NULL
     OFFSET 0
 ) AS live
 
@@ -22,12 +36,13 @@ LIMIT %(limit)s::integer
 
 -- name: waiting_tasks
 -- Unclaimed tasks for people. The schema of the answer is that of the first json-schema gate.
+WITH RECURSIVE
+-- include: lanes_for_people
 SELECT live.id, 'task' AS kind, live.ready_at AS since,
     jsonb_path_query_first(task.gates, '$[*] ? (@.method == "json-schema").schema') AS schema
 -- include: tasks_for_people
 JOIN lineshaft.task ON task.id = live.id
-WHERE lane.required_capabilities @> '{human}'
-  AND (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::timestamptz, %(after)s::text))
+WHERE (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::timestamptz, %(after)s::text))
 ORDER BY live.ready_at, live.id
 LIMIT %(limit)s::integer
 
@@ -66,11 +81,12 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('lineshaft.announce', 0)) AS g
 -- name: announce_waiting
 -- One event for each time that a task waits for a person. (An output at a gate has an event when it gets there.) Events since the task
 -- first became READY are in few partitions.
+WITH RECURSIVE
+-- include: lanes_for_people
 INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
 SELECT coalesce(%(now)s::timestamptz, now()), '{approval.waiting}', live.id, live.dag_id, live.epoch, '{"kind": "task"}'
 -- include: tasks_for_people
-WHERE lane.required_capabilities @> '{human}'
-  AND NOT EXISTS (
+WHERE NOT EXISTS (
     SELECT FROM lineshaft.event
     WHERE event.task_id = live.id AND event.at >= live.ready_at AND event.epoch = live.epoch AND event.kinds @> '{approval.waiting}'
     OFFSET 0

@@ -8,7 +8,7 @@ from typing import Any
 from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
-from lineshaft.model.priority import PriorityInputs, rank, rekey_at
+from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
 
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
@@ -63,6 +63,7 @@ LIVE_COLUMNS = (
     "is_batch",
     "is_gated",
     "expires",
+    "max_cost_usd",
 )
 
 
@@ -122,6 +123,7 @@ def task_values(draft: Draft) -> dict[str, Any]:
         "dag_id": draft.dag_id,
         "spec": draft.spec.decode(),
         "lane_id": draft.lane_id,
+        "boost": lane_boost(draft.row.priority_boost_per_minute),
     }
 
 
@@ -222,7 +224,7 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         draft.downstream,
         draft.blocked,
         row.deadline,
-        _rank(row.priority, row.priority_boost_per_minute, now, row.deadline, draft.downstream),
+        _rank(row.priority, lane_boost(row.priority_boost_per_minute), now, row.deadline, draft.downstream),
         rekey_at(row.deadline, now) or row.deadline,
         None if waits else now,
         row.run_at if scheduled else None,
@@ -234,4 +236,5 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         draft.is_batch,
         row.gates is not None or row.require_decision_report,
         row.expire_at_deadline,
+        row.max_cost_usd,
     )

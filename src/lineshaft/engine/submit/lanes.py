@@ -1,18 +1,30 @@
-"""Lanes, found or created, and cached: every new task needs the number of its lane."""
+"""Lanes, found or created, and cached: every new task needs the number of its lane.
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, cast
+The janitor deletes lanes that have not been used for an hour, so a cached number is valid for a few minutes.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import array_literal
-from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.errors import RateLimitedError
 from lineshaft.model.priority import Lane
 
+#: The most lanes that may have claimable tasks when a submission needs another one.
+MAX_LANES = 2_000
+#: For each of those, so many lanes may be in use at all: tasks that wait may all become READY at once.
+_EXISTING_FOR_EACH = 5
 #: A notification has at most 8,000 bytes; with more lanes than this, it names all lanes.
 _MOST_NAMED = 700
-#: Lanes are few and never change; bounded in case of a runaway caller.
 _MOST_CACHED = 10_000
+#: How long a lane is cached. The janitor waits much longer (lane_removal.py) before it deletes one.
+CACHED_SEC = 600.0
+#: Attempts to find a lane that others delete and create.
+_TRIES = 10
 
 _SQL = catalog.load(__name__)
 
@@ -28,32 +40,53 @@ def wakeup_payload(lane_ids: Iterable[int]) -> str:
     return ",".join(map(str, ids)) if len(ids) < _MOST_NAMED else "*"
 
 
+class KnownLane(NamedTuple):
+    id: int
+    #: When it must be looked up again, by the cache's clock.
+    until: float
+
+
 class _FoundLane(NamedTuple):
     n: int
     id: int
+    retired: bool
+
+
+class _LaneCounts(NamedTuple):
+    waiting: int
+    unretired: int
 
 
 class Lanes:
-    def __init__(self) -> None:
-        self._known: dict[Lane, int] = {}
+    def __init__(self, max_lanes: int = MAX_LANES, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_lanes = max_lanes
+        self._clock = clock
+        #: By age.
+        self._known: dict[Lane, KnownLane] = {}
 
-    async def find(self, connection: Connection, lanes: Iterable[Lane]) -> dict[Lane, int]:
-        """The numbers of these lanes, created if necessary, in the connection's transaction."""
+    async def find(
+        self, connection: Connection, lanes: Iterable[Lane], *, for_new_tasks: bool = False
+    ) -> dict[Lane, KnownLane]:
+        """These lanes, created if necessary, in the connection's transaction.
+
+        Refuses to create lanes `for_new_tasks` if there are too many; existing tasks go on in any case.
+        """
         wanted = dict.fromkeys(lanes)
-        found = {lane: self._known[lane] for lane in wanted if lane in self._known}
+        now = self._clock()
+        found = {lane: known for lane in wanted if (known := self._known.get(lane)) and known.until > now}
         unknown = [lane for lane in wanted if lane not in found]
-        if unknown:
-            columns = {
-                "types": [lane.type for lane in unknown],
-                "capabilities": [array_literal(lane.required_capabilities) for lane in unknown],
-                "models": [array_literal(lane.models) for lane in unknown],
-                "boosts": [lane.boost_per_minute for lane in unknown],
-                "costs": [lane.max_cost_usd for lane in unknown],
-            }
-            await connection.execute(_SQL["ensure_lanes"], columns)
-            rows = await fetch_rows(connection, _FoundLane, _SQL["find_lanes"], columns)
-            found |= {unknown[row.n - 1]: row.id for row in rows}
-        return found
+        if not unknown:
+            return found
+        for _ in range(_TRIES):
+            ids = await self._look_up(connection, unknown)
+            found |= {lane: KnownLane(lane_id, now + CACHED_SEC) for lane, lane_id in ids.items()}
+            unknown = [lane for lane in unknown if lane not in ids]
+            if not unknown:
+                return found
+            if for_new_tasks:
+                await self._check_number(connection, len(unknown))
+            await connection.execute(_SQL["create_lanes"], _columns(unknown))
+        raise AssertionError(f"lanes are deleted as soon as they are created: {unknown}")
 
     async def create_outside(self, connection: Connection, database: Database, lanes: Iterable[Lane]) -> None:
         """Create and cache what the caller's transaction needs, on another connection.
@@ -61,17 +94,58 @@ class Lanes:
         A lane that is created in a transaction blocks every submission to that lane until the transaction
         ends, and the caller's may be open for long.
         """
-        unknown = {lane for lane in lanes if lane not in self._known}
-        if unknown:
+        wanted = set(lanes)
+        if self.known(wanted) is None:
             async with caller_transaction.outside(connection, database) as own:
-                self.remember(await self.find(own, unknown))
+                self.remember(await self.find(own, wanted, for_new_tasks=True))
 
     def known(self, lanes: Iterable[Lane]) -> dict[Lane, int] | None:
         """The numbers of these lanes, if all of them are cached."""
-        found = {lane: self._known.get(lane) for lane in lanes}
+        now = self._clock()
+        found = {
+            lane: known.id if (known := self._known.get(lane)) and known.until > now else None
+            for lane in lanes
+        }
         return None if None in found.values() else cast("dict[Lane, int]", found)
 
-    def remember(self, lanes: Mapping[Lane, int]) -> None:
+    def remember(self, lanes: Mapping[Lane, KnownLane]) -> None:
         """Cache lanes, after the transaction that created them has committed."""
-        if len(self._known) < _MOST_CACHED:
-            self._known.update(lanes)
+        for lane, known in lanes.items():
+            if self._known.get(lane) != known:
+                self._known.pop(lane, None)
+                self._known[lane] = known
+        while len(self._known) > _MOST_CACHED:
+            del self._known[next(iter(self._known))]
+
+    async def _look_up(self, connection: Connection, lanes: list[Lane]) -> dict[Lane, int]:
+        rows = await fetch_rows(connection, _FoundLane, _SQL["find_lanes"], _columns(lanes))
+        deleted = {row.id for row in rows if row.retired}
+        if deleted:
+            deleted -= set(await fetch_column(connection, _SQL["reuse_lanes"], {"ids": sorted(deleted)}))
+        return {lanes[row.n - 1]: row.id for row in rows if row.id not in deleted}
+
+    async def _check_number(self, connection: Connection, new: int) -> None:
+        most = self._max_lanes * _EXISTING_FOR_EACH
+        limits = {"limit": self._max_lanes, "most": most}
+        counts = await fetch_row(connection, _LaneCounts, _SQL["count_lanes"], limits)
+        if counts is None:
+            raise AssertionError("count_lanes returns one row")
+        if counts.waiting + new > self._max_lanes or counts.unretired + new > most:
+            raise RateLimitedError(
+                f"Tasks wait in {counts.waiting} lanes, and this call needs {new} more; at most "
+                f"{self._max_lanes} are allowed (LINESHAFT_MAX_LANES), and {most} together with those that "
+                "have other tasks, or had some within the last hours. Each combination of type, "
+                "required_capabilities, model_preferences, priority_boost_per_minute and magnitude of "
+                "max_cost_usd is a lane: use fewer of them, or submit again when waiting tasks are done. "
+                "Nothing was changed."
+            )
+
+
+def _columns(lanes: list[Lane]) -> dict[str, Any]:
+    return {
+        "types": [lane.type for lane in lanes],
+        "capabilities": [array_literal(lane.required_capabilities) for lane in lanes],
+        "models": [array_literal(lane.models) for lane in lanes],
+        "boosts": [lane.boost_per_minute for lane in lanes],
+        "costs": [lane.cost_from_usd for lane in lanes],
+    }

@@ -45,14 +45,14 @@ from lineshaft.engine.submit.drafts import (
     with_refs,
 )
 from lineshaft.engine.submit.joining import Joining
-from lineshaft.engine.submit.lanes import Lanes, wake_lanes
+from lineshaft.engine.submit.lanes import KnownLane, Lanes, wake_lanes
 from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import (
     AlreadyExistsError,
     DependencyNotFoundError,
     InvalidInputError,
 )
-from lineshaft.model.priority import Lane
+from lineshaft.model.priority import Lane, lane_boost
 from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import DEFAULT_RULES, NewTask, TaskRules
@@ -110,10 +110,10 @@ class Submission:
         check_number(len(tasks))
         uniform = UniformTasks(tasks, self.rules)
 
-        async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, int]]:
-            lanes = await self._lanes.find(connection, [uniform.row.lane])
+        async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, KnownLane]]:
+            lanes = await self._lanes.find(connection, [uniform.row.lane], for_new_tasks=True)
             clock = await self._read_clock(connection)
-            (lane_id,) = lanes.values()
+            ((lane_id, _),) = lanes.values()
             await uniform.write(connection, lane_id, clock.now, clock.generation)
             if uniform.row.run_at is None or uniform.row.run_at <= clock.now:
                 await wake_lanes(connection, [lane_id])
@@ -146,7 +146,7 @@ class Submission:
         )
         dag, heads, drafts = await off_the_loop(tasks, draft)
 
-        async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, int]]:
+        async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, KnownLane]]:
             existing = await take_dag_key(connection, dag, {key: head.id for key, head in heads.items()})
             if existing is not None:
                 return existing, {}
@@ -188,7 +188,7 @@ class Submission:
 
     async def _run(
         self,
-        write: Callable[[Connection], Awaitable[tuple[T, dict[Lane, int]]]],
+        write: Callable[[Connection], Awaitable[tuple[T, dict[Lane, KnownLane]]]],
         drafts: int,
         connection: Connection | None,
     ) -> T:
@@ -212,7 +212,7 @@ class Submission:
 
     async def _write_in(
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
-    ) -> tuple[dict[str, Submitted], dict[Lane, int]]:
+    ) -> tuple[dict[str, Submitted], dict[Lane, KnownLane]]:
         results: dict[str, Submitted] = {}
         new, satisfied = drafts, set[str]()
         if not all(map(is_standalone, drafts)):
@@ -228,8 +228,8 @@ class Submission:
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
-        lanes = await self._lanes.find(connection, [row.lane for row in rows.values()])
-        lane_ids = {name: lanes[row.lane] for name, row in rows.items()}
+        lanes = await self._lanes.find(connection, [row.lane for row in rows.values()], for_new_tasks=True)
+        lane_ids = {name: lanes[row.lane].id for name, row in rows.items()}
         for draft in new:
             draft.lane_id = lane_ids[id(draft.row)]
         if dags:
@@ -354,6 +354,7 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
         "live_dag_id": [draft.live_dag_id for draft in new],
         "lock_owner": [draft.lock_owner for draft in new],
         "lane_id": [draft.lane_id for draft in new],
+        "boost": [lane_boost(draft.row.priority_boost_per_minute) for draft in new],
         "blocked": [draft.blocked for draft in new],
         "downstream": [draft.downstream for draft in new],
     }

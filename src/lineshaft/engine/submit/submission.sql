@@ -41,12 +41,12 @@ new AS MATERIALIZED (
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
         %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
-        %(lane_id)s::integer[], %(blocked)s::integer[], %(downstream)s::smallint[]
+        %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
         id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, ignore_failure, expire_at_deadline, is_batch, lane_id, blocked, downstream, n
+        require_decision_report, ignore_failure, expire_at_deadline, is_batch, lane_id, boost, blocked, downstream, n
     )
 ),
 stored AS (
@@ -66,20 +66,20 @@ stored AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires
+        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd
     )
     SELECT
         id, live_dag_id,
         CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
         lane_id, priority, downstream, blocked, deadline,
-        lineshaft.rank(priority, downstream, priority_boost_per_minute, clock.now, deadline, clock.now),
+        lineshaft.rank(priority, downstream, boost, clock.now, deadline, clock.now),
         -- A deadline in the past is checked once more, to be reported as missed.
         coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
         lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
-        expire_at_deadline
+        expire_at_deadline, max_cost_usd
     FROM new CROSS JOIN clock
     ORDER BY n
     RETURNING id, dag_id, status, lane_id, submission_no
@@ -117,19 +117,19 @@ WITH stored AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated,
-        expires
+        expires, max_cost_usd
     )
     SELECT
         %(id)s::text, CASE WHEN waits THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status, %(lane_id)s::integer, %(priority)s::smallint,
         %(deadline)s::timestamptz,
         lineshaft.rank(
-            %(priority)s::smallint, 0::smallint, %(priority_boost_per_minute)s::double precision, now, %(deadline)s::timestamptz, now
+            %(priority)s::smallint, 0::smallint, %(boost)s::double precision, now, %(deadline)s::timestamptz, now
         ),
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
-        %(expire_at_deadline)s::boolean
+        %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric
     FROM (
         SELECT
             coalesce(%(now)s::timestamptz, now()) AS now,

@@ -115,8 +115,8 @@ class Change:
         row = await fetch_row(connection, _LaneRow, _SQL["read_lane"], {"id": task.lane_id})
         if row is None:
             raise AssertionError("a live task has a lane")
-        lane = Lane(row.type, tuple(row.required_capabilities), tuple(row.models), row.boost_per_minute, cost)
-        return (await self._lanes.find(connection, [lane]))[lane]
+        lane = Lane.of(row.type, row.required_capabilities, row.models, row.boost_per_minute, cost)
+        return (await self._lanes.find(connection, [lane]))[lane].id
 
 
 def _changed(before: TaskChange, wanted: dict[str, Any]) -> dict[str, Any]:

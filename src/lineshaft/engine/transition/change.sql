@@ -21,6 +21,7 @@ placed AS (
     SET priority = before.new_priority,
         deadline = before.new_deadline,
         limit_sec = before.new_duration,
+        max_cost_usd = before.new_cost,
         lane_id = coalesce(%(lane_id)s::integer, live.lane_id),
         generation = CASE WHEN %(lane_id)s::integer IS NULL THEN live.generation ELSE (SELECT last_value FROM lineshaft.generation_no) END,
         rank = lineshaft.rank(

@@ -308,22 +308,21 @@ WITH fitting AS MATERIALIZED (
     SELECT waiting.id
     FROM (
         SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
-            sum(coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0))
+            sum(coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0))
                 OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
         FROM lineshaft.dag
         CROSS JOIN LATERAL (
-            SELECT id, dag_id, lane_id, rank, submission_no FROM lineshaft.task_live
+            SELECT id, dag_id, max_cost_usd, rank, submission_no FROM lineshaft.task_live
             WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id
             OFFSET 0
         ) AS live
-        JOIN lineshaft.lane ON lane.id = live.lane_id
         CROSS JOIN lineshaft.limits
         WHERE dag.id = ANY (%(dag_ids)s::text[])
           -- A task that is still too expensive blocks no others.
           AND (dag.budget_ceiling_usd IS NULL OR (
-            dag.spent_usd + dag.reserved_usd + coalesce(lane.max_cost_usd, limits.default_max_cost_usd, 0) <= dag.budget_ceiling_usd
+            dag.spent_usd + dag.reserved_usd + coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0) <= dag.budget_ceiling_usd
             -- A task without a limit of its own needs some money.
-            AND (lane.max_cost_usd IS NOT NULL OR dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd)
+            AND (live.max_cost_usd IS NOT NULL OR dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd)
           ))
     ) AS waiting
     WHERE waiting.money IS NULL OR waiting.needed <= waiting.money

@@ -29,7 +29,7 @@ gone AS (
       AND (
         greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
         OR live.agent_id IS NULL
-        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+        OR live.max_cost_usd IS NULL
       )
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
@@ -178,7 +178,7 @@ gone AS (
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
       AND (
         greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
-        OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+        OR live.max_cost_usd IS NULL
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,

@@ -254,14 +254,14 @@ class Fail:
         """The lane of the next attempt: another one, once fallback models apply."""
         if list(models) == task.model_preferences:
             return task.lane_id
-        lane = Lane(
+        lane = Lane.of(
             task.type,
-            tuple(task.required_capabilities),
-            tuple(models),
+            task.required_capabilities,
+            models,
             task.priority_boost_per_minute,
             task.max_cost_usd,
         )
-        return (await self._lanes.find(connection, [lane]))[lane]
+        return (await self._lanes.find(connection, [lane]))[lane].id
 
     async def _fail_batches(
         self,

@@ -44,10 +44,10 @@ class _Revivable:
 
     @property
     def lane(self) -> Lane:
-        return Lane(
+        return Lane.of(
             self.type,
-            tuple(self.required_capabilities),
-            tuple(self.model_preferences),
+            self.required_capabilities,
+            self.model_preferences,
             self.priority_boost_per_minute,
             self.max_cost_usd,
         )
@@ -146,7 +146,7 @@ class Revive:
             {
                 **self._database.now,
                 "ids": [task.id for task in wanted],
-                "lane_ids": [lanes[task.lane] for task in wanted],
+                "lane_ids": [lanes[task.lane].id for task in wanted],
                 # A batch has no work that could wait, but its children have.
                 "delays": [0.0 if task.is_batch else float(delays[roots[task.id]]) for task in wanted],
                 "lock_owners": [owners.get(task.id) for task in wanted],

@@ -12,13 +12,13 @@ ended AS (
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited, expires
+    awaited, expires, max_cost_usd
 )
 SELECT
     task.id, dag.id,
     CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
     ended.lane_id, task.priority, 0, open.n, task.deadline,
-    lineshaft.rank(task.priority, 0::smallint, task.priority_boost_per_minute, clock.now, task.deadline, clock.now),
+    lineshaft.rank(task.priority, 0::smallint, lane.boost_per_minute, clock.now, task.deadline, clock.now),
     -- A deadline that passed since the task ended must still be logged; one that passed before has been.
     coalesce(lineshaft.rekey_at(task.deadline, clock.now), CASE WHEN ended.ended_at < task.deadline THEN task.deadline END),
     CASE WHEN open.n > 0 OR ended.delay > 0 OR task.is_batch THEN NULL ELSE clock.now END,
@@ -32,9 +32,10 @@ SELECT
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true, task.expire_at_deadline
+    true, task.expire_at_deadline, task.max_cost_usd
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
+JOIN lineshaft.lane ON lane.id = ended.lane_id
 CROSS JOIN clock
 LEFT JOIN lineshaft.dag ON dag.id = task.dag_id
 CROSS JOIN LATERAL (

@@ -68,7 +68,7 @@ async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
     "/api/tasks",
     Scope.SUBMIT,
     {201: DocumentTask, 200: DocumentTask},
-    codes=("dependency_not_found", "already_exists", "not_found"),
+    codes=("dependency_not_found", "already_exists", "not_found", "rate_limited"),
     example=_EXAMPLE,
     body_shape=NewDocumentTask,
 )

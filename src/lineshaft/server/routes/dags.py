@@ -15,7 +15,7 @@ routes = Routes()
     "/v1/dags",
     Scope.SUBMIT,
     {201: responses.SubmittedDag, 200: responses.SubmittedDag},
-    codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found"),
+    codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found", "rate_limited"),
     example=examples.DAG,
     check_body=requests.check_dag_count,
     simplify=documents.dag,

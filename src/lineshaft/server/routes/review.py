@@ -46,7 +46,14 @@ async def get_dead_letter(call: Call) -> Answer:
     "/v1/dead-letters/{id}/resolve",
     Scope.OPERATE,
     Task,
-    codes=("not_found", "invalid_transition", "already_exists", "dependency_not_found", "cycle_detected"),
+    codes=(
+        "not_found",
+        "invalid_transition",
+        "already_exists",
+        "dependency_not_found",
+        "cycle_detected",
+        "rate_limited",
+    ),
     example={"resolution": "retry", "reviewer": "ada", "note": "the site is back"},
 )
 async def resolve_dead_letter(call: Call, body: ResolutionRequest) -> Answer:

@@ -291,7 +291,7 @@ async def cancel_task(call: Call, body: protocol.Cancel) -> Answer:
     "/v1/tasks/{id}/subtasks",
     Scope.AGENT,
     {201: protocol.SpawnedTasks},
-    codes=(*_CLAIM_CODES, "cycle_detected", "dependency_not_found", "already_exists"),
+    codes=(*_CLAIM_CODES, "cycle_detected", "dependency_not_found", "already_exists", "rate_limited"),
     example={**_TOKEN, "tasks": [examples.TASK], "wait": True},
     check_body=requests.check_dag_count,
     simplify=documents.with_tasks,

@@ -178,20 +178,26 @@ CREATE TABLE lineshaft.pause (
 COMMENT ON TABLE lineshaft.pause IS 'Types that are paused, manually or by the cost-velocity stop; * is all.';
 
 
--- Interchangeable tasks: the same eligibility and the same rate of ageing (model/priority.py). Few rows, never updated.
+-- Interchangeable tasks: the same eligibility and the same rate of ageing (model/priority.py). Few rows. The janitor removes those that no
+-- task uses (engine/lane_removal.sql).
 CREATE TABLE lineshaft.lane (
     id integer GENERATED ALWAYS AS IDENTITY,
     type text NOT NULL,
     required_capabilities text[] NOT NULL,
     models text[] NOT NULL,
     boost_per_minute double precision NOT NULL,
-    max_cost_usd numeric(20, 6),
+    -- Its tasks have a max_cost_usd from this to less than twice this. NULL: none; 0: of 0.
+    cost_from_usd numeric(20, 6),
+    -- Set: no task used it then. A look-up empties both columns, and processes forget lanes after some minutes, so later only
+    -- transactions below retired_by may still use it.
+    retired_at timestamptz,
+    retired_by xid8,
     CONSTRAINT lane_pkey PRIMARY KEY (id)
 );
 COMMENT ON TABLE lineshaft.lane IS 'Sets of tasks with the same eligibility for agents and the same rate of ageing.';
 -- NULL is a value here; PostgreSQL 14 has no NULLS NOT DISTINCT. -1 is not a valid cost.
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane
-    (type, required_capabilities, models, boost_per_minute, (coalesce(max_cost_usd, -1)));
+    (type, required_capabilities, models, boost_per_minute, (coalesce(cost_from_usd, -1)));
 
 
 CREATE TABLE lineshaft.task_live (
@@ -261,6 +267,8 @@ CREATE TABLE lineshaft.task_live (
     lock_owner text COLLATE "C",
     -- Of the grant of its lock. NULL: the claim has no lock.
     lock_token bigint,
+    -- What a claim reserves. NULL: no limit of its own.
+    max_cost_usd numeric(20, 6),
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     -- Of earlier attempts, and of the current one so far.
     cost_usd numeric(20, 6) NOT NULL DEFAULT 0,
@@ -1146,7 +1154,9 @@ COMMENT ON COLUMN lineshaft.lane.type IS 'The task type.';
 COMMENT ON COLUMN lineshaft.lane.required_capabilities IS 'What an agent must be capable of.';
 COMMENT ON COLUMN lineshaft.lane.models IS 'Models that an agent must have one of; empty: any.';
 COMMENT ON COLUMN lineshaft.lane.boost_per_minute IS 'How fast priority grows with age.';
-COMMENT ON COLUMN lineshaft.lane.max_cost_usd IS 'What an agent must be able to afford; NULL: nothing.';
+COMMENT ON COLUMN lineshaft.lane.cost_from_usd IS 'The cost limits of its tasks are from this to less than twice this; NULL: they have none.';
+COMMENT ON COLUMN lineshaft.lane.retired_at IS 'Since when no task uses it; NULL: it may be in use.';
+COMMENT ON COLUMN lineshaft.lane.retired_by IS 'It can be deleted once all transactions below this have ended.';
 
 COMMENT ON COLUMN lineshaft.lock.token IS 'A fencing number; it grows with every grant.';
 COMMENT ON COLUMN lineshaft.lock.acquired_at IS 'Since when it is held.';
@@ -1314,6 +1324,7 @@ COMMENT ON COLUMN lineshaft.task_live.parked IS 'Why claims don''t see it althou
 COMMENT ON COLUMN lineshaft.task_live.lock_key IS 'The document lock that it needs, if any.';
 COMMENT ON COLUMN lineshaft.task_live.lock_owner IS 'The batch that holds the lock for it; NULL: itself.';
 COMMENT ON COLUMN lineshaft.task_live.lock_token IS 'The fencing number of the lock that its claim was given.';
+COMMENT ON COLUMN lineshaft.task_live.max_cost_usd IS 'The most that an attempt may cost, which a claim reserves; NULL: no limit.';
 COMMENT ON COLUMN lineshaft.task_live.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.task_live.cost_usd IS 'Cost of earlier attempts.';
 COMMENT ON COLUMN lineshaft.task_live.attempt_cost_usd IS 'Cost of the current attempt so far.';

@@ -12,7 +12,7 @@
 -- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types.
 CREATE FUNCTION lineshaft.best_head_1(
     p_agent text, p_incarnation integer, p_types text[], p_freed integer, p_now timestamptz,
-    OUT verdict text, OUT generation integer, OUT lane_id integer, OUT cost numeric, OUT model text, OUT version text,
+    OUT verdict text, OUT generation integer, OUT lane_id integer, OUT default_cost numeric, OUT model text, OUT version text,
     OUT claim_ttl_sec double precision, OUT heartbeat_interval_sec double precision
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -49,6 +49,7 @@ BEGIN
         END IF;
     END IF;
     version := me.version;
+    default_cost := coalesce(me.default_max_cost_usd, 0);
     claim_ttl_sec := me.claim_ttl_sec;
     heartbeat_interval_sec := me.heartbeat_interval_sec;
     IF NOT me.has_room THEN
@@ -97,8 +98,8 @@ BEGIN
                 LIMIT 1
             ) AS following
         )
-        SELECT head.no, lane.id, coalesce(lane.max_cost_usd, me.default_max_cost_usd, 0), lane.models
-        INTO generation, lane_id, cost, models
+        SELECT head.no, lane.id, lane.models
+        INTO generation, lane_id, models
         FROM head
         JOIN lineshaft.lane ON lane.id = head.lane_id
         WHERE lane.required_capabilities <@ me.capabilities
@@ -107,8 +108,8 @@ BEGIN
         ORDER BY round((head.rank - lane.boost_per_minute * lineshaft.minutes(p_now)) * 1e6), head.submission_no
         LIMIT 1;
     ELSE
-        SELECT open.no, lane.id, coalesce(lane.max_cost_usd, me.default_max_cost_usd, 0), lane.models
-        INTO generation, lane_id, cost, models
+        SELECT open.no, lane.id, lane.models
+        INTO generation, lane_id, models
         FROM lineshaft.lane
         CROSS JOIN lineshaft.generation AS open
         CROSS JOIN LATERAL (
@@ -198,7 +199,7 @@ BEGIN
         WHERE live.id = p_id AND live.epoch = p_epoch AND live.status = 'RUNNING' AND NOT live.is_gated AND live.lock_key IS NULL
           AND (
             greatest(p_cost, live.attempt_cost_usd) <= live.reserved_usd
-            OR (SELECT lane.max_cost_usd IS NULL FROM lineshaft.lane WHERE lane.id = live.lane_id)
+            OR live.max_cost_usd IS NULL
           )
           -- A DAG with a dead letter may end with this task, and one with a budget may have tasks that wait for the money.
           AND (live.dag_id IS NULL OR (
@@ -287,7 +288,9 @@ BEGIN
             verdict := 'weigh';
         END IF;
         IF has_slot THEN
-            SELECT live.id, live.dag_id, live.lane_id, live.lock_key, live.first_started_at IS NOT NULL AS resume INTO following
+            SELECT live.id, live.dag_id, live.lane_id, live.lock_key, live.first_started_at IS NOT NULL AS resume,
+                coalesce(live.max_cost_usd, best.default_cost) AS cost
+            INTO following
             FROM lineshaft.task_live AS live
             WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = best.generation AND live.lane_id = best.lane_id
               AND (live.expires AND live.deadline <= now) IS NOT TRUE
@@ -302,7 +305,7 @@ BEGIN
                 SELECT dag.status = 'running' AS is_running, dag.budget_ceiling_usd INTO dag FROM lineshaft.dag WHERE dag.id = following.dag_id;
                 -- After a completion only its own DAG may be changed: two would have to be locked in the order of their ids.
                 IF FOUND AND dag.budget_ceiling_usd IS NULL
-                    AND (p_id IS NULL OR (dag.is_running AND (following.dag_id = done.dag_id OR best.cost = 0))) THEN
+                    AND (p_id IS NULL OR (dag.is_running AND (following.dag_id = done.dag_id OR following.cost = 0))) THEN
                     verdict := 'claimed';
                 END IF;
             END IF;
@@ -311,7 +314,7 @@ BEGIN
             UPDATE lineshaft.task_live AS live
             SET status = CASE WHEN p_start THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
                 epoch = live.epoch + 1, agent_id = own.agent_id, incarnation = own.incarnation, model = best.model, version = best.version,
-                reserved_usd = best.cost, claimed_at = now, heartbeat_at = now,
+                reserved_usd = following.cost, claimed_at = now, heartbeat_at = now,
                 started_at = CASE WHEN p_start THEN now END,
                 first_started_at = CASE WHEN p_start THEN coalesce(live.first_started_at, now) ELSE live.first_started_at END,
                 limit_at = CASE WHEN p_start THEN now + live.limit_sec * interval '1 second' END,
@@ -324,7 +327,7 @@ BEGIN
                 coalesce(live.heartbeat_sec, best.heartbeat_interval_sec)
             INTO id, epoch, live_dag_id, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec;
             resume := following.resume;
-            reserved := best.cost;
+            reserved := following.cost;
         END IF;
     END IF;
 
@@ -384,8 +387,8 @@ BEGIN
         agent_ids := agent_ids || own.agent_id;
         epochs := epochs || epoch;
         IF live_dag_id IS NOT NULL AND p_id IS NULL THEN
-            IF best.cost > 0 THEN
-                UPDATE lineshaft.dag SET reserved_usd = dag.reserved_usd + best.cost WHERE dag.id = live_dag_id;
+            IF following.cost > 0 THEN
+                UPDATE lineshaft.dag SET reserved_usd = dag.reserved_usd + following.cost WHERE dag.id = live_dag_id;
             END IF;
             IF NOT dag.is_running THEN
                 -- Of two claims only one finds it so.
