@@ -389,17 +389,30 @@ async def test_at_the_total_children_that_are_not_waited_for_can_be_spawned(worl
     assert await world.complete(task) is Status.COMPLETED
 
 
-async def test_a_task_that_a_late_report_took_over_its_total_stops_at_its_first_heartbeat(
-    world: World,
-) -> None:
-    """R-024: also if its next attempt has reported nothing yet."""
+async def test_a_task_at_its_total_is_not_claimed(world: World) -> None:
+    """R-024, R-238: a late report took it there; it is a dead letter, and the claim goes on without it."""
+    agent = await world.agent()
+    over = await world.one(max_total_cost_usd=1, max_attempts=9)
+    lost = await world.take(agent)
+    await world.release(lost)
+    await late_heartbeat(world, agent, lost, cost("1"))
+    other = await world.one()
+
+    assert [task.id for task in await world.claim(agent, 2)] == [other]
+
+    assert world.status(over) == "DEAD_LETTERED"
+    assert (await world.engine.dead_letters.get(over)).category == "budget_exceeded"
+
+
+async def test_a_task_over_its_total_stops_at_its_next_heartbeat(world: World) -> None:
+    """R-024: also if this attempt has reported nothing yet."""
     agent = await world.agent()
     await world.one(max_total_cost_usd=1, max_attempts=9)
     lost = await world.take(agent)
     await world.release(lost)
-    await late_heartbeat(world, agent, lost, cost("1"))
-    at_the_limit = await world.take(agent)
-    assert await report(world, agent, at_the_limit) is None
+    held = await world.take(agent)
+    assert await report(world, agent, held) is None
+
     await late_heartbeat(world, agent, lost, cost("1.5"))
 
-    assert await report(world, agent, at_the_limit) == "max_total_cost"
+    assert await report(world, agent, held) == "max_total_cost"

@@ -109,6 +109,8 @@ class Undelivered(Protocol):
 
     def release_if_undelivered(self, tasks: list[ClaimedTask]) -> AbstractContextManager[None]: ...
 
+    async def release(self, tasks: Sequence[ClaimedTask]) -> None: ...
+
 
 class _ProbeTakenError(Exception):
     """Another claim was faster with the probe: this one is rolled back."""
@@ -264,11 +266,28 @@ class Claims:
 
     async def _claimed(self, claim: Claim) -> Claim:
         self._left += len(claim.tasks)
+        await self._give_up_overspent(claim.tasks)
         if self._left >= self._turn_at:
             # The tasks are claimed, whether this works or not.
             with contextlib.suppress(UnavailableError):
                 await self._turn()
         return await self._with_history(claim)
+
+    async def _give_up_overspent(self, tasks: list[ClaimedTask]) -> None:
+        """Release tasks that have reached their total limit, which makes them dead letters.
+
+        A report that came after the end of an earlier attempt, or a lowered limit, may have done that.
+        """
+        # Few have cost anything before they are claimed.
+        if not (paid := [task for task in tasks if task.cost_usd > 0]):
+            return
+        columns = {"ids": [task.id for task in paid], "costs": [task.cost_usd for task in paid]}
+        with self._undelivered.release_if_undelivered(tasks):
+            async with self._database.connection() as connection:
+                over = set(await fetch_column(connection, _SQL["over_total"], columns))
+            if over:
+                await self._undelivered.release([task for task in paid if task.id in over])
+                tasks[:] = [task for task in tasks if task.id not in over]
 
     async def claim_task(
         self, agent_id: str, incarnation: int, task_id: str, *, start: bool = False
@@ -283,6 +302,7 @@ class Claims:
             tasks = await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
+        await self._give_up_overspent(tasks)
         if not tasks:
             # If its deadline has passed, the reason is that it is CANCELLED.
             await self._upkeep.expire_task(task_id)

@@ -563,3 +563,8 @@ LEFT JOIN lineshaft.task_live AS live ON live.id = input.id AND live.epoch = inp
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = input.id AND ended.epoch = input.epoch
 LEFT JOIN lineshaft.attempt ON attempt.task_id = input.id AND attempt.epoch = input.epoch
 WHERE coalesce(live.agent_id, ended.agent_id, attempt.agent_id) IS NOT NULL
+
+-- name: over_total
+-- Those of these tasks that have cost as much as all their attempts together may.
+SELECT task.id FROM lineshaft.task JOIN unnest(%(ids)s::text[], %(costs)s::numeric[]) AS paid (id, cost) ON paid.id = task.id
+WHERE task.max_total_cost_usd <= paid.cost

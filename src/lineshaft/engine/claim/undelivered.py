@@ -54,6 +54,10 @@ class UndeliveredClaims:
                 releasing.add_done_callback(self._releasing.discard)
             raise
 
+    async def release(self, tasks: Sequence[ClaimedTask]) -> None:
+        """Give these claims up."""
+        await self._release([Release(ClaimRef(task.id, task.epoch)) for task in tasks])
+
     async def release_unknown(self, agent_id: str, incarnation: int, known: Collection[str]) -> int:
         """Release what this instance of an agent holds, except the tasks that it knows; returns how many.
 
