@@ -41,9 +41,7 @@ class Route:
     ) -> str:
         """The code of the refusal, LOST, or OK. `more` are fields for each place that takes the token."""
         agent_names = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
-        body = _filled(
-            self.schema, self.example, {"claim_token": token, "id": task_id, **more}, agent_names
-        )
+        body = _filled(self.schema, self.example, {"claim_token": token, "id": task_id, **more}, agent_names)
         path = self.path.replace("/agents/{id}", f"/agents/{agent['id']}")
         path = path.replace("{id}", task_id).replace("{name}", "search")
         reply = await client.request(self.method, path, body)
@@ -79,7 +77,7 @@ def _filled(
 ) -> dict[str, Any]:
     """The example with these values of a claim and an agent, in each place that takes them."""
     fields = _resolved(schema).get("properties", {})
-    given = agent | (claim if "claim_token" in fields else {})
+    given = dict(agent) | dict(claim if "claim_token" in fields else {})
     body = dict(example) | {name: value for name, value in given.items() if name in fields}
     for name, field in fields.items():
         if "items" in field and _takes_claim(field["items"]) and "claim_token" not in fields:

@@ -39,7 +39,7 @@ _JSON_TYPE = (b"content-type", b"application/json")
 class Service(Protocol):
     """What the framework needs of the object that serves a group of routes."""
 
-    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
         """The caller; raises unless it has this scope."""
         ...
 
@@ -229,7 +229,7 @@ class Endpoint(Generic[S]):
         # Health checks are not delayed by readers either.
         only_reads.set(operation.method == "GET" and operation.scope is not None)
         headers = Headers(scope=scope)
-        principal = await self._service.authenticate(operation.scope, headers.get("authorization"))
+        principal = await self._service.authenticate(operation.scope, headers)
         address = (scope.get("client") or ("",))[0]
         call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}

@@ -32,7 +32,7 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
         place = call.headers.get("last-event-id") or query.place or NOW
         reading = await reading.resolved(call.service.engine.read)
         first = await reading.after(place)
-        allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
+        allow = partial(call.service.authenticate, Scope.READ, call.headers)
         return stream(
             call.service.tail,
             reading,
