@@ -19,7 +19,7 @@ from lineshaft.settings import Settings
 from lineshaft.types import Scope
 from tests.integrations.officeplane.test_sockets import listening
 from tests.server.client import Client, Reply, read_reply
-from tests.server.conftest import Serve, Served, serving
+from tests.server.conftest import Serve, Served, serving, until
 
 #: Bodies that pass the first look, for operations whose example would do more than that.
 BODIES: dict[str, Any] = {
@@ -521,19 +521,39 @@ async def test_the_first_token_ends_streams_without_one(
 async def test_a_database_that_is_away(dsn: str, connection: psycopg.Connection) -> None:
     async with serving(dsn) as served:
         await served.client.submit()
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        await disconnect(connection)
 
-        reply = await served.client.get("/v1/tasks")
+        reply = await served.client.post("/v1/tasks", {"type": "x"})
 
         assert (reply.status, reply.code) == (503, "unavailable")
         assert reply.headers["retry-after"] == "1"
         assert reply.json["retryable"] is True
         while (await served.client.get("/readyz")).status != 200:
             pass
-        assert (await served.client.get("/v1/tasks")).status == 200, "it is back by itself"
+        assert (await served.client.post("/v1/tasks", {"type": "x"})).status == 201, "it is back by itself"
+
+
+async def test_reads_after_a_failover_succeed(dsn: str, connection: psycopg.Connection) -> None:
+    """All connections of the server were closed while nobody used them, several of them for reads."""
+    async with serving(dsn, max_connections=10) as served:
+        made = (await served.service.tokens.create("reader", "read")).token
+        reader = Client(served.client.port, made)
+        await asyncio.gather(*(reader.get("/v1/stats") for _ in range(20)))
+        await disconnect(connection)
+
+        replies = [await reader.get("/v1/tasks") for _ in range(3)]
+        replies += await asyncio.gather(*(reader.get("/v1/tasks") for _ in range(20)))
+
+        assert {reply.status for reply in replies} == {200}
+
+
+async def disconnect(connection: psycopg.Connection) -> None:
+    """Close all other connections to the database, and wait until the server's processes have ended."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    found = connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}").fetchall()
+    pids = [pid for pid, _ in found]
+    assert pids
+    await until(lambda: not connection.execute(f"SELECT {others} AND pid = ANY (%s)", [pids]).fetchall())
 
 
 async def test_settings_name_the_limits() -> None:
