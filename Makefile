@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-agents bench-http bench-footprint bench-peers bench-page chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -100,6 +100,9 @@ bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchma
 
 chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), and check that nothing was lost
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
+
+fuzz: $(DEVELOPMENT) ## Send REQUESTS (100000) random requests to a server, and those of schemathesis before
+	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED))
 
 lock: ## Choose new versions of all dependencies (needs uv)
 	$(COMPILE) --upgrade --all-extras --output-file requirements/development.txt pyproject.toml requirements/build.in

@@ -64,8 +64,9 @@ class Work:
 
         Never waits for a locked row. An agent that is missing from the answer was superseded, or is unknown.
         """
-        async with self._database.connection() as connection:
-            return await send_heartbeat(connection, self._database.now, agents, tasks)
+        return await self._database.run_alone(
+            lambda own: send_heartbeat(own, self._database.now, agents, tasks)
+        )
 
     async def record_steps(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
         """Record results of steps and their cost; the first result of a step is the one that counts."""
