@@ -98,8 +98,8 @@ bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in 
 bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers --page
 
-chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), and check that nothing was lost
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
+chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)
 
 fuzz: $(DEVELOPMENT) ## Send REQUESTS (100000) random requests to a server, and those of schemathesis before
 	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED))
