@@ -14,7 +14,7 @@ _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 def locked(name: str) -> dict[str, str]:
     """The version of each requirement of a file; each must have hashes."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "")
-    found = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         pinned, *hashes = line.split(" --")
         requirement = Requirement(pinned.strip())

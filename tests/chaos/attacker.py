@@ -15,6 +15,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.fuzz.generator import Generator, Names
@@ -28,7 +29,7 @@ _PAUSE_SEC = 0.2
 _AT_ONCE = 3
 _SOCKETS, _STREAMS, _READERS = 40, 20, 8
 #: Calls that change something, with bodies that would be accepted from somebody else.
-_ENDINGS = {
+_ENDINGS: dict[str, dict[str, Any]] = {
     "complete": {"output": {"data": "stolen"}, "cost_usd": 5},
     "fail": {"error": "stolen", "cost_usd": 5},
     "release": {},

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,7 +325,15 @@ async def send_problem(send: Send, error: LineshaftError, scope: AsgiScope) -> N
 
 
 def routes(operations: Sequence[Operation], service: S) -> list[Route]:
-    return [Route(o.path, Endpoint(o, service), methods=[o.method], name=o.name) for o in operations]
+    return [_route(operation, service) for operation in operations]
+
+
+def _route(operation: Operation, service: S) -> Route:
+    endpoint = Endpoint(operation, service)
+    route = Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
+    # Keys and names may contain line ends.
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return route
 
 
 def summary_of(operation: Operation) -> tuple[str, str]:
