@@ -6,7 +6,7 @@ SELECT
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.max_attempts, task.retry,
     task.expire_at_deadline,
-    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
+    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_by_token, task.created_at, task.surface,
     coalesce(live.status, ended.status)::text AS status,
     coalesce(live.priority, task.priority) AS priority,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline,

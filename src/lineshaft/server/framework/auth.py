@@ -41,6 +41,13 @@ class Principal:
                 f"{agent_id!r}. Use a token of that agent: lineshaft token create --scope agent --agent ID"
             )
 
+    def check_creator(self, created_by: str | None) -> None:
+        if self.agent_id is not None and created_by not in {None, f"agent:{self.agent_id}"}:
+            raise ForbiddenError(
+                f"The token {self.name!r} is bound to agent {self.agent_id!r} and can't submit with "
+                f"created_by {created_by!r}. Leave it out, or send 'agent:{self.agent_id}'."
+            )
+
 
 #: Trusted on loopback until the first token is created: it has an account on this machine.
 LOCAL_CALLER = Principal(None, "this machine", Scope.ADMIN)

@@ -27,6 +27,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from lineshaft.engine.postgres.database import only_reads
+from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
@@ -231,6 +232,7 @@ class Endpoint(Generic[S]):
         only_reads.set(operation.method == "GET" and operation.scope is not None)
         headers = Headers(scope=scope)
         principal = await self._service.authenticate(operation.scope, headers)
+        submitting_token.set(None if principal.token_id is None else principal.name)
         address = (scope.get("client") or ("",))[0]
         call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}
