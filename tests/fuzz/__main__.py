@@ -41,13 +41,17 @@ def call_by_document(target: Target, token: str, examples: int) -> int:
 
 
 async def call_at_random(target: Target, tokens: dict[str, str | None], requests: int, seed: int) -> Outcome:
-    before = target.memory
-    async with target.unharmed() as watch:
-        outcome = await fuzz(target, tokens, requests=requests, seed=seed)
+    before, outcome, longest_sec = target.memory, Outcome(), 0.0
+    try:
+        async with target.unharmed() as watch:
+            await fuzz(target, tokens, requests=requests, seed=seed, outcome=outcome)
+            longest_sec = watch.worst_sec
+    except AssertionError as error:
+        outcome.faults.append(str(error))
     statuses = ", ".join(f"{status}: {n}" for status, n in sorted(outcome.statuses.items()))
     print(
         f"{sum(outcome.statuses.values())} requests to {len(outcome.operations)} operations in "
-        f"{outcome.seconds:.0f} s ({statuses}); longest /healthz {watch.worst_sec:.2f} s, memory "
+        f"{outcome.seconds:.0f} s ({statuses}); longest /healthz {longest_sec:.2f} s, memory "
         f"{before >> 20} MB → {target.memory >> 20} MB, at most {target.peak_memory >> 20} MB"
     )
     return outcome

@@ -56,9 +56,16 @@ async def tokens_of_all_scopes(client: Client) -> dict[str, str | None]:
 
 
 async def fuzz(
-    target: Target, tokens: dict[str, str | None], *, requests: int, seed: int, connections: int = 8
-) -> Outcome:
-    outcome, names, numbers = Outcome(), Names(), count()
+    target: Target,
+    tokens: dict[str, str | None],
+    *,
+    requests: int,
+    seed: int,
+    outcome: Outcome,
+    connections: int = 8,
+) -> None:
+    """Fill in the outcome, also if the run doesn't come to its end."""
+    names, numbers = Names(), count()
     began = time.monotonic()
 
     async def send(worker: int) -> None:
@@ -78,4 +85,3 @@ async def fuzz(
 
     await asyncio.gather(*(send(worker) for worker in range(connections)))
     outcome.seconds = time.monotonic() - began
-    return outcome
