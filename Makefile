@@ -17,34 +17,39 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
-# $(call install,.[extras]) installs the package and the extras, in the versions of constraints.txt.
+# $(call install,FILE) installs what requirements/FILE.txt lists, then the package. Every file of every dependency must
+# have a hash that is listed; what builds the package is listed too, so that nothing else is downloaded.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Lineshaft needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing $(1) into $(VENV) (once, or after a change of dependencies)"
+	@echo "Installing requirements/$(1).txt into $(VENV) (once, or after a change of dependencies)"
 	@if command -v uv >/dev/null; then \
 	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
-	  uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt --editable '$(1)'; \
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements/$(1).txt; \
+	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .; \
 	else \
 	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
-	  PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/$(1).txt; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
 	fi
 endef
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-agents bench-http bench-footprint bench-peers bench-page chaos lock clean
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
+
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-agents bench-http bench-footprint bench-peers bench-page chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(DEVELOPMENT) ## Create .venv with everything that development needs
 
-$(PACKAGE): pyproject.toml constraints.txt
-	$(call install,.)
+$(PACKAGE): pyproject.toml requirements/package.txt
+	$(call install,package)
 	@touch $@
 
 # Also installs the package, so that `make demo` after it has nothing left to do.
-$(DEVELOPMENT): pyproject.toml constraints.txt
-	$(call install,.[dev])
+$(DEVELOPMENT): pyproject.toml requirements/development.txt
+	$(call install,development)
 	@touch $(PACKAGE) $@
 
 test: $(DEVELOPMENT) ## Run the tests on the newest PostgreSQL, without slow tests
@@ -96,11 +101,15 @@ bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in 
 bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers --page
 
-chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), and check that nothing was lost
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(CHAOS_FLAGS)
+chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)
+
+fuzz: $(DEVELOPMENT) ## Send REQUESTS (100000) random requests to a server, and those of schemathesis before
+	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED))
 
 lock: ## Choose new versions of all dependencies (needs uv)
-	uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --output-file constraints.txt pyproject.toml
+	$(COMPILE) --upgrade --all-extras --output-file requirements/development.txt pyproject.toml requirements/build.in
+	$(COMPILE) --constraints requirements/development.txt --output-file requirements/package.txt pyproject.toml requirements/build.in
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

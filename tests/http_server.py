@@ -46,11 +46,12 @@ class ServerThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     @contextmanager
-    def serving(self, dsn: str, *, auth: bool = False, **settings: Any) -> Iterator[str]:
+    def serving(self, dsn: str, *, auth: bool | str = False, **settings: Any) -> Iterator[str]:
         """The URL of a server on this database. Without duties: agents make it do what is due."""
 
         async def opened() -> Service:
-            service = Service(dsn, Settings(**settings), auth_required=auth, max_connections=5)
+            chosen = Settings(auth="required" if auth is True else auth or "auto", **settings)
+            service = Service(dsn, chosen, max_connections=5)
             return await service.__aenter__()
 
         service = self.run(opened())

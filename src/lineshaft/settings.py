@@ -169,7 +169,10 @@ class Settings:
     host: str = _setting(_ANY_TEXT, "127.0.0.1", "The address the server listens on.")
     port: int = _setting(_whole(1, 65535), 8001, "The port the server listens on.")
     auth: str = _setting(
-        _one_of("auto", "required"), "auto", "Whether tokens are needed: auto = only beyond loopback."
+        _one_of("auto", "required", "off"),
+        "auto",
+        "Whether calls need a token: auto = on loopback only once a token has been created, off = on "
+        "loopback never.",
     )
     allowed_hosts: tuple[str, ...] = _setting(
         _NAMES, (), "Host names that requests may use, besides localhost and the server's addresses."

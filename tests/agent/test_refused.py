@@ -81,6 +81,22 @@ async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_
     assert not is_running(pid)
 
 
+async def test_an_agent_without_a_token_ends_with_one_line_when_the_first_one_is_created(
+    dsn: str, tmp_path: Path
+) -> None:
+    async with Lineshaft(dsn) as shaft, serving(dsn) as served:
+        await shaft.submit(NewTask("t"))
+        async with stubborn_command(url_of(served), tmp_path) as agent:
+            pid = await command_pid(agent)
+            await shaft.create_token("first", "read")
+            code, lines = await agent.ends()
+
+    assert code == 1
+    assert len(lines) == 1, lines
+    assert "This server needs a token" in lines[0]
+    assert not is_running(pid)
+
+
 async def test_an_agent_whose_registration_is_refused_ends_with_one_line(dsn: str, tmp_path: Path) -> None:
     async with Lineshaft(dsn) as shaft, serving(dsn, auth=True) as served:
         made = await shaft.create_token("reader", "read")

@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=2.0, help="seconds between faults (2)")
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--postgres", type=int, metavar="MAJOR", help="this version (the newest found)")
+    parser.add_argument("--attacks", action="store_true", help="hostile clients call the servers, too")
     parser.add_argument(
         "--lossy", action="store_true", help="on a database that forgets: shows that the checker objects"
     )
@@ -54,6 +55,7 @@ def main() -> int:
         faults_every_sec=args.every,
         pgbouncer=pgbouncer(),
         major=args.postgres,
+        attacks=args.attacks,
         lossy=args.lossy,
         keep=args.keep,
         log=_log,

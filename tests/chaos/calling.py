@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import urllib.error
 import urllib.request
@@ -26,6 +27,8 @@ async def call(urls: list[str], method: str, path: str, body: Any = None) -> tup
 
 def _fetch(method: str, url: str, body: bytes | None) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json"}
+    if token := os.environ.get("LINESHAFT_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310 - our own servers
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SEC) as answer:  # noqa: S310

@@ -24,6 +24,8 @@ class Plan:
     #: The program, if some of the processes shall be behind it.
     pgbouncer: str | None = None
     major: int | None = None
+    #: Whether hostile clients call the servers, which then need tokens.
+    attacks: bool = False
     #: On a database that forgets what it has answered: then the checker must object.
     lossy: bool = False
     #: Where logs and histories are copied to; None: they go with the run, unless it fails.
@@ -34,6 +36,11 @@ class Plan:
     def processes(self) -> list[str]:
         agents = [f"agent-{n}" for n in range(self.agents)]
         return [*agents, "server-0", "server-1", "client-db", "client-http", "reader-db", "reader-http"]
+
+    @property
+    def attackers(self) -> list[str]:
+        """Not among the processes that faults meet: a seed has the same faults with and without them."""
+        return ["attacker-0", "attacker-1"] if self.attacks else []
 
     def faults(self) -> list[Fault]:
         return schedule(self.seed, self.seconds, self.processes, self.kinds, every_sec=self.faults_every_sec)

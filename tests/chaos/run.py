@@ -132,6 +132,7 @@ class Run:
     async def _wind_down(self, cluster: Cluster) -> None:
         """No more faults and no more work: all that is there must come to its end."""
         self._log("healed; waiting for all work to be done")
+        await self._stop("attacker")
         await self._stop("client")
         left = await self._wait_for(cluster, _OPEN, 0, _DRAIN_SEC)
         if left:

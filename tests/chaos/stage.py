@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lineshaft.engine.engine import Engine
 from tests.chaos.cluster import Cluster, free_port
 from tests.chaos.faults import Kind
 from tests.chaos.fleet import Line, Member, copy_code, python
@@ -34,6 +35,23 @@ _POOLED = frozenset({"agent-1", "server-1", "reader-db"})
 _KNOWS_BOTH = "agent-0"
 #: Its budget is soon used up.
 _POOR = "agent-2"
+
+
+def _token(name: str, tokens: dict[str, str]) -> dict[str, str]:
+    return {"LINESHAFT_TOKEN": tokens["ADMIN"]} if tokens and name in _OVER_HTTP else {}
+
+
+async def _tokens(dsn: str) -> dict[str, str]:
+    """One for honest processes, which may do everything, and those of the attackers, by scope."""
+    async with Engine(dsn, max_connections=2) as engine:
+        create = engine.tokens.create
+        made = {
+            "ADMIN": await create("honest", "admin"),
+            "READ": await create("attacker-read", "read"),
+            "SUBMIT": await create("attacker-submit", "submit"),
+            "AGENT": await create("attacker-agent", "agent", agent_id="attacker"),
+        }
+    return {scope: token.token for scope, token in made.items()}
 
 
 def _new_directory() -> Path:
@@ -77,20 +95,26 @@ class Stage:
         ports = {"server-0": free_port(), "server-1": free_port()}
         turns = itertools.cycle(ports.values())
         pooler = await self._pooler(stack, cluster)
-        for name in self.plan.processes:
+        tokens = await _tokens(cluster.primary.dsn) if self.plan.attacks else {}
+        for name in (*self.plan.processes, *self.plan.attackers):
             pooled = pooler if name in _POOLED else None
             line = await self._line(stack, cluster, name, turns, pooled)
             variables = _VARIABLES | {
                 "LINESHAFT_CIRCUIT_BREAKERS": str(breakers),
                 "LINESHAFT_POOLER": "none" if pooled is None else "transaction",
             }
-            if name in ports:
+            if name in self.plan.attackers:
+                variables = {f"ATTACKER_{scope}": token for scope, token in tokens.items()}
+                command = self._attacker(name, line)
+            elif name in ports:
                 variables["LINESHAFT_DATABASE_URL"] = line.dsn
                 up = ("up", "--port", str(ports[name]), "--json")
                 command = python("lineshaft.cli.main", *up)
             elif name.startswith("agent"):
+                variables |= _token(name, tokens)
                 command = self._agent(stack, name, line)
             else:
+                variables |= _token(name, tokens)
                 command = self._client(name, line)
             member = Member(name, line, command, variables, log=self.logs / f"{name}.log", code=code)
             self.members[name] = member
@@ -110,7 +134,7 @@ class Stage:
         self, stack: AsyncExitStack, cluster: Cluster, name: str, turns: Iterator[int], pooler: Pooler | None
     ) -> Line:
         line = Line()
-        if name in _OVER_HTTP:
+        if name in _OVER_HTTP or name in self.plan.attackers:
             # A little load balancer: each connection goes to another server.
             await line.add(stack, lambda: next(turns))
         elif pooler is not None:
@@ -135,6 +159,10 @@ class Stage:
         return python(
             "tests.chaos.worker", name, where, str(self.history), str(place), f"--clock={clock}", *budget
         )
+
+    def _attacker(self, name: str, line: Line) -> list[str]:
+        seed = self.plan.seed + int(name.rpartition("-")[2])
+        return python("tests.chaos.attacker", name, f"--url={line.url}", f"--seed={seed}")
 
     def _client(self, name: str, line: Line) -> list[str]:
         way = f"--url={line.url}" if name in _OVER_HTTP else f"--dsn={line.dsn}"

@@ -248,7 +248,7 @@ def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: fl
 
 def _backend(where: str) -> Backend:
     if where.startswith("http://"):
-        return HttpBackend(where)
+        return HttpBackend(where, os.environ.get("LINESHAFT_TOKEN"))
     settings = Settings.load(os.environ | {"LINESHAFT_DATABASE_URL": where})
     return DatabaseBackend(settings, max_connections=4)
 

@@ -12,6 +12,7 @@ import pytest
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.errors import NotFoundError
+from lineshaft.saved_token import save_token
 from lineshaft.types import AgentInfo
 from tests.agent.helpers import PATIENCE, engine_of
 from tests.client.helpers import engine_beside
@@ -65,6 +66,18 @@ async def test_an_ordinary_script_works_until_all_is_done(shaft: Lineshaft, dsn:
     assert (agent.capabilities, agent.models_available) == (["python", "web"], ["m1"])
     assert (agent.max_concurrent_tasks, float(agent.budget_usd or 0)) == (2, 4.5)
     assert (agent.heartbeat_interval_sec, agent.status) == (7, "offline")
+
+
+async def test_a_saved_token_that_commands_can_read_is_warned_about(dsn: str, tmp_path: Path) -> None:
+    agent = (dsn, tmp_path, "--exec", "true", "--type", "t", "--until-idle", "--quiet")
+    assert "token" not in (await run(*agent))[1]
+    path = save_token(tmp_path / ".lineshaft", "lsh_x")
+
+    code, errors = await run(*agent)
+
+    assert code == 0
+    assert f"Warning: the command can read the token in {path}" in errors
+    assert "--run-as USER" in errors
 
 
 async def test_a_shell_only_when_it_is_asked_for(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from lineshaft import NewTask, SyncLineshaft
 from lineshaft.cli.main import COMMANDS, parser
 from lineshaft.engine.engine import Engine
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.cli.conftest import Cli
+from tests.http_server import ServerThread
 
 DAG = """
 title: Landing page
@@ -252,6 +256,64 @@ def test_tokens(cli: Cli) -> None:
     assert made["token"] not in cli("token", "list").out
     assert cli("token", "revoke", "ci", "--json").json == {"revoked": [made["id"]]}
     assert cli("token", "revoke", "ci").code == 1
+
+
+def test_the_first_token_comes_with_a_notice(cli: Cli) -> None:
+    create = ("token", "create", "--name", "ci", "--scope", "submit", "--json")
+    first, second = cli(*create), cli(*create)
+
+    assert "From now on every call over HTTP needs one, on this machine too" in first.err
+    assert "LINESHAFT_TOKEN" in first.err
+    assert first.json["token"], "it isn't mixed with the output"
+    assert second.err == ""
+    cli("token", "revoke", "ci")
+    assert cli(*create).err == "", "revoked ones count"
+
+
+def test_a_saved_token_is_used_by_clients_on_this_machine(
+    cli: Cli, dsn: str, server_thread: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINESHAFT_HOME", str(tmp_path / "home"))
+    umask = os.umask(0)
+    try:
+        made = cli("token", "create", "--name", "me", "--scope", "submit", "--save")
+    finally:
+        os.umask(umask)
+    path = tmp_path / "home" / "token"
+
+    assert made.code == 0
+    assert f"Saved in {path}" in made.err
+    assert path.read_text().strip() in made.out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with server_thread.serving(dsn) as url:
+        assert cli("task", "list", "--url", url).code == 0
+        refused = cli("pause", "--url", url)
+        assert (refused.code, "has submit" in refused.err) == (1, True)
+        with SyncLineshaft(url) as shaft:
+            assert shaft.submit(NewTask("x")).id
+        monkeypatch.setenv("LINESHAFT_TOKEN", "lsh_other")
+        assert cli("task", "list", "--url", url).code == 1, "the variable takes precedence"
+        monkeypatch.delenv("LINESHAFT_TOKEN")
+        cli("token", "create", "--name", "boss", "--scope", "operate", "--save")
+        assert cli("pause", "--url", url).code == 0, "a later one replaces it"
+        assert [each.name for each in path.parent.iterdir()] == ["token"]
+        path.write_text("two words")
+        invalid = cli("task", "list", "--url", url)
+        assert (invalid.code, str(path) in invalid.err, "two words" in invalid.err) == (1, True, False)
+
+
+def test_a_token_that_cant_be_saved_is_printed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LINESHAFT_HOME", str(tmp_path / "file" / "home"))
+
+    made = cli("token", "create", "--name", "me", "--scope", "submit", "--save")
+
+    assert made.code == 1
+    assert "can't be saved" in made.err
+    assert "lsh_" in made.out
 
 
 def test_tokens_of_one_agent(cli: Cli) -> None:

@@ -57,14 +57,14 @@ class Target:
         return int(found.split()[1]) << 10
 
     @asynccontextmanager
-    async def unharmed(self) -> AsyncIterator[None]:
+    async def unharmed(self) -> AsyncIterator["_HealthWatch"]:
         """Within this, /healthz answers within a second, and memory grows by less than 200 MB."""
         self._count_peak_from_here()
         before = self.memory
         watch = _HealthWatch(self)
         watch.start()
         try:
-            yield
+            yield watch
         finally:
             await asyncio.to_thread(watch.stop)
         assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-2000:]}"
@@ -128,8 +128,13 @@ def target(serving: Serving) -> Iterator[Target]:
 
 @contextmanager
 def running_server(
-    dsn: str, folder: Path, arguments: tuple[str, ...], descriptors: int | None, variables: dict[str, str]
+    dsn: str | None,
+    folder: Path,
+    arguments: tuple[str, ...],
+    descriptors: int | None,
+    variables: dict[str, str],
 ) -> Iterator[Target]:
+    """Without a DSN, it starts an embedded database in the folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
     log = folder / "server.log"
 
@@ -144,7 +149,7 @@ def running_server(
             [sys.executable, "-m", "lineshaft.cli.main", "up", "--json", "--port", "0", *arguments],
             cwd=folder,
             env=environment
-            | {"LINESHAFT_DATABASE_URL": dsn, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+            | {"LINESHAFT_DATABASE_URL": dsn or "", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
             | variables,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -33,7 +33,7 @@ class Served:
 async def serving(
     dsn: str,
     *,
-    auth: bool = False,
+    auth: bool | str = False,
     clock: Clock | None = None,
     duties: bool = False,
     max_connections: int = 4,
@@ -41,9 +41,8 @@ async def serving(
 ) -> AsyncIterator[Served]:
     bound: socket.socket = listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
-    service = Service(
-        dsn, Settings(port=port, **settings), auth_required=auth, clock=clock, max_connections=max_connections
-    )
+    settings["auth"] = "required" if auth is True else auth or "auto"
+    service = Service(dsn, Settings(port=port, **settings), clock=clock, max_connections=max_connections)
     server = Server(service, bound, duties=duties)
     ready = asyncio.Event()
     running = asyncio.create_task(server.run(ready.set))
@@ -68,7 +67,7 @@ async def until(check: Callable[[], object]) -> None:
 
 @pytest.fixture
 def serve(dsn: str) -> Serve:
-    """Makes servers on the test's database; by default one that wants no tokens."""
+    """Makes servers on the test's database; by default one that needs no tokens until there is one."""
 
     def start(**options: Any) -> AbstractAsyncContextManager[Served]:
         return serving(dsn, **options)

@@ -1,6 +1,7 @@
 """What operators do, over HTTP."""
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -331,3 +332,12 @@ async def test_the_limits_of_a_dead_letter_are_raised(client: Client) -> None:
     assert (changed.json["max_attempts"], changed.json["max_cost_usd"]) == (4, None)
     refused = await client.patch(f"/v1/tasks/{task_id}", {"priority": 1})
     assert (refused.status, refused.code) == (409, "invalid_transition")
+
+
+async def test_a_key_may_contain_any_character(client: Client) -> None:
+    """Keys in paths are percent-encoded."""
+    key = "a/b\nc\x87 %\n"
+
+    opened = await client.post(f"/v1/breakers/{quote(key, safe='')}/open", {})
+
+    assert (opened.status, opened.json["key"]) == (200, key)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lineshaft import Lineshaft, NewTask
 from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework.routing import read_query
 from lineshaft.server.routes.requests import AgentQuery
@@ -317,3 +318,80 @@ async def test_a_lane_too_many_is_429(serve: Serve) -> None:
             assert "LINESHAFT_MAX_LANES" in refused.json["detail"]
             assert refused.headers["retry-after"] == "5"
         assert len((await served.client.get("/v1/tasks")).json["items"]) == 2
+
+
+async def test_the_token_that_created_a_task_is_recorded(serve: Serve, dsn: str) -> None:
+    """`created_by` is what the caller says; `created_by_token` is what the server saw."""
+    async with serve() as served:
+        before = await served.client.submit(created_by="human:eve")
+        ci = Client(served.client.port, (await served.service.tokens.create("ci", "submit")).token)
+        agent = Client(served.client.port, (await served.service.tokens.create("bot", "agent")).token)
+        label = {"created_by": "human:alice"}
+
+        one = await ci.submit(**label)
+        many = (await ci.post("/v1/tasks/batch", {"tasks": [{"type": "x"}] * 60})).json["items"]
+        few = (await ci.post("/v1/tasks/batch", {"tasks": [{"type": "x"}, {"type": "y"}]})).json["items"]
+        dag = (await ci.post("/v1/dags", {"title": "d", "tasks": [{"type": "x", "key": "k"}]})).json
+        compatible = (await ci.post("/api/tasks", {"taskType": "x"})).json
+        again = await agent.post("/v1/tasks", {"type": "x", "idempotency_key": "k"})
+        other = await ci.post("/v1/tasks", {"type": "x", "idempotency_key": "k"})
+        held = await agent.register(types=["code"])
+        item, *_ = await agent.claim(held, start=True)
+        spawned = await agent.post(
+            f"/v1/tasks/{item['task']['id']}/subtasks",
+            {"claim_token": item["claim_token"], "tasks": [{"type": "z"}]},
+        )
+
+        assert before["created_by_token"] is None
+        assert (one["created_by"], one["created_by_token"]) == ("human:alice", "ci")
+        ids = [many[0]["id"], many[59]["id"], few[1]["id"], dag["tasks"]["k"], compatible["id"]]
+        assert [(await ci.task(task_id))["created_by_token"] for task_id in ids] == ["ci"] * 5
+        assert dag["dag"]["created_by_token"] == "ci"
+        assert (again.status, other.status) == (201, 200)
+        assert other.json["created_by_token"] == "bot", "of the first"
+        child = await ci.task(spawned.json["items"][0]["id"])
+        assert (child["created_by"], child["created_by_token"]) == (f"agent:{held['id']}", "bot")
+        parent = (await ci.get(f"/v1/dags/{child['dag_id']}")).json
+        assert parent["created_by_token"] == item["task"]["created_by_token"]
+        async with Lineshaft(dsn) as shaft:
+            direct = await shaft.submit(NewTask("x"))
+        assert (await ci.task(direct.id))["created_by_token"] is None
+
+
+async def test_a_bound_token_submits_only_in_the_name_of_its_agent(serve: Serve) -> None:
+    async with serve() as served:
+        made = await served.service.tokens.create("w", "agent", agent_id="writer")
+        writer = Client(served.client.port, made.token)
+        foreign, own = {"type": "x", "created_by": "human:boss"}, {"type": "x", "created_by": "agent:writer"}
+
+        refused = [
+            await writer.post("/v1/tasks", foreign),
+            await writer.post("/v1/tasks", {"type": "x", "children": [foreign]}),
+            await writer.post("/v1/tasks/batch", {"tasks": [own, foreign]}),
+            await writer.post("/v1/dags", {"title": "d", "created_by": "agent:other", "tasks": [own]}),
+            await writer.post("/v1/dags", {"title": "d", "tasks": [foreign]}),
+        ]
+
+        assert {(reply.status, reply.code) for reply in refused} == {(403, "forbidden")}
+        assert "agent:writer" in refused[0].json["detail"]
+        assert (await writer.get("/v1/tasks")).json["items"] == []
+        assert (await writer.post("/v1/tasks", own)).status == 201
+        assert (await writer.post("/v1/tasks", {"type": "x"})).json["created_by"] is None
+
+
+async def test_a_key_that_is_used_for_something_else_is_visible(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys are shared by the whole installation: whoever uses one first owns it."""
+    first = await client.submit(idempotency_key="report-1", spec={"n": 1})
+
+    single = await client.post("/v1/tasks", {"type": "code", "idempotency_key": "report-1", "spec": {"n": 2}})
+    tasks = [{"type": "code", "idempotency_key": "report-1", "spec": {"n": n}} for n in (1, 2)]
+    batch = [(await client.post("/v1/tasks/batch", {"tasks": [task]})).json["items"][0] for task in tasks]
+
+    assert (single.json["id"], single.json["mismatch"]) == (first["id"], True)
+    assert [(item["duplicate"], item.get("mismatch", False)) for item in batch] == [
+        (True, False),
+        (True, True),
+    ]
+    assert "Idempotency key 'report-1' is in use for a different request" in caplog.text

@@ -5,8 +5,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from lineshaft import Lineshaft
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.server.app import OPERATIONS, create_app
@@ -17,8 +18,8 @@ from lineshaft.server.framework.routing import Operation
 from lineshaft.settings import Settings
 from lineshaft.types import Scope
 from tests.integrations.officeplane.test_sockets import listening
-from tests.server.client import Client, read_reply
-from tests.server.conftest import Serve, Served, serving
+from tests.server.client import Client, Reply, read_reply
+from tests.server.conftest import Serve, Served, serving, until
 
 #: Bodies that pass the first look, for operations whose example would do more than that.
 BODIES: dict[str, Any] = {
@@ -273,11 +274,13 @@ async def test_a_foreign_host_is_refused(serve: Serve, host: str, status: int) -
     async with serve(allowed_hosts=("Queue.internal",)) as served:
         headers = {"Host": host.format(port=served.client.port)}
 
-        for path in ("/v1/tasks", "/healthz", "/openapi.json"):
+        for path in ("/v1/tasks", "/openapi.json"):
             reply = await served.client.request("GET", path, headers=headers)
             assert reply.status == status
             if status != 200:
                 assert reply.code == "forbidden"
+        for path in ("/healthz", "/readyz"):
+            assert (await served.client.request("GET", path, headers=headers)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -384,32 +387,173 @@ def test_what_is_loopback(host: str, loopback: bool) -> None:
 
 async def test_no_exposure_while_no_token_exists(served: Served) -> None:
     tokens = served.service.tokens
-    await check_exposure("127.0.0.1", tokens)
+    await check_exposure("127.0.0.1", "auto", tokens)
     with pytest.raises(SettingsError, match="lineshaft token create"):
-        await check_exposure(EVERYWHERE, tokens)
+        await check_exposure(EVERYWHERE, "auto", tokens)
     record = await tokens.create("mine", "read")
-    await check_exposure(EVERYWHERE, tokens)
+    await check_exposure(EVERYWHERE, "auto", tokens)
     await tokens.revoke(record.id)
     with pytest.raises(SettingsError):
-        await check_exposure(EVERYWHERE, tokens)
+        await check_exposure(EVERYWHERE, "auto", tokens)
+
+
+async def test_tokens_cant_be_lifted_beyond_loopback(served: Served) -> None:
+    await served.service.tokens.create("mine", "read")
+
+    await check_exposure("127.0.0.1", "off", served.service.tokens)
+    with pytest.raises(SettingsError, match="LINESHAFT_AUTH=off"):
+        await check_exposure(EVERYWHERE, "off", served.service.tokens)
+
+
+# Loopback.
+
+
+async def refusal(client: Client, count: int = 400) -> Reply:
+    """The first refusal; a server notices a token that another process has created within moments."""
+    for _ in range(count):
+        reply = await client.post("/v1/pause")
+        if reply.status != 200:
+            return reply
+    raise AssertionError("callers without a token are still trusted")
+
+
+async def test_the_first_token_closes_loopback_for_callers_without_one(serve: Serve, dsn: str) -> None:
+    """Also on the other servers, and permanently: revoking it opens nothing."""
+    async with serve() as one, serve() as two, Lineshaft(dsn) as shaft:
+        assert (await one.client.post("/v1/pause")).status == 200
+        assert (await two.client.post("/v1/resume")).status == 200
+
+        made = await shaft.create_token("first", "operate")
+
+        for served in (one, two):
+            refused = await refusal(served.client)
+            assert (refused.status, refused.code) == (401, "unauthorized")
+            assert "lineshaft token create" in refused.json["detail"]
+            assert (await served.client.get("/openapi.json")).status == 401
+            assert (await served.client.get("/healthz")).status == 200
+            holder = Client(served.client.port, made.token)
+            assert (await holder.post("/v1/resume")).status == 200
+        await shaft.revoke_token(made.id)
+        assert (await one.client.get("/v1/tasks")).code == "unauthorized"
+    async with serve() as later:
+        assert later.service.needs_tokens
+        assert (await later.client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_a_token_that_is_created_over_http_counts_at_once(client: Client) -> None:
+    made = await client.post("/v1/tokens", {"name": "first", "scope": "admin"})
+
+    assert made.status == 201
+    assert (await client.post("/v1/tokens", {"name": "second", "scope": "admin"})).code == "unauthorized"
+
+
+async def test_the_first_call_with_a_token_counts_at_once(served: Served) -> None:
+    made = await served.service.tokens.create("first", "read")
+
+    assert (await Client(served.client.port, made.token).get("/v1/tasks")).status == 200
+    assert (await served.client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_calls_that_come_first_are_refused_while_the_server_looks_for_tokens(
+    serve: Serve, dsn: str
+) -> None:
+    """Many calls at once, as the first ones of a server."""
+    async with Lineshaft(dsn) as shaft:
+        await shaft.create_token("first", "read")
+    async with serve() as served:
+        replies = await asyncio.gather(*(served.client.get("/v1/tasks") for _ in range(20)))
+
+    assert {reply.status for reply in replies} == {401}
+
+
+async def test_tokens_are_lifted_on_loopback_by_hand(serve: Serve) -> None:
+    async with serve(auth="off") as served:
+        made = await served.service.tokens.create("first", "read")
+        reader = Client(served.client.port, made.token)
+
+        assert (await served.client.post("/v1/pause")).status == 200
+        assert (await reader.post("/v1/pause")).code == "forbidden", "a token that is sent counts"
+        assert (await served.client.post("/v1/pause")).status == 200
+        assert not served.service.needs_tokens
+
+
+@pytest.mark.parametrize("auth", ["auto", "off"])
+@pytest.mark.parametrize(
+    "header",
+    ["Forwarded", "X-Forwarded-For", "x-forwarded-host", "X-Forwarded-Proto", "X-Real-IP", "Via"],
+)
+async def test_calls_through_a_proxy_need_a_token(serve: Serve, header: str, auth: str) -> None:
+    """The caller of a proxy on this machine isn't on this machine."""
+    async with serve(auth=auth) as served:
+        headers = {header: "for=192.0.2.1"}
+
+        refused = await served.client.post("/v1/pause", headers=headers)
+        health = await served.client.request("GET", "/healthz", headers=headers)
+        made = await served.service.tokens.create("boss", "operate")
+        known = await Client(served.client.port, made.token).post("/v1/pause", headers=headers)
+
+        assert (refused.status, refused.code) == (401, "unauthorized")
+        assert "proxy" in refused.json["detail"]
+        assert header.lower() in refused.json["detail"]
+        assert (health.status, known.status) == (200, 200)
+
+
+async def test_a_socket_through_a_proxy_needs_a_token(served: Served) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with listening(served.client, headers={"X-Forwarded-For": "192.0.2.1"}):
+            pass
+
+    assert refused.value.response.status_code == 401
+
+
+async def test_the_first_token_ends_streams_without_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PING_EVERY_SEC", 0.05)
+    async with asyncio.timeout(30), served.client.stream() as stream:
+        await stream.line()
+        await served.service.tokens.create("first", "read")
+
+        with pytest.raises(EOFError):
+            await stream.event()
 
 
 async def test_a_database_that_is_away(dsn: str, connection: psycopg.Connection) -> None:
     async with serving(dsn) as served:
         await served.client.submit()
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        await disconnect(connection)
 
-        reply = await served.client.get("/v1/tasks")
+        reply = await served.client.post("/v1/tasks", {"type": "x"})
 
         assert (reply.status, reply.code) == (503, "unavailable")
         assert reply.headers["retry-after"] == "1"
         assert reply.json["retryable"] is True
         while (await served.client.get("/readyz")).status != 200:
             pass
-        assert (await served.client.get("/v1/tasks")).status == 200, "it is back by itself"
+        assert (await served.client.post("/v1/tasks", {"type": "x"})).status == 201, "it is back by itself"
+
+
+async def test_reads_after_a_failover_succeed(dsn: str, connection: psycopg.Connection) -> None:
+    """All connections of the server were closed while nobody used them, several of them for reads."""
+    async with serving(dsn, max_connections=10) as served:
+        made = (await served.service.tokens.create("reader", "read")).token
+        reader = Client(served.client.port, made)
+        await asyncio.gather(*(reader.get("/v1/stats") for _ in range(20)))
+        await disconnect(connection)
+
+        replies = [await reader.get("/v1/tasks") for _ in range(3)]
+        replies += await asyncio.gather(*(reader.get("/v1/tasks") for _ in range(20)))
+
+        assert {reply.status for reply in replies} == {200}
+
+
+async def disconnect(connection: psycopg.Connection) -> None:
+    """Close all other connections to the database, and wait until the server's processes have ended."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    found = connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}").fetchall()
+    pids = [pid for pid, _ in found]
+    assert pids
+    await until(lambda: not connection.execute(f"SELECT {others} AND pid = ANY (%s)", [pids]).fetchall())
 
 
 async def test_settings_name_the_limits() -> None:

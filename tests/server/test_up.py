@@ -219,6 +219,20 @@ async def test_tokens_can_be_required_everywhere(up: Up, dsn: str) -> None:
         assert (await server.client.get("/v1/tasks")).code == "unauthorized"
 
 
+async def test_tokens_can_be_lifted_on_loopback_only(up: Up, run: Run, dsn: str) -> None:
+    variables = {"LINESHAFT_DATABASE_URL": dsn, "LINESHAFT_AUTH": "off"}
+    assert (await run("token", "create", "--name", "ci", "--scope", "submit", **variables))[0] == 0
+
+    async with up(**variables) as server:
+        assert server.report["tokens_required"] is False
+        assert (await server.client.get("/v1/tasks")).status == 200
+        _, _, err = await server.stop()
+    code, _, refused = await run("up", "--host", "0.0.0.0", "--port", "0", **variables)  # noqa: S104 - refused
+
+    assert "LINESHAFT_AUTH=off: no call needs a token" in err
+    assert (code, "LINESHAFT_AUTH=off" in refused) == (1, True)
+
+
 async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "lineshaft.cli.main", "up", "--port", "0"),
@@ -238,7 +252,7 @@ async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str
     assert "http://127.0.0.1:" in said
     assert "up to date" in said
     assert "reaper" in said
-    assert "not required" in said
+    assert "not required: every account of this machine may call everything" in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere limits of others can't be read")

@@ -102,7 +102,14 @@ def test_no_call_ends_in_a_server_error(dsn: str) -> None:
         assert called > 60
 
 
-def call_it(operation: Any, url: str, names: dict[str, list[str]]) -> None:
+def call_it(
+    operation: Any,
+    url: str,
+    names: dict[str, list[str]],
+    *,
+    examples: int = EXAMPLES,
+    headers: dict[str, str] | None = None,
+) -> None:
     """With bodies and parameters that fit the document and with others; at things that are there, and not."""
     cases = st.one_of(
         operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
@@ -111,7 +118,7 @@ def call_it(operation: Any, url: str, names: dict[str, list[str]]) -> None:
     known = st.fixed_dictionaries({name: st.sampled_from([None, *some]) for name, some in names.items()})
 
     @settings(
-        max_examples=2 * EXAMPLES,
+        max_examples=2 * examples,
         derandomize=True,
         deadline=None,
         database=None,
@@ -126,7 +133,7 @@ def call_it(operation: Any, url: str, names: dict[str, list[str]]) -> None:
                 if "wait_sec" in place:
                     # Nobody waits here.
                     place["wait_sec"] = 0
-        response = case.call(base_url=url)
+        response = case.call(base_url=url, headers=headers)
         case.validate_response(response, checks=CHECKS)
 
     call()

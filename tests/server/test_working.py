@@ -7,7 +7,7 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from tests.server.client import Client
-from tests.server.conftest import Serve, Served
+from tests.server.conftest import Serve, Served, serving
 
 
 async def test_from_claim_to_completion(client: Client) -> None:
@@ -646,3 +646,21 @@ async def test_a_batch_of_completions_with_and_without_next_tasks(client: Client
 
     assert [item["status"] for item in answer] == ["COMPLETED"] * 3
     assert ["next_claim" in item for item in answer] == [False, True, False]
+
+
+async def test_a_heartbeat_prepares_again_what_the_driver_has_dropped(dsn: str) -> None:
+    """The driver drops all prepared statements of a connection after a rollback."""
+    async with serving(dsn, max_connections=1) as served:
+        client = served.client
+        agent = await client.register()
+        await client.submit()
+        task_id, token = await client.hold(agent)
+        path, body = f"/v1/agents/{agent['id']}/heartbeat", {"incarnation": agent["incarnation"]}
+        for cost in (1, 2):
+            task = {"id": task_id, "claim_token": token, "cost_usd": cost}
+            reply = await client.post(path, {**body, "tasks": [task]})
+            assert (reply.status, reply.json["tasks"]) == (200, {task_id: "continue"}), cost
+            async with served.service.engine.database.connection() as connection:
+                await connection.execute("DEALLOCATE ALL")
+
+        assert (await client.task(task_id))["cost_usd"] == 2

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from lineshaft.child_environment import child_environment
 from lineshaft.cli.usage import positive
 from lineshaft.errors import LineshaftError
+from lineshaft.saved_token import is_readable, path_of
+from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
     from lineshaft.agent.agent import Agent
@@ -248,6 +250,14 @@ async def _work(agent: "Agent", args: argparse.Namespace) -> None:
     from lineshaft.client.lineshaft import Lineshaft  # noqa: PLC0415
 
     async with Lineshaft() as shaft:
+        home = Settings.load().home
+        if args.run_as is None and is_readable(home):
+            print(
+                f"Warning: the command can read the token in {path_of(home)}, and call the server with it. "
+                "Run it under an account of its own: --run-as USER.",
+                file=sys.stderr,
+                flush=True,
+            )
         if not args.quiet:
             types = ", ".join(dict.fromkeys(args.types))
             passed = ", ".join(sorted(child_environment(os.environ, args.pass_env))) or "nothing"

@@ -174,6 +174,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Lock", task.lock_key or ""),
         ("Cost", f"{usd(task.cost_usd)} USD"),
         ("Created", " by ".join(filter(None, (moment(task.created_at), task.created_by)))),
+        ("Token", task.created_by_token or ""),
         ("Started", moment(task.started_at)),
         ("Completed", moment(task.completed_at)),
         ("Cancelled", " ".join(filter(None, (moment(task.cancelled_at), task.cancel_reason)))),

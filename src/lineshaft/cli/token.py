@@ -1,12 +1,23 @@
 """`lineshaft token`: tokens of the HTTP API."""
 
 import argparse
+import sys
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
 from lineshaft.cli.usage import UsageError
 from lineshaft.errors import NotFoundError
+from lineshaft.saved_token import save_token
+from lineshaft.settings import Settings
 
+_FIRST = """\
+This is the first token. From now on every call over HTTP needs one, on this machine too, also after all are
+revoked (LINESHAFT_AUTH=off lifts this on loopback). Agents and clients that call over HTTP without a token
+are refused. Give each its own, and start it again:
+  lineshaft token create --name NAME --scope agent --agent ID
+  LINESHAFT_TOKEN=… lineshaft agent …        (or, for all on this machine, token create --save)
+Agents and clients on the database need none.
+"""
 SCOPES = ("read", "submit", "agent", "operate", "admin")
 
 
@@ -37,6 +48,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="USD",
         help="with --agent: the agent's budget, in place of the one that it declares when it registers",
     )
+    create.add_argument(
+        "--save",
+        action="store_true",
+        help="also write the token to LINESHAFT_HOME/token, readable only by you: clients and commands on "
+        "this machine then use it unless LINESHAFT_TOKEN is set",
+    )
     create.set_defaults(run=create_)
     listing = actions.add_parser(
         "list", help="list tokens", description="List all tokens, without their secrets."
@@ -61,6 +78,8 @@ def create_(args: argparse.Namespace) -> int:
     if args.budget_usd is not None and args.agent_id is None:
         raise UsageError("--budget is the budget of one agent: use --agent ID too.")
     with connect(args) as shaft:
+        if not shaft.tokens():
+            print(_FIRST, file=sys.stderr)
         made = shaft.create_token(args.name, args.scope, agent_id=args.agent_id, budget_usd=args.budget_usd)
     if args.json:
         print_json(made)
@@ -72,6 +91,9 @@ def create_(args: argparse.Namespace) -> int:
             facts.append(("Budget", f"{usd(made.budget_usd)} USD"))
         print_facts([*facts, ("Token", made.token)])
         print("\nSave the token now: it is not shown again. Clients read it from LINESHAFT_TOKEN.")
+    if args.save:
+        path = save_token(Settings.load().home, made.token)
+        print(f"Saved in {path}: clients and commands with this LINESHAFT_HOME use it.", file=sys.stderr)
     return 0
 
 

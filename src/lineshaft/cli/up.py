@@ -15,6 +15,7 @@ from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
     from lineshaft.server.server import Server
+    from lineshaft.server.service import Service
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,14 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
     from lineshaft.server.framework import logs  # noqa: PLC0415
-    from lineshaft.server.framework.auth import is_loopback  # noqa: PLC0415
     from lineshaft.server.server import Server, listen  # noqa: PLC0415
     from lineshaft.server.service import Service  # noqa: PLC0415
 
     settings = Settings.load()
     settings = replace(settings, host=args.host or settings.host)
     logs.configure(settings.log_format)
-    required = settings.auth == "required" or not is_loopback(settings.host)
     with contextlib.ExitStack() as resources:
         # First: a port that is in use is the most likely mistake.
         bound = listen(settings.host, settings.port if args.port is None else args.port)
@@ -59,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
         settings = replace(settings, port=bound.getsockname()[1])
         dsn = resources.enter_context(database(settings))
         applied = [str(migration) for migration in migrate.up(dsn)]
-        service = Service(dsn, settings, auth_required=required)
+        service = Service(dsn, settings)
         server = Server(service, bound, duties=not args.no_duties)
-        asyncio.run(_serve(server, lambda: _announce(args, server, dsn, applied, required=required)))
+        asyncio.run(_serve(server, lambda: _announce(args, server, dsn, applied)))
     return 0
 
 
@@ -86,9 +85,7 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _announce(
-    args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str], *, required: bool
-) -> None:
+def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str]) -> None:
     from lineshaft.engine.postgres.inspection import with_search_path  # noqa: PLC0415 - brings the driver
 
     settings = server.service.settings
@@ -108,12 +105,11 @@ def _announce(
                 else {"kind": "configured"},
                 "migrations_applied": list(applied),
                 "duties": duties,
-                "tokens_required": required,
+                "tokens_required": server.service.needs_tokens,
             }
         )
     else:
         home = f'embedded PostgreSQL in {settings.home}\nlook inside: lineshaft sql, or psql "{shown}"'
-        tokens = "required: lineshaft token create --name NAME --scope SCOPE"
         print_facts(
             [
                 ("Lineshaft", f"{__version__}, process {os.getpid()}"),
@@ -123,9 +119,18 @@ def _announce(
                 ),
                 ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
                 ("Duties", ", ".join(duties) or "none (--no-duties)"),
-                ("Tokens", tokens if required else "not required: only this machine can connect"),
+                ("Tokens", _about_tokens(server.service)),
                 ("API", f"{url}/v1 (reference: {url}/docs)"),
                 ("Stop", "Ctrl-C or SIGTERM"),
             ]
         )
     sys.stdout.flush()
+
+
+def _about_tokens(service: "Service") -> str:
+    if service.needs_tokens:
+        return "required: lineshaft token create --name NAME --scope SCOPE"
+    trust = "every account of this machine may call everything"
+    if service.settings.auth == "off":
+        return f"off (LINESHAFT_AUTH=off): {trust}"
+    return f"not required: {trust}, until the first token is created"

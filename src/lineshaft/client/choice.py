@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from lineshaft.client.backend import Backend
 from lineshaft.errors import InvalidInputError
+from lineshaft.saved_token import saved_token
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def choose_backend(
             raise InvalidInputError(errors=[("checks", fault)])
         from lineshaft.client.http_backend import HttpBackend  # noqa: PLC0415 - not needed with a database
 
-        return HttpBackend(url, token or known.token, max_connections=max_connections)
+        return HttpBackend(
+            url, token or known.token or saved_token(known.home), max_connections=max_connections
+        )
     if token is not None:
         fault = "is for a server: give its URL (http://… or https://…) with it"
         raise InvalidInputError(errors=[("token", fault)])

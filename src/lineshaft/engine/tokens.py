@@ -92,6 +92,11 @@ class Tokens:
         async with self._database.connection() as connection:
             return bool(await fetch_value(connection, _SQL["any_token"], {}))
 
+    async def ever_existed(self) -> bool:
+        """Whether a token has ever been created. Revoked ones are kept."""
+        async with self._database.connection() as connection:
+            return bool(await fetch_value(connection, _SQL["any_token_ever"], {}))
+
     async def _rows(self, statement: str, **parameters: Any) -> list[Token]:
         async with (
             self._database.connection() as connection,

@@ -22,3 +22,6 @@ SELECT id, name, scope, created_at, revoked_at, agent_id, budget_usd FROM linesh
 
 -- name: any_token
 SELECT EXISTS (SELECT FROM lineshaft.token WHERE revoked_at IS NULL)
+
+-- name: any_token_ever
+SELECT EXISTS (SELECT FROM lineshaft.token)

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 
+import structlog
 import uvicorn
 
 from lineshaft.duties.loop import Duty
@@ -16,6 +17,8 @@ from lineshaft.server.app import create_app, with_middleware
 from lineshaft.server.framework.auth import check_exposure
 from lineshaft.server.framework.connections import Connections
 from lineshaft.server.service import Service
+
+_log = structlog.get_logger("lineshaft.http")
 
 #: Streams and waiting claims end when the server stops; other requests are cut off after this time.
 GRACE_SEC = 10
@@ -127,8 +130,14 @@ class Server:
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until stopped."""
         self._on_ready = on_ready
+        settings = self.service.settings
         async with self.service:
-            await check_exposure(self.service.settings.host, self.service.tokens)
+            await check_exposure(settings.host, settings.auth, self.service.tokens)
+            if settings.auth == "off":
+                _log.warning(
+                    "LINESHAFT_AUTH=off: no call needs a token. Every account of this machine, and every "
+                    "program of a task, may call everything."
+                )
             stopped = asyncio.Event()
             working = asyncio.create_task(supervise(self.duties, stopped))
             try:

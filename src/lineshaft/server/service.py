@@ -5,6 +5,8 @@ import time
 from contextlib import AsyncExitStack
 from typing import Self
 
+from starlette.datastructures import Headers
+
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
@@ -31,7 +33,6 @@ class Service:
         dsn: str,
         settings: Settings,
         *,
-        auth_required: bool,
         clock: Clock | None = None,
         max_connections: int = 10,
     ) -> None:
@@ -61,7 +62,7 @@ class Service:
         self.stopping = asyncio.Event()
         self.long_polls = LongPolls(self.engine, self.directory, turns=self.turns, stopping=self.stopping)
         self._guard_watcher = GuardWatcher(self.engine.schedule, self.wakeups)
-        self._authenticator = Authenticator(self.tokens, required=auth_required)
+        self._authenticator = Authenticator(self.tokens, auth=settings.auth, host=settings.host)
         self._resources = AsyncExitStack()
         #: When the database was last seen to accept a write.
         self._wrote_at = -_WRITE_EVERY_SEC
@@ -69,6 +70,7 @@ class Service:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self.engine)
+            await self._authenticator.refresh()
             await opening.enter_async_context(self.wakeups)
             opening.push_async_callback(self.directory.close)
             opening.push_async_callback(self.on_demand.close)
@@ -96,11 +98,20 @@ class Service:
             await check_writable(self.engine.database)
             self._wrote_at = now
 
-    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether callers need a token; without one, those on loopback are trusted."""
+        return self._authenticator.required
+
+    def notice_token(self) -> None:
+        """A token was created here: from now on calls need one."""
+        self._authenticator.notice_token()
+
+    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
         """The caller; raises unless it has this scope."""
         if scope is None:
             return LOCAL_CALLER
-        principal = await self._authenticator.principal(authorization)
+        principal = await self._authenticator.principal(headers)
         principal.check(scope)
         return principal
 

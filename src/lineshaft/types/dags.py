@@ -28,7 +28,10 @@ class Dag(Struct, frozen=True, kw_only=True):
     title: str
     #: pending, running, completed, failed or cancelled.
     status: str
+    #: A label that the caller chose; it proves nothing.
     created_by: str | None
+    #: The name of the token that the server saw; None: there was none, or the call was not over HTTP.
+    created_by_token: str | None
     tasks: list[str]
     roots: list[str]
     leaves: list[str]

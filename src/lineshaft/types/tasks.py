@@ -147,7 +147,10 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     reserved_usd: Decimal
     tokens_used: TokensUsed
     tags: list[str]
+    #: A label that the caller chose; it proves nothing.
     created_by: str | None
+    #: The name of the token that the server saw; None: there was none, or the call was not over HTTP.
+    created_by_token: str | None
     created_at: datetime
     ready_at: datetime | None
     #: Of the first attempt.

@@ -173,8 +173,9 @@ class Database:
         return {"now": self._clock.now()}
 
     def connection(self) -> PooledConnection:
-        pool = self._read_pool if only_reads.get() else self._pool
-        return PooledConnection(pool, self._in_use, self.answer_within_sec)
+        if only_reads.get():
+            return PooledConnection(self._read_pool, self._in_use, self.answer_within_sec, check=True)
+        return PooledConnection(self._pool, self._in_use, self.answer_within_sec)
 
     def hang_up(self) -> None:
         """Shut down all connections in use: pending calls fail with `UnavailableError`."""

@@ -115,6 +115,7 @@ CREATE TABLE lineshaft.dag (
     title text NOT NULL,
     idempotency_key text COLLATE "C",
     created_by text,
+    created_by_token text,
     budget_ceiling_usd numeric(20,6),
     reserved_usd numeric(20,6) NOT NULL DEFAULT 0,
     spent_usd numeric(20,6) NOT NULL DEFAULT 0,
@@ -400,6 +401,7 @@ CREATE TABLE lineshaft.task (
     gates jsonb,
     tags text[] NOT NULL DEFAULT '{}'::text[],
     created_by text,
+    created_by_token text,
     surface jsonb,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
@@ -574,10 +576,10 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 
 -- DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.
 -- CREATE VIEW lineshaft.dags
---   id text, title text, status lineshaft.dag_status, created_by text, total integer, completed integer, cancelled
---   integer, dead_lettered integer, budget_ceiling_usd numeric(20,6), reserved_usd numeric(20,6), spent_usd
---   numeric(20,6), created_at timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with
---   time zone
+--   id text, title text, status lineshaft.dag_status, created_by text, created_by_token text, total integer, completed
+--   integer, cancelled integer, dead_lettered integer, budget_ceiling_usd numeric(20,6), reserved_usd numeric(20,6),
+--   spent_usd numeric(20,6), created_at timestamp with time zone, ended_at timestamp with time zone, completed_at
+--   timestamp with time zone
 
 -- All events, one row each: SELECT * FROM lineshaft.events WHERE task_id = … ORDER BY seq, n
 -- CREATE VIEW lineshaft.events
@@ -596,7 +598,7 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   timestamp with time zone, started_at timestamp with time zone, heartbeat_at timestamp with time zone, lease_until
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
---   text[], created_by text
+--   text[], created_by text, created_by_token text
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.channel()
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)

@@ -60,6 +60,7 @@ def _virtual_dag(dag_id: str, task: Row) -> Row:
         "title": task["title"],
         "status": status,
         "created_by": task["created_by"],
+        "created_by_token": task["created_by_token"],
         "budget_ceiling_usd": None,
         "reserved_usd": task["reserved_usd"],
         "spent_usd": task["spent_usd"],

@@ -11,7 +11,7 @@ SELECT
     (
         SELECT task_key.ttl_sec FROM lineshaft.task_key WHERE task_key.key = task.idempotency_key AND task_key.task_id = task.id
     ) AS idempotency_ttl_sec,
-    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_at, task.surface,
+    task.gates, task.require_decision_report, task.is_batch, task.tags, task.created_by, task.created_by_token, task.created_at, task.surface,
     coalesce(live.status, ended.status)::text AS status,
     coalesce(live.priority, task.priority) AS priority,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline,

@@ -1,6 +1,7 @@
 """New tasks as columns of the tables `task`, `task_live` and `event`."""
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -10,6 +11,9 @@ from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
 from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
+
+#: The name of the token of the call that submits; None: the call has none, or isn't over HTTP.
+submitting_token: ContextVar[str | None] = ContextVar("submitting_token", default=None)
 
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 
@@ -31,6 +35,7 @@ _ROW_COLUMNS = (
     "gates",
     "tags",
     "created_by",
+    "created_by_token",
     "surface",
     "deadline",
     "run_at",
@@ -149,6 +154,7 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         json_text(row.gates),
         array_literal(row.tags),
         row.created_by,
+        submitting_token.get(),
         json_text(row.surface),
         row.deadline,
         row.run_at,

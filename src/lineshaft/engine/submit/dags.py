@@ -9,6 +9,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.copy import Column, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_row
+from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.engine.submit.drafts import DagDraft
 from lineshaft.engine.transition.changes import LockedTask
 from lineshaft.types import Submitted, SubmittedDag
@@ -23,7 +24,9 @@ class _KnownDag(NamedTuple):
 
 
 async def insert_dag(connection: Connection, now: Mapping[str, Any], dag: DagDraft, total: int) -> None:
-    await connection.execute(_SQL["insert_dag"], {**now, **dag.parameters(), "total": total})
+    token = submitting_token.get()
+    values = {**now, **dag.parameters(), "created_by_token": token, "total": total}
+    await connection.execute(_SQL["insert_dag"], values)
 
 
 async def log_dag_created(connection: Connection, now: Mapping[str, Any], dag_id: str) -> None:

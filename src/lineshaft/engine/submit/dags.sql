@@ -1,7 +1,7 @@
 -- name: insert_dag
-INSERT INTO lineshaft.dag (id, title, idempotency_key, created_by, budget_ceiling_usd, total, created_at)
+INSERT INTO lineshaft.dag (id, title, idempotency_key, created_by, created_by_token, budget_ceiling_usd, total, created_at)
 VALUES (
-    %(id)s::text, %(title)s::text, %(key)s::text, %(created_by)s::text, %(ceiling)s::numeric, %(total)s::integer,
+    %(id)s::text, %(title)s::text, %(key)s::text, %(created_by)s::text, %(created_by_token)s::text, %(ceiling)s::numeric, %(total)s::integer,
     coalesce(%(now)s::timestamptz, now())
 )
 
@@ -10,10 +10,10 @@ VALUES (
 -- then its DAG has failed.
 WITH made AS (
     INSERT INTO lineshaft.dag (
-        id, title, created_by, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
+        id, title, created_by, created_by_token, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
     )
     SELECT
-        task.dag_id, task.title, task.created_by,
+        task.dag_id, task.title, task.created_by, task.created_by_token,
         CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
         1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0),
         -- What an attempt spends above its reservation counts at once.

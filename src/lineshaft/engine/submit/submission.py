@@ -280,15 +280,25 @@ class Submission:
                 if owner.task_id != draft.id:
                     mismatch = draft.content not in bytes(owner.content_hash)
                     results[draft.id] = Submitted(owner.task_id, duplicate=True, mismatch=mismatch)
-        await self._report_duplicates(connection, [draft for draft in drafts if draft.id in results])
+        await self._report_duplicates(
+            connection, [(draft, results[draft.id]) for draft in drafts if draft.id in results]
+        )
         for draft in drafts:
             if draft.parent_id in results:
                 results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
         return results
 
-    async def _report_duplicates(self, connection: Connection, duplicates: Sequence[Draft]) -> None:
-        for draft in duplicates:
-            _log.info("Duplicate task detected: %s", draft.row.idempotency_key)
+    async def _report_duplicates(
+        self, connection: Connection, duplicates: Sequence[tuple[Draft, Submitted]]
+    ) -> None:
+        for draft, existing in duplicates:
+            key = draft.row.idempotency_key
+            _log.info("Duplicate task detected: %s", key)
+            if existing.mismatch:
+                # Keys are shared by the installation: somebody else may have used it first.
+                _log.warning(
+                    "Idempotency key %r is in use for a different request: task %s", key, existing.id
+                )
         if duplicates:
             await connection.execute(_SQL["count_duplicates"], {"n": len(duplicates)})
 

@@ -1,6 +1,7 @@
 """OfficePlane's API as a guest of the server: what its routes and WebSockets share, and its error format."""
 
 from msgspec import Struct
+from starlette.datastructures import Headers
 
 from lineshaft.integrations.officeplane.tasks import TaskConverter
 from lineshaft.integrations.officeplane.updates import Updates
@@ -33,8 +34,8 @@ class Officeplane:
         self.updates = Updates(service.tail, service.events, self.engine.read, self.converter)
         self._service = service
 
-    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
-        return await self._service.authenticate(scope, authorization)
+    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
+        return await self._service.authenticate(scope, headers)
 
 
 Call = routing.Call[Officeplane]

@@ -35,10 +35,10 @@ class UpdatesSocket:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        authorization = Headers(scope=scope).get("authorization")
+        headers = Headers(scope=scope)
         async with contextlib.AsyncExitStack() as open_while:
             try:
-                allow = partial(self._officeplane.authenticate, SCOPE, authorization)
+                allow = partial(self._officeplane.authenticate, SCOPE, headers)
                 token_id = (await allow()).token_id
                 address = (scope.get("client") or ("",))[0]
                 listening = self._officeplane.updates.listener(token_id, address)

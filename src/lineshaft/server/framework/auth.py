@@ -1,8 +1,12 @@
 """Authentication of callers, and their scopes."""
 
 import ipaddress
+import math
+import time
 from dataclasses import dataclass
 from decimal import Decimal
+
+from starlette.datastructures import Headers
 
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import ForbiddenError, SettingsError, UnauthorizedError
@@ -37,23 +41,70 @@ class Principal:
                 f"{agent_id!r}. Use a token of that agent: lineshaft token create --scope agent --agent ID"
             )
 
+    def check_creator(self, created_by: str | None) -> None:
+        if self.agent_id is not None and created_by not in {None, f"agent:{self.agent_id}"}:
+            raise ForbiddenError(
+                f"The token {self.name!r} is bound to agent {self.agent_id!r} and can't submit with "
+                f"created_by {created_by!r}. Leave it out, or send 'agent:{self.agent_id}'."
+            )
 
-#: A caller on loopback has an account on this machine and could read the database's files.
+
+#: Trusted on loopback until the first token is created: it has an account on this machine.
 LOCAL_CALLER = Principal(None, "this machine", Scope.ADMIN)
+#: How long a server may take to notice that another process has created the first token. Asking the database
+#: at every call would be a round trip more for each.
+_NOTICE_SEC = 0.05
+#: Headers that proxies add: the caller isn't on this machine.
+_PROXY_HEADERS = frozenset({b"forwarded", b"x-real-ip", b"via"})
+_PROXY_PREFIX = b"x-forwarded-"
 
 
 class Authenticator:
-    def __init__(self, tokens: Tokens, *, required: bool) -> None:
-        self._tokens = tokens
-        self._required = required
+    """Finds the caller of a request.
 
-    async def principal(self, authorization: str | None) -> Principal:
-        """The caller with this header. A token is checked even where none is needed."""
+    `auth` is the setting: with `auto`, callers without a token are trusted until the first token is created;
+    with `off`, after that too.
+    """
+
+    def __init__(self, tokens: Tokens, *, auth: str, host: str) -> None:
+        self._tokens = tokens
+        self._off = auth == "off"
+        #: Once True, it stays so: revoking the last token opens nothing.
+        self.required = auth == "required" or not is_loopback(host)
+        self._asked_at = -math.inf
+
+    async def refresh(self) -> None:
+        """Find out whether a token has been created; when the server starts, and as callers come."""
+        now = time.monotonic()
+        if self.required or self._off or now - self._asked_at < _NOTICE_SEC:
+            return
+        before, self._asked_at = self._asked_at, now
+        try:
+            if await self._tokens.ever_existed():
+                self.required = True
+        except BaseException:
+            self._asked_at = before
+            raise
+
+    def notice_token(self) -> None:
+        """A token has been created, as this server knows by itself."""
+        self.required = not self._off or self.required
+
+    async def principal(self, headers: Headers) -> Principal:
+        """The caller with these headers. A token is checked even where none is needed."""
+        authorization = headers.get("authorization")
         if authorization is None:
-            if self._required:
+            await self.refresh()
+            if self.required:
                 raise UnauthorizedError(
                     "This server needs a token: send the header 'Authorization: Bearer TOKEN'. Create one: "
                     "lineshaft token create --name NAME --scope SCOPE"
+                )
+            if (proxy := _proxy_header(headers)) is not None:
+                raise UnauthorizedError(
+                    f"The request came through a proxy (it has the header {proxy!r}), so its caller may be "
+                    "on another machine and needs a token: send the header 'Authorization: Bearer TOKEN'. "
+                    "Create one: lineshaft token create --name NAME --scope SCOPE"
                 )
             return LOCAL_CALLER
         scheme, _, secret = authorization.partition(" ")
@@ -63,7 +114,16 @@ class Authenticator:
                 "The Authorization header has no valid token: it must be 'Bearer TOKEN' with a token that "
                 "was not revoked. See 'lineshaft token list'."
             )
+        self.notice_token()
         return Principal(token.id, token.name, token.scope, token.agent_id, token.budget_usd)
+
+
+def _proxy_header(headers: Headers) -> str | None:
+    """A header that only a proxy sends."""
+    for name, _ in headers.raw:
+        if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
+            return name.decode("latin-1")
+    return None
 
 
 def is_loopback(host: str) -> bool:
@@ -76,9 +136,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def check_exposure(host: str, tokens: Tokens) -> None:
-    """Refuse to listen beyond loopback while no token exists."""
-    if not is_loopback(host) and not await tokens.exist():
+async def check_exposure(host: str, auth: str, tokens: Tokens) -> None:
+    """Refuse to listen beyond loopback while no token exists, or without tokens."""
+    if is_loopback(host):
+        return
+    if auth == "off":
+        raise SettingsError(
+            f"Asked to listen on {host}, where other machines can call, with LINESHAFT_AUTH=off. Without "
+            "tokens a server listens on loopback only: listen on 127.0.0.1, or remove LINESHAFT_AUTH."
+        )
+    if not await tokens.exist():
         raise SettingsError(
             f"Asked to listen on {host}, where other machines can call, but there is no token yet. Create "
             "one first: lineshaft token create --name NAME --scope SCOPE. Or listen on 127.0.0.1."

@@ -35,6 +35,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 #: How much of a refused body is read, and for how long, so that its sender gets to read the response.
 _DROP_BYTES, _DROP_SEC = 64 << 20, 5.0
+#: For load balancers, which call by address or by a name of their own.
+_ANY_HOST = frozenset({"/healthz", "/readyz"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -86,7 +88,7 @@ class RequestMiddleware:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         try:
-            self._check_origin(headers, "GET")
+            self._check_origin(headers, "GET", scope["path"])
         except ForbiddenError:
             # Before the socket is accepted, this is a 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -113,7 +115,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            self._check_origin(headers, scope["method"])
+            self._check_origin(headers, scope["method"], scope["path"])
             body.check_length()
             await self._app(scope, body.receive, send_and_log)
         except LineshaftError as error:
@@ -121,10 +123,10 @@ class RequestMiddleware:
         finally:
             _log_request(scope, status, time.perf_counter() - began)
 
-    def _check_origin(self, headers: dict[bytes, bytes], method: str) -> None:
+    def _check_origin(self, headers: dict[bytes, bytes], method: str, path: str) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
         name, port = _split(host)
-        if not self._hosts.allow(name):
+        if path not in _ANY_HOST and not self._hosts.allow(name):
             raise ForbiddenError(
                 f"Host {host!r} is not allowed. Add it to LINESHAFT_ALLOWED_HOSTS, or call the server by its "
                 "address."

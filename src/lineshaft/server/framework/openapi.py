@@ -49,7 +49,7 @@ def route(described: Callable[[], Mapping[str, Any]], service: Service) -> Route
         return msgspec.json.encode(described())
 
     async def answer(request: Request) -> Response:
-        await service.authenticate(Scope.READ, request.headers.get("authorization"))
+        await service.authenticate(Scope.READ, request.headers)
         return Response(encoded(), media_type="application/json")
 
     return Route(PATH, answer)

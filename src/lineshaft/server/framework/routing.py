@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from lineshaft.engine.postgres.database import only_reads
+from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
 from lineshaft.server.framework.auth import Principal
@@ -39,7 +41,7 @@ _JSON_TYPE = (b"content-type", b"application/json")
 class Service(Protocol):
     """What the framework needs of the object that serves a group of routes."""
 
-    async def authenticate(self, scope: Scope | None, authorization: str | None) -> Principal:
+    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
         """The caller; raises unless it has this scope."""
         ...
 
@@ -229,7 +231,8 @@ class Endpoint(Generic[S]):
         # Health checks are not delayed by readers either.
         only_reads.set(operation.method == "GET" and operation.scope is not None)
         headers = Headers(scope=scope)
-        principal = await self._service.authenticate(operation.scope, headers.get("authorization"))
+        principal = await self._service.authenticate(operation.scope, headers)
+        submitting_token.set(None if principal.token_id is None else principal.name)
         address = (scope.get("client") or ("",))[0]
         call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}
@@ -324,7 +327,15 @@ async def send_problem(send: Send, error: LineshaftError, scope: AsgiScope) -> N
 
 
 def routes(operations: Sequence[Operation], service: S) -> list[Route]:
-    return [Route(o.path, Endpoint(o, service), methods=[o.method], name=o.name) for o in operations]
+    return [_route(operation, service) for operation in operations]
+
+
+def _route(operation: Operation, service: S) -> Route:
+    endpoint = Endpoint(operation, service)
+    route = Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
+    # Keys and names may contain line ends.
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return route
 
 
 def summary_of(operation: Operation) -> tuple[str, str]:

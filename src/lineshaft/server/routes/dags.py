@@ -26,6 +26,8 @@ async def submit_dag(call: Call, body: NewDag) -> Answer:
     200 with `"duplicate": true` if a DAG with this idempotency key exists.
     """
     requests.check_tasks(body.tasks, keys=True)
+    call.principal.check_creator(body.created_by)
+    requests.check_creators(call.principal, body.tasks)
     submitted = await call.service.engine.submission.submit_dag(
         body.title,
         body.tasks,

@@ -31,7 +31,7 @@ async def list_events(call: Call, query: requests.EventQuery) -> Answer | Respon
     if STREAM in call.headers.get("accept", ""):
         place = call.headers.get("last-event-id") or query.place or NOW
         first = await reading.after(place)
-        allow = partial(call.service.authenticate, Scope.READ, call.headers.get("authorization"))
+        allow = partial(call.service.authenticate, Scope.READ, call.headers)
         return stream(
             call.service.tail,
             reading,

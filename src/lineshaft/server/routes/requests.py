@@ -14,6 +14,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import NewTask
+from lineshaft.server.framework.auth import Principal
 from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, VelocityAction
 from lineshaft.types.json import null
 from lineshaft.types.protocol import Body, Name, Seconds, Text
@@ -186,6 +187,14 @@ def check_tasks(tasks: Sequence[NewTask], *, keys: bool, place: str = "tasks") -
             check_tasks(task.children, keys=True, place=f"{where}children")
     if faults:
         raise InvalidInputError(errors=faults)
+
+
+def check_creators(principal: Principal, tasks: Iterable[NewTask]) -> None:
+    """Refuse a `created_by` of others, if the caller is bound to an agent."""
+    if principal.agent_id is not None:
+        for task in tasks:
+            principal.check_creator(task.created_by)
+            check_creators(principal, task.children)
 
 
 def key_of(header: str | None, body: str | None) -> str | None:

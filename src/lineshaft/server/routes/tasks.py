@@ -30,6 +30,7 @@ async def submit_task(call: Call, body: NewTask) -> Answer:
     200 with `"duplicate": true` and the existing task if one with this idempotency key exists.
     """
     requests.check_tasks([body], keys=False, place="")
+    requests.check_creators(call.principal, [body])
     key = requests.key_of(call.headers.get("idempotency-key"), body.idempotency_key)
     (submitted,) = await call.service.engine.submission.submit([requests.with_key(body, key)])
     found = await call.service.engine.read.task(submitted.id)
@@ -53,6 +54,7 @@ async def submit_batch(call: Call, body: requests.Batch) -> Answer:
     They may depend on existing tasks; tasks that depend on each other are a DAG.
     """
     requests.check_tasks(body.tasks, keys=False)
+    requests.check_creators(call.principal, body.tasks)
     tasks = requests.keyed(body.tasks, call.headers.get("idempotency-key"), count())
     submitted = await call.service.engine.submission.submit(tasks)
     return Answer(responses.SubmittedItems(submitted), 201)

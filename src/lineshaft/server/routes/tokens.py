@@ -18,12 +18,14 @@ async def list_tokens(call: Call) -> Answer:
 async def create_token(call: Call, body: requests.CreateToken) -> Answer:
     """Create a token. Its secret is in this response only.
 
+    Once a token has been created every call needs one, on loopback too, also after all were revoked.
     A token with the scope `agent` may be bound to one agent by `agent_id`: it registers, claims and works
     only as that agent. `budget_usd` is then the agent's budget, whatever it declares when it registers.
     """
     made = await call.service.tokens.create(
         body.name, body.scope, agent_id=body.agent_id, budget_usd=body.budget_usd
     )
+    call.service.notice_token()
     return Answer(made, 201)
 
 

@@ -416,6 +416,7 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
 
     def convert(item: protocol.SpawnItem) -> NewSpawn:
         requests.check_tasks(item.tasks, keys=True)
+        requests.check_creators(call.principal, item.tasks)
         return item.spawn(claim_of(item), requests.keyed(item.tasks, header, numbers))
 
     spawned = await _in_order(items, convert, call.service.engine.work.spawn)

@@ -134,6 +134,7 @@ CREATE TABLE lineshaft.task (
     gates jsonb,
     tags text[] NOT NULL DEFAULT '{}',
     created_by text,
+    created_by_token text,
     -- What a compatible API received and must echo (the original priority, instanceId, metadata, …).
     surface jsonb,
     CONSTRAINT task_pkey PRIMARY KEY (id),
@@ -405,6 +406,7 @@ CREATE TABLE lineshaft.dag (
     title text NOT NULL,
     idempotency_key text COLLATE "C",
     created_by text,
+    created_by_token text,
     budget_ceiling_usd numeric(20, 6),
     reserved_usd numeric(20, 6) NOT NULL DEFAULT 0,
     spent_usd numeric(20, 6) NOT NULL DEFAULT 0,
@@ -905,7 +907,8 @@ SELECT
         SELECT attempt.error FROM lineshaft.attempt
         WHERE attempt.task_id = task.id AND attempt.error IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1
     ) END AS failure_reason,
-    NULL::text AS cancel_reason, live.progress, task.spec, NULL::jsonb AS output, task.tags, task.created_by
+    NULL::text AS cancel_reason, live.progress, task.spec, NULL::jsonb AS output, task.tags, task.created_by,
+    task.created_by_token
 FROM (
     SELECT live.*, live.heartbeat_at AS held_heartbeat_at, NULL::timestamptz AS retry_at
     FROM lineshaft.task_live AS live WHERE live.lease_until IS NOT NULL AND live.status IN ('CLAIMED', 'RUNNING', 'VALIDATING')
@@ -936,14 +939,15 @@ SELECT
     NULL::timestamptz, NULL::timestamptz,
     ended.ended_at, CASE WHEN ended.status = 'COMPLETED' THEN ended.ended_at END,
     ended.category, CASE WHEN ended.status = 'DEAD_LETTERED' THEN ended.reason END,
-    CASE WHEN ended.status = 'CANCELLED' THEN ended.reason END, NULL::jsonb, task.spec, ended.output, task.tags, task.created_by
+    CASE WHEN ended.status = 'CANCELLED' THEN ended.reason END, NULL::jsonb, task.spec, ended.output, task.tags, task.created_by,
+    task.created_by_token
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id;
 COMMENT ON VIEW lineshaft.tasks IS 'Every task: SELECT * FROM lineshaft.tasks WHERE status = ''RUNNING''';
 
 CREATE VIEW lineshaft.dags AS
 SELECT
-    id, title, status, created_by, total, completed, cancelled, dead_lettered, budget_ceiling_usd, reserved_usd, spent_usd, created_at, ended_at,
+    id, title, status, created_by, created_by_token, total, completed, cancelled, dead_lettered, budget_ceiling_usd, reserved_usd, spent_usd, created_at, ended_at,
     CASE WHEN status = 'completed' THEN ended_at END AS completed_at
 FROM lineshaft.dag;
 COMMENT ON VIEW lineshaft.dags IS 'DAGs of more than one task, or with a budget. The DAG of a standalone task exists only as its dag_id.';
@@ -1069,7 +1073,8 @@ COMMENT ON COLUMN lineshaft.dag.status IS 'pending, running, completed, failed o
 COMMENT ON COLUMN lineshaft.dag.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.dag.title IS 'For people.';
 COMMENT ON COLUMN lineshaft.dag.idempotency_key IS 'The key it was submitted with, if any.';
-COMMENT ON COLUMN lineshaft.dag.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.dag.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on. A label; it proves nothing.';
+COMMENT ON COLUMN lineshaft.dag.created_by_token IS 'The name of the token of the call that created it; NULL: the call had none, or was not over HTTP.';
 COMMENT ON COLUMN lineshaft.dag.budget_ceiling_usd IS 'What all its tasks together may cost; NULL: no limit.';
 COMMENT ON COLUMN lineshaft.dag.reserved_usd IS 'Money reserved for claims that are held.';
 COMMENT ON COLUMN lineshaft.dag.spent_usd IS 'Money spent.';
@@ -1083,7 +1088,8 @@ COMMENT ON COLUMN lineshaft.dag_key.tasks IS 'Ids of its tasks by the keys of th
 COMMENT ON COLUMN lineshaft.dags.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.dags.title IS 'For people.';
 COMMENT ON COLUMN lineshaft.dags.status IS 'pending, running, completed, failed or cancelled.';
-COMMENT ON COLUMN lineshaft.dags.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.dags.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on. A label; it proves nothing.';
+COMMENT ON COLUMN lineshaft.dags.created_by_token IS 'The name of the token of the call that created it; NULL: the call had none, or was not over HTTP.';
 COMMENT ON COLUMN lineshaft.dags.total IS 'All its tasks.';
 COMMENT ON COLUMN lineshaft.dags.completed IS 'Tasks that are COMPLETED.';
 COMMENT ON COLUMN lineshaft.dags.cancelled IS 'Tasks that are CANCELLED.';
@@ -1247,7 +1253,8 @@ COMMENT ON COLUMN lineshaft.task.retry IS 'The retry policy; NULL: the preset''s
 COMMENT ON COLUMN lineshaft.task.output_type IS 'The type of its output.';
 COMMENT ON COLUMN lineshaft.task.gates IS 'Gates that the output must pass, in order; NULL: none.';
 COMMENT ON COLUMN lineshaft.task.tags IS 'Labels.';
-COMMENT ON COLUMN lineshaft.task.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.task.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on. A label; it proves nothing.';
+COMMENT ON COLUMN lineshaft.task.created_by_token IS 'The name of the token of the call that created it; NULL: the call had none, or was not over HTTP.';
 COMMENT ON COLUMN lineshaft.task.surface IS 'What a compatible API received and must return.';
 
 COMMENT ON COLUMN lineshaft.task_end.ended_at IS 'When it ended.';
@@ -1379,7 +1386,8 @@ COMMENT ON COLUMN lineshaft.tasks.progress IS 'The last progress that its agent 
 COMMENT ON COLUMN lineshaft.tasks.spec IS 'What to do, as it was submitted.';
 COMMENT ON COLUMN lineshaft.tasks.output IS 'Its output; NULL unless COMPLETED.';
 COMMENT ON COLUMN lineshaft.tasks.tags IS 'Labels.';
-COMMENT ON COLUMN lineshaft.tasks.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on.';
+COMMENT ON COLUMN lineshaft.tasks.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on. A label; it proves nothing.';
+COMMENT ON COLUMN lineshaft.tasks.created_by_token IS 'The name of the token of the call that created it; NULL: the call had none, or was not over HTTP.';
 
 COMMENT ON COLUMN lineshaft.token.created_at IS 'When it was created.';
 COMMENT ON COLUMN lineshaft.token.revoked_at IS 'When it was revoked; NULL: valid.';
