@@ -28,6 +28,10 @@ ALLOWED = {
     ("engine.guards.limits._Row", "server.routes.requests.ChangeLimits"): "a row, and a part of it to change",
     ("server.routes.requests.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
     ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
+    (
+        "types.protocol.CancelItem",
+        "types.protocol.CompleteItem",
+    ): "each ends a claim, and reports what it used",
     ("model.notices.Notice", "types.events.Event"): "a text for people, and a record with a cursor",
     (
         "integrations.officeplane.tasks.InQuery",

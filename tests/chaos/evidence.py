@@ -108,10 +108,9 @@ _TASKS: LiteralString = """
     WHERE live.id IS NOT NULL OR ended.id IS NOT NULL
 """
 _EVENTS: LiteralString = """
-    SELECT event.seq, kind.n::integer, kind.n = cardinality(event.kinds) AS last, kind.kind, event.task_id,
-        event.dag_id, event.agent_id, event.epoch
-    FROM lineshaft.event CROSS JOIN LATERAL unnest(event.kinds) WITH ORDINALITY AS kind (kind, n)
-    ORDER BY event.seq, kind.n
+    SELECT seq, n::integer, n = max(n) OVER (PARTITION BY seq) AS last, kind, task_id, dag_id, agent_id, epoch
+    FROM lineshaft.events
+    ORDER BY seq, n
 """
 _AGENTS: LiteralString = "SELECT id, spent_usd, reserved_usd, budget_usd AS limit_usd FROM lineshaft.agent"
 _DAGS: LiteralString = (

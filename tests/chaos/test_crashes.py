@@ -77,7 +77,7 @@ async def test_readers_miss_nothing_though_ids_of_transactions_come_again(
         await engine.submission.submit([NewTask("after")])
         seen, _ = await _read(engine, cursor)
 
-    assert seen == ["task.created", "task.ready"]
+    assert seen == ["task.created", "task.ready", "dag.created"]
 
 
 async def _read(engine: Engine, after: str | None) -> tuple[list[str], str]:

@@ -71,6 +71,8 @@ class RecordingBackend:
     def __init__(self, inner: Backend, record: Recorder) -> None:
         self._inner = inner
         self._record = record
+        #: The agent and the incarnation of each task that was claimed here.
+        self._holders: dict[str, tuple[str, int]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -92,6 +94,7 @@ class RecordingBackend:
 
     def _claimed(self, found: Sequence[Assignment[ClaimedTask]], agent_id: str, incarnation: int) -> None:
         for each in found:
+            self._holders[each.task.id] = agent_id, incarnation
             self._record(
                 "claimed",
                 task=each.task.id,
@@ -107,6 +110,21 @@ class RecordingBackend:
             _reported(item.claim, item.spent) | {"output": _json(item.output)} for item in completions
         ]
         return await self._moving("complete", reported, lambda: self._inner.complete(completions))
+
+    async def complete_and_claim(
+        self, item: Completion, *, types: Sequence[str]
+    ) -> tuple[Moved, list[Assignment[ClaimedTask]]]:
+        reported = _reported(item.claim, item.spent) | {"output": _json(item.output)}
+        found: list[Assignment[ClaimedTask]] = []
+
+        async def call() -> list[Moved]:
+            moved, claimed = await self._inner.complete_and_claim(item, types=types)
+            found.extend(claimed)
+            return [moved]
+
+        (moved,) = await self._moving("complete", [reported], call)
+        self._claimed(found, *self._holders[item.claim.id])
+        return moved, found
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:
         reported = [_reported(item.claim, item.spent) | {"error": item.error} for item in failures]

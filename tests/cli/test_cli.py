@@ -48,9 +48,8 @@ def test_from_nothing_to_a_migrated_embedded_database(run: Run, tmp_path: Path) 
     assert run("migrate", "status").returncode == 1
     up = run("migrate", "up")
     assert up.returncode == 0, up.stderr
-    assert re.search(
-        r"Applying 0001 schema …\nApplied \d+ migrations?\. The database is up to date\.", up.stdout
-    )
+    assert up.stdout.startswith("Applying 0001 schema …\n")
+    assert re.search(r"\nApplied \d+ migrations?\. The database is up to date\.", up.stdout)
     assert "No pending migrations" in run("migrate", "up").stdout
     assert "has the expected schema" in run("migrate", "verify").stdout
 

@@ -176,7 +176,7 @@ async def test_events_of_a_standalone_task_s_dag_are_its_task_s(shaft: Lineshaft
 
     events = [event async for event in shaft.events(None, dag_id=dag_id, follow=False)]
 
-    assert [event.kind for event in events] == ["task.created", "task.ready"]
+    assert [event.kind for event in events] == ["task.created", "task.ready", "dag.created"]
 
 
 async def test_a_database_that_is_not_migrated_is_refused_with_the_command(empty_dsn: str) -> None:
