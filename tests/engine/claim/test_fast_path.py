@@ -15,7 +15,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.invariants import check_invariants
-from tests.races.helpers import waiting
+from tests.races.helpers import held, waiting
 from tests.world import Actions, World, ref
 
 TASK = NewTask(
@@ -189,3 +189,9 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
     assert upstream.completed_at is not None
     assert downstream.started_at is not None
     assert upstream.completed_at < downstream.started_at
+
+
+async def test_a_claim_of_many_that_finds_nothing_locks_nothing(world: World, dsn: str) -> None:
+    await world.agent("ann", max_concurrent_tasks=10)
+    with held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE"):
+        assert (await world.engine.claims.claim("ann", 1, limit=10, start=True)).tasks == []

@@ -3,9 +3,10 @@
 -- name: claim_fast
 -- Nothing to weigh: no lock to take, no money to count, no model or type to leave out. If one of the best tasks needs more than that,
 -- nothing is claimed and `weigh` is true: claim_tasks must decide.
-WITH RECURSIVE me AS MATERIALIZED (
+-- Without a lock: an agent that finds nothing waits for no row, and writes nothing.
+WITH RECURSIVE seen AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
+        capabilities, types, models_available, claim_ttl_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
     FROM lineshaft.instance
@@ -15,11 +16,10 @@ WITH RECURSIVE me AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
-    FOR NO KEY UPDATE
 ),
 -- Down to `quota` as in claim_tasks.
-clock AS MATERIALIZED (SELECT now, lineshaft.minutes(now) AS minutes FROM me),
-search AS NOT MATERIALIZED (SELECT types FROM me WHERE room > 0),
+clock AS MATERIALIZED (SELECT now, lineshaft.minutes(now) AS minutes FROM seen),
+search AS NOT MATERIALIZED (SELECT types FROM seen WHERE room > 0),
 few AS MATERIALIZED (
     -- include: few_lanes
 ),
@@ -31,16 +31,16 @@ head AS MATERIALIZED (
     SELECT
         found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         CASE
-            WHEN lane.models = '{}' THEN me.models_available[1]
-            WHEN me.models_available = '{}' THEN lane.models[1]
+            WHEN lane.models = '{}' THEN seen.models_available[1]
+            WHEN seen.models_available = '{}' THEN lane.models[1]
             ELSE (
                 SELECT wanted.model FROM unnest(lane.models) WITH ORDINALITY AS wanted (model, preference)
-                WHERE wanted.model = ANY (me.models_available) ORDER BY wanted.preference LIMIT 1
+                WHERE wanted.model = ANY (seen.models_available) ORDER BY wanted.preference LIMIT 1
             )
         END AS model,
         round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
-        found.submission_no, me.room AS most
-    FROM me
+        found.submission_no, seen.room AS most
+    FROM seen
     CROSS JOIN (
         SELECT generation, lane_id, rank, submission_no FROM waiting
         UNION ALL
@@ -49,18 +49,27 @@ head AS MATERIALIZED (
         )
     ) AS found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
-    WHERE me.room > 0
-      AND (me.types IS NULL OR lane.type = ANY (me.types))
+    WHERE seen.room > 0
+      AND (seen.types IS NULL OR lane.type = ANY (seen.types))
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
-      AND lane.required_capabilities <@ me.capabilities
-      AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
+      AND lane.required_capabilities <@ seen.capabilities
+      AND (lane.models = '{}' OR seen.models_available = '{}' OR lane.models && seen.models_available)
+),
+-- Locked before the tasks: two claims of one instance wait for each other instead of both taking its last slot.
+me AS MATERIALIZED (
+    SELECT version, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
+        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+    FROM lineshaft.instance
+    WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
+      AND (SELECT count(*) FROM head) > 0
+    FOR NO KEY UPDATE
 ),
 best_head AS MATERIALIZED (
     SELECT *, count(*) OVER () AS heads, max(effective) OVER () AS worst
-    FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT (SELECT room FROM me)) AS best
+    FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT coalesce((SELECT room FROM me), 0)) AS best
 ),
 quota AS MATERIALIZED (
-    SELECT id, generation, aged, model, most::bigint AS n FROM best_head WHERE heads = 1
+    SELECT id, generation, aged, model, (SELECT room FROM me)::bigint AS n FROM best_head WHERE heads = 1
     UNION ALL
     SELECT id, generation, aged, model, count(*)
     FROM (
@@ -97,7 +106,7 @@ moved AS (
         limit_at = CASE WHEN %(start)s::boolean THEN me.now + live.limit_sec * interval '1 second' END,
         lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
             WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, me.heartbeat_interval_sec), live.limit_sec)
-            ELSE me.claim_ttl_sec
+            ELSE (SELECT claim_ttl_sec FROM seen)
         END
     FROM locked, me
     WHERE live.ctid = locked.place
@@ -129,10 +138,12 @@ SELECT
     moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
-    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM me) END AS now,
-    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
-    (SELECT room > 0 FROM me) AS has_room,
-    moved.n IS NULL AND (NOT EXISTS (SELECT FROM me) OR EXISTS (SELECT FROM locked)) AS weigh,
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
+    CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM seen) END AS claim_ttl_sec,
+    coalesce((SELECT room > 0 FROM me), (SELECT room > 0 FROM seen)) AS has_room,
+    moved.n IS NULL AND (
+        NOT EXISTS (SELECT FROM seen) OR (EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM me)) OR EXISTS (SELECT FROM locked)
+    ) AS weigh,
     -- Other claims were just taking some of the best tasks: there may be more, here or in other lanes ...
     (moved.n IS NULL OR moved.n = 1) AND (
         (SELECT count(*) FROM moved) < (SELECT count(*) FROM locked)
@@ -142,9 +153,9 @@ SELECT
     moved.n IS NULL AND EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM locked) AS missed,
     -- A claim that comes back short promotes what is due.
     CASE
-        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM me) > (SELECT count(*) FROM moved) THEN (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND (SELECT room FROM seen) > (SELECT count(*) FROM moved) THEN (
             SELECT true FROM lineshaft.task_live
-            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM me)
+            WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL AND due_at <= (SELECT now FROM clock)
             ORDER BY due_at LIMIT 1
         ) IS TRUE
         ELSE false
