@@ -101,7 +101,8 @@ BEGIN
         SELECT head.no, lane.id, lane.models
         INTO generation, lane_id, models
         FROM head
-        JOIN lineshaft.lane ON lane.id = head.lane_id
+        -- By its id, whatever the planner thinks: each lane once.
+        CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = head.lane_id OFFSET 0) AS lane
         WHERE lane.required_capabilities <@ me.capabilities
           AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
           AND lane.type <> ALL (barred)
