@@ -140,3 +140,62 @@ def test_a_claim_of_tasks_with_document_locks_grows_with_their_number(connection
     fill(connection, "b", 300, locked=True)
 
     assert rows_visited(connection, FULL, limit=400) <= 5 * before
+
+
+# The claim of one task, whose statements are inside a function.
+
+CLAIM_ONE = """
+SELECT verdict FROM lineshaft.complete_and_claim_1(
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, 'a', 1, %s::text[], true, NULL
+)
+"""
+READ = """
+SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables
+WHERE schemaname = 'lineshaft'
+"""
+
+
+def rows_read_by_one(connection: psycopg.Connection, types: list[str] | None = None) -> int:
+    connection.execute("ANALYZE")
+    connection.execute(PLAN_BY_INDEX)
+    # Statements of a function keep the plans of their first run in a session.
+    connection.execute("DISCARD PLANS")
+    with connection.transaction(force_rollback=True):
+        before = connection.execute(READ).fetchone()
+        assert connection.execute(CLAIM_ONE, [types]).fetchone() == ("claimed",)
+        after = connection.execute(READ).fetchone()
+    assert before is not None
+    assert after is not None
+    return int(after[0]) - int(before[0] or 0)
+
+
+def test_lanes_without_work_cost_a_claim_of_one_nothing(connection: psycopg.Connection) -> None:
+    """R-246."""
+    register(connection)
+    fill(connection, "busy", 1)
+    before = rows_read_by_one(connection)
+
+    fill(connection, "idle", 10_000, work=False)
+
+    assert rows_read_by_one(connection) <= before + 10
+
+
+def test_work_of_other_types_costs_a_claim_of_one_nothing(connection: psycopg.Connection) -> None:
+    register(connection)
+    fill(connection, "mine", 1)
+    before = rows_read_by_one(connection, ["mine1"])
+
+    fill(connection, "foreign", 2_000)
+
+    assert rows_read_by_one(connection, ["mine1"]) <= before + 10
+
+
+def test_a_claim_of_one_grows_with_the_lanes_that_have_work(connection: psycopg.Connection) -> None:
+    """Not with their square."""
+    register(connection)
+    fill(connection, "a", 100)
+    before = rows_read_by_one(connection)
+
+    fill(connection, "b", 300)
+
+    assert rows_read_by_one(connection) <= 5 * before
