@@ -85,7 +85,7 @@ class Story:
 async def long_way(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
     async with Engine(dsn, clock=clock) as engine:
         engine.claims._fast_path = Closed()
-        engine.work._complete._fast_path = Closed()
+        engine.work._complete._single_path = Closed()
         yield engine
 
 
@@ -266,7 +266,7 @@ def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) ->
         async with Engine(dsn, clock=clock) as engine:
             if not short:
                 engine.claims._fast_path = Closed()
-                engine.work._complete._fast_path = Closed()
+                engine.work._complete._single_path = Closed()
             story = Story(engine, name)
             tasks = [
                 NewTask(

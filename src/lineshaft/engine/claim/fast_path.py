@@ -20,7 +20,9 @@ _FIRST_SKIPS, _MOST_SKIPS = 25, 1_600
 
 
 class FastPath:
-    def __init__(self) -> None:
+    def __init__(self, first_skips: int = _FIRST_SKIPS, most_skips: int = _MOST_SKIPS) -> None:
+        self._first_skips = first_skips
+        self._most_skips = most_skips
         #: By caller: how often to skip it still, and how often in all.
         self._skips: dict[str, tuple[int, int]] = {}
 
@@ -35,7 +37,7 @@ class FastPath:
             self._skips.pop(caller, None)
             return
         _, before = self._skips.get(caller, (0, 0))
-        whole = min(2 * before, _MOST_SKIPS) if before else _FIRST_SKIPS
+        whole = min(2 * before, self._most_skips) if before else self._first_skips
         self._skips[caller] = whole, whole
 
 

@@ -19,12 +19,14 @@ SELECT
     task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM (
-    SELECT xid, agent_id FROM lineshaft.event
+    SELECT xid, at, agent_id FROM lineshaft.event
     WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND 'task.completed' = ANY (kinds)
     LIMIT 1
 ) AS completed
+-- The time, too: after a restored dump, ids of transactions come again.
 JOIN lineshaft.event AS claimed
-  ON claimed.xid = completed.xid AND claimed.agent_id = completed.agent_id AND 'task.claimed' = ANY (claimed.kinds)
+  ON claimed.xid = completed.xid AND claimed.at = completed.at AND claimed.agent_id = completed.agent_id
+ AND 'task.claimed' = ANY (claimed.kinds)
 JOIN lineshaft.task_live AS live ON live.id = claimed.task_id AND live.epoch = claimed.epoch
 JOIN lineshaft.task ON task.id = live.id
 JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation

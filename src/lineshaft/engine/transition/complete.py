@@ -153,17 +153,19 @@ class Complete:
         self._fail = fail
         self._gates = gates
         self._fast_path = FastPath()
+        # An attempt that finds nothing to do costs little, and tasks of all kinds pass here.
+        self._single_path = FastPath(first_skips=2, most_skips=32)
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:
         if has_duplicate_tasks([item.claim for item in completions]):
             return [result for item in completions for result in await self.complete([item])]
         done: set[str] = set()
-        if len(completions) == 1 and self._fast_path.is_open():
+        if len(completions) == 1 and self._single_path.is_open():
             (item,) = completions
             if await complete_one(self._database, item):
                 done = {item.claim.id}
-            self._fast_path.tried(worked=bool(done))
-        elif completions and self._fast_path.is_open():
+            self._single_path.tried(worked=bool(done))
+        elif len(completions) > 1 and self._fast_path.is_open():
             call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(completions)}
             (rows,) = await self._database.run_alone(lambda own: pipelined(own, call, named=False))
             done = {task_id for (task_id,) in rows}
@@ -182,9 +184,9 @@ class Complete:
 
         None: the claim remains to be made. A repeated call has the first one's claim, while that is held.
         """
-        if self._fast_path.is_open():
+        if self._single_path.is_open():
             looked = await complete_and_claim(self._database, item, types=types)
-            self._fast_path.tried(worked=looked is not None)
+            self._single_path.tried(worked=looked is not None)
             if looked is not None:
                 return Moved(item.claim.id, Status.COMPLETED), looked
         (moved,) = await self._complete([item])
