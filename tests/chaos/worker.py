@@ -71,8 +71,8 @@ class RecordingBackend:
     def __init__(self, inner: Backend, record: Recorder) -> None:
         self._inner = inner
         self._record = record
-        #: The agent and the incarnation of each task that was claimed here.
-        self._holders: dict[str, tuple[str, int]] = {}
+        #: The agent and the incarnation of each claim that was made here.
+        self._holders: dict[tuple[str, int], tuple[str, int]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -94,7 +94,7 @@ class RecordingBackend:
 
     def _claimed(self, found: Sequence[Assignment[ClaimedTask]], agent_id: str, incarnation: int) -> None:
         for each in found:
-            self._holders[each.task.id] = agent_id, incarnation
+            self._holders[each.task.id, each.task.epoch] = agent_id, incarnation
             self._record(
                 "claimed",
                 task=each.task.id,
@@ -123,7 +123,7 @@ class RecordingBackend:
             return [moved]
 
         (moved,) = await self._moving("complete", [reported], call)
-        self._claimed(found, *self._holders[item.claim.id])
+        self._claimed(found, *self._holders[item.claim.id, item.claim.epoch])
         return moved, found
 
     async def fail(self, failures: Sequence[Failure]) -> list[Moved]:

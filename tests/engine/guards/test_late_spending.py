@@ -23,7 +23,7 @@ from lineshaft.types.work import (
     Spent,
 )
 from tests.engine.guards.spending_helpers import AT_ONCE, expire, late_heartbeat, report, spent_today, tokens
-from tests.world import World, cancel_claim, cost, ref
+from tests.world import World, cancel_claim, cost, ref, without_gates
 
 # Stale claims.
 
@@ -165,7 +165,11 @@ async def _checked_late_release(world: World, _: AgentInfo, task: ClaimedTask, s
     assert moved.error is not None
 
 
-@pytest.mark.parametrize("late", [_checked_late_heartbeat, _checked_late_release])
+async def _checked_late_completion(world: World, _: AgentInfo, task: ClaimedTask, spent: Spent) -> None:
+    await world.engine.work.complete([Completion(ref(task), output=b"null", spent=spent)])
+
+
+@pytest.mark.parametrize("late", [_checked_late_heartbeat, _checked_late_release, _checked_late_completion])
 @pytest.mark.parametrize("passed", [True, False])
 async def test_what_is_reported_while_an_output_is_checked_is_booked_once(
     world: World, late: Late, passed: bool
@@ -229,3 +233,22 @@ async def test_an_attempt_that_ends_while_its_output_is_checked_is_booked_once(
     if end is _fail_checked:
         (letter,) = (await world.engine.dead_letters.find()).items
         assert letter.total_cost_usd == Decimal("0.8")
+
+
+async def test_a_process_that_is_lost_while_its_output_is_checked_costs_what_it_said(world: World) -> None:
+    """R-024: a crash costs a share of the reservation only where the cost isn't known."""
+    await world.engine.limits.patch({"crash_cost_fraction": 0.5})
+    agent = await world.agent(budget_usd=10)
+    task_id = await world.one(
+        output=OutputContract(validation="regex", validation_schema="1"), max_cost_usd=4, max_attempts=1
+    )
+    task = await world.take(agent)
+    done = Completion(ref(task), output=b"1", spent=cost("0.5"))
+    await without_gates(world.engine).complete([done])
+    assert world.status(task_id) == "VALIDATING"
+
+    await expire(world, agent, task)
+
+    (attempt,) = world.attempts(task_id)
+    assert world.task(task_id)["cost_usd"] == attempt["cost_usd"] == Decimal("0.5")
+    assert world.agent_row(agent)["spent_usd"] == await spent_today(world) == Decimal("0.5")

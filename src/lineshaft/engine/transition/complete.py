@@ -117,6 +117,10 @@ class Acceptance:
         ids = [claim.id for claim in claims]
         epochs = {claim.id: claim.epoch for claim in claims}
         locks = self._transitions.locks
+        # A repeated call may report more than the first.
+        await spending.book_late(
+            connection, [(item.claim, item.spent) for item in items], self._transitions.now
+        )
         ended = await locks.ended_by(connection, claims, COMPLETE)
         results = {
             # A repeated call, which cost too much the first time.
@@ -237,6 +241,8 @@ class Complete:
     ) -> dict[str, Moved]:
         """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held."""
         locked = await self._locks.lock(connection, [item.claim.id for item in items])
+        # A repeated call may report more than the first.
+        await self._locks.book_checked(connection, locked, {item.claim: item.spent for item in items})
         kept = await self._locks.kept_locks(connection, locked.values())
         results: dict[str, Moved] = {}
         over: list[tuple[LockedTask, Failure]] = []

@@ -336,8 +336,8 @@ def _crashed(failure: Failure) -> bool:
 
 
 def _with_crash_cost(task: LockedTask, failure: Failure, fraction: Decimal) -> Failure:
-    """A crashed attempt may have spent more than it could report."""
-    if not fraction or not _crashed(failure):
+    """A crashed attempt may have spent more than it could report, unless it has handed in its output."""
+    if not fraction or not _crashed(failure) or task.status == Status.VALIDATING:
         return failure
     least = budget.money(task.reserved_usd * fraction, "cost_usd")
     return replace(failure, spent=failure.spent.most(Spent(least)))
