@@ -6,11 +6,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from lineshaft.engine.claim.fast_path import FastPath
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
+from lineshaft.errors import UnavailableError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion, Spent
@@ -195,3 +197,14 @@ async def test_a_claim_of_many_that_finds_nothing_locks_nothing(world: World, ds
     await world.agent("ann", max_concurrent_tasks=10)
     with held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE"):
         assert (await world.engine.claims.claim("ann", 1, limit=10, start=True)).tasks == []
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+async def test_a_claim_on_a_server_that_became_a_standby_fails_though_there_is_nothing_to_claim(
+    world: World, dsn: str, limit: int
+) -> None:
+    """Otherwise the agent would stay there, where nothing ever comes, and not look for the primary."""
+    await world.agent("ann", max_concurrent_tasks=10)
+    async with Engine(make_conninfo(dsn, options="-c default_transaction_read_only=on")) as engine:
+        with pytest.raises(UnavailableError):
+            await engine.claims.claim("ann", 1, limit=limit, start=True)

@@ -11,6 +11,7 @@ WITH RECURSIVE seen AS MATERIALIZED (
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
+      AND (SELECT lineshaft.is_writable_1())
       AND (SELECT budget_usd IS NULL FROM lineshaft.agent WHERE id = %(agent_id)s::text)
       AND (SELECT daily_budget_usd IS NULL FROM lineshaft.limits)
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))

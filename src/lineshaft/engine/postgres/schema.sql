@@ -603,6 +603,7 @@ FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time z
 FUNCTION lineshaft.channel()
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.dag_kind(text[],integer)
+FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)

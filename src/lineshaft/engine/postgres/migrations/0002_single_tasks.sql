@@ -7,6 +7,16 @@
 --
 -- The number in a name is its version: while two releases run side by side, each calls its own.
 
+-- True, or the error of a server that can't be written to. A look without a write would otherwise go on for ever on one that has become a
+-- standby: the error makes its caller connect again, to the primary.
+CREATE FUNCTION lineshaft.is_writable_1() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_read_only')::boolean THEN
+        RAISE EXCEPTION 'this server is read-only' USING ERRCODE = 'read_only_sql_transaction';
+    END IF;
+    RETURN true;
+END $$;
+
 -- The best task that an instance may claim now, read without a lock, as its lane and generation. `p_freed` of its slots are about to become
 -- free. Verdicts: `found`; `none`; `full`: it has no free slot; `due`: none, but the delay of a task has passed; `weigh`: claim_tasks must
 -- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types.
@@ -185,6 +195,7 @@ DECLARE
     kinds text[] := '{}'; task_ids text[] := '{}'; dag_ids text[] := '{}'; agent_ids text[] := '{}'; epochs integer[] := '{}';
     woken integer[] := '{}';
 BEGIN
+    PERFORM lineshaft.is_writable_1();
     -- Not now(), when the transaction began: what this sees may have happened since.
     now := coalesce(p_now, clock_timestamp());
     verdict := 'none';
