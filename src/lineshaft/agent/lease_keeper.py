@@ -30,6 +30,8 @@ _ANSWER_SHARE, _LONGEST_SHARE = 0.5, 1.5
 _QUICKEST_ANSWER_SEC = 0.25
 #: How long an agent that leaves waits for a pending heartbeat.
 _LAST_HEARTBEAT_SEC = 2.0
+#: How long `close` waits for the thread, which may be in a call that has its own limit.
+_ENDS_WITHIN_SEC = 10.0
 #: How soon, and how often at most, progress and spending are sent.
 _HURRY_SEC = 0.2
 #: A report of spending that found its task locked is repeated after this time.
@@ -152,9 +154,12 @@ class LeaseKeeper:
             self._loop.call_soon_threadsafe(self._expect_stop, member, when)
 
     def close(self) -> None:
+        """End the thread. One that hangs doesn't keep the process: it ends with it."""
         self._closed = True
         self._wake()
-        self._thread.join()
+        self._thread.join(_ENDS_WITHIN_SEC)
+        if self._thread.is_alive():
+            _log.warning("The thread of heartbeats didn't end within %g s", _ENDS_WITHIN_SEC)
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has just been closed
