@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,6 +64,49 @@ async def test_a_superseded_agent_of_commands_ends_with_one_line(
     # Its claim or its heartbeat notices it first.
     assert re.match(r"lineshaft: (Instance 'x'|Incarnation 1) of agent 'a' .*registered again", lines[0])
     assert not is_running(pid)
+
+
+PROGRAM = """
+import asyncio, sys
+from lineshaft import Agent, Lineshaft
+
+agent = Agent("a", instance="x", poll_interval_sec=0.1)
+
+@agent.task("t")
+async def work() -> None:
+    print("working", flush=True)
+    await asyncio.sleep(3600)
+
+async def main() -> None:
+    async with Lineshaft(sys.argv[1]) as shaft:
+        await agent.run(shaft)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_superseded_program_ends_with_one_line(shaft: Lineshaft, where: str) -> None:
+    await shaft.submit(NewTask("t"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", PROGRAM, where),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"working\n"
+        await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
+        _, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert process.returncode == 1
+    lines = errors.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert re.match(r"lineshaft: (Instance 'x'|Incarnation 1) of agent 'a' .*registered again", lines[0])
 
 
 async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import contextlib
 import gc
 import logging
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from types import TracebackType
 from typing import Any, Unpack
 
 from lineshaft.agent import siblings
@@ -153,6 +155,10 @@ class Agent:
                 _freeze()
             with signals(run) if handle_signals else contextlib.nullcontext():
                 await run.work()
+        except LineshaftError as error:
+            if handle_signals:
+                _print_in_one_line(error)
+            raise
         finally:
             self._run = None
 
@@ -314,3 +320,16 @@ async def _work_after(looked: asyncio.Event, worker: Worker) -> None:
     """
     await looked.wait()
     await worker.work()
+
+
+def _print_in_one_line(error: LineshaftError) -> None:
+    """If this error ends the program, print its text without a traceback: it is nothing in the code."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is error:
+            sys.stderr.write(f"lineshaft: {error}\n")
+        else:
+            before(kind, value, trace)
+
+    sys.excepthook = hook
