@@ -120,14 +120,14 @@ class Acceptance:
         ended = await locks.ended_by(connection, claims, COMPLETE)
         results = {
             # A repeated call, which cost too much the first time.
-            end.id: Moved(end.id, Status.DEAD_LETTERED)
+            end.id: Moved(end.id, Status.DEAD_LETTERED, repeated=True)
             for end in (await locks.ends(connection, ids)).values()
             if end.id in ended and (end.status, end.epoch) == (Status.DEAD_LETTERED, epochs[end.id])
         }
         answered = await fetch_rows(
             connection, _Answered, _SQL["answered_before"], {"ids": ids, "epochs": list(epochs.values())}
         )
-        results |= {row.task_id: Moved(row.task_id, Status(row.status)) for row in answered}
+        results |= {row.task_id: Moved(row.task_id, Status(row.status), repeated=True) for row in answered}
         rest = [item for item in items if item.claim.id not in results]
         refused = await locks.refuse(
             connection,
@@ -180,7 +180,8 @@ class Complete:
     ) -> tuple[Moved, FastClaim | None]:
         """Complete a task, and take the next one in the same transaction where that is possible.
 
-        None: the claim remains to be made. A repeated call has the first one's claim, while that is held.
+        None: the claim remains to be made. A repeated call has the first one's claim, while that is held, and
+        never makes another.
         """
         if self._fast_path.is_open():
             looked = await complete_and_claim(self._database, item, types=types)
@@ -188,12 +189,11 @@ class Complete:
             if looked is not None:
                 return Moved(item.claim.id, Status.COMPLETED), looked
         (moved,) = await self._complete([item])
-        if moved.status is Status.COMPLETED:
-            async with self._database.connection() as connection:
-                before = await claimed_with(connection, item.claim)
-            if before is not None:
-                return moved, FastClaim([before], has_room=True)
-        return moved, None
+        if not moved.repeated:
+            return moved, None
+        async with self._database.connection() as connection:
+            before = await claimed_with(connection, item.claim)
+        return moved, FastClaim([] if before is None else [before], has_room=True)
 
     async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
@@ -228,7 +228,10 @@ class Complete:
         if not validating or self._gates is None:
             return results
         checked = await self._gates.check(validating)
-        return [checked.get(result.id, result) for result in results]
+        return [
+            msgspec.structs.replace(checked.get(result.id, result), repeated=result.repeated)
+            for result in results
+        ]
 
     async def _complete_special(
         self, connection: Connection, items: Sequence[Completion]
@@ -245,7 +248,7 @@ class Complete:
             task = locked.get(item.claim.id)
             if task is not None and task.epoch == item.claim.epoch and task.status == Status.VALIDATING:
                 # A repeated call: its output is being checked.
-                results[task.id] = Moved(task.id, Status.VALIDATING)
+                results[task.id] = Moved(task.id, Status.VALIDATING, repeated=True)
             elif task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
                 rest.append(item)
             elif task.lock_token is not None and task.id not in kept:
