@@ -280,8 +280,6 @@ class Moved(msgspec.Struct, frozen=True):
     id: str
     status: Status | None
     error: LineshaftError | None = None
-    #: The completion was recorded by an earlier call, which this one repeats.
-    repeated: bool = False
 
     def unwrap(self) -> Status:
         if self.error is not None:

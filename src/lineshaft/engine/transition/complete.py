@@ -120,14 +120,14 @@ class Acceptance:
         ended = await locks.ended_by(connection, claims, COMPLETE)
         results = {
             # A repeated call, which cost too much the first time.
-            end.id: Moved(end.id, Status.DEAD_LETTERED, repeated=True)
+            end.id: Moved(end.id, Status.DEAD_LETTERED)
             for end in (await locks.ends(connection, ids)).values()
             if end.id in ended and (end.status, end.epoch) == (Status.DEAD_LETTERED, epochs[end.id])
         }
         answered = await fetch_rows(
             connection, _Answered, _SQL["answered_before"], {"ids": ids, "epochs": list(epochs.values())}
         )
-        results |= {row.task_id: Moved(row.task_id, Status(row.status), repeated=True) for row in answered}
+        results |= {row.task_id: Moved(row.task_id, Status(row.status)) for row in answered}
         rest = [item for item in items if item.claim.id not in results]
         refused = await locks.refuse(
             connection,
@@ -188,14 +188,18 @@ class Complete:
             self._fast_path.tried(worked=looked is not None)
             if looked is not None:
                 return Moved(item.claim.id, Status.COMPLETED), looked
-        (moved,) = await self._complete([item])
-        if not moved.repeated:
+        recorded: set[str] = set()
+        (moved,) = await self._complete([item], recorded)
+        if moved.id in recorded or moved.error is not None:
             return moved, None
         async with self._database.connection() as connection:
             before = await claimed_with(connection, item.claim)
         return moved, FastClaim([] if before is None else [before], has_room=True)
 
-    async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
+    async def _complete(
+        self, completions: Sequence[Completion], recorded: set[str] | None = None
+    ) -> list[Moved]:
+        """Adds to `recorded` the tasks whose output this call recorded or rejected, and no earlier one."""
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
         calls = [
             (statement, parameters)
@@ -211,8 +215,13 @@ class Complete:
                     task.id: Moved(task.id, Status.COMPLETED) for task in map(_Completed._make, completed)
                 }
                 rest = [item for item in completions if item.claim.id not in results]
+                done = set(results)
                 if rest:
-                    results |= await self._complete_special(connection, rest)
+                    special, done_specially = await self._complete_special(connection, rest)
+                    results |= special
+                    done |= done_specially
+            if recorded is not None:
+                recorded.update(done)
             return [results[item.claim.id] for item in completions]
 
         while True:
@@ -228,15 +237,15 @@ class Complete:
         if not validating or self._gates is None:
             return results
         checked = await self._gates.check(validating)
-        return [
-            msgspec.structs.replace(checked.get(result.id, result), repeated=result.repeated)
-            for result in results
-        ]
+        return [checked.get(result.id, result) for result in results]
 
     async def _complete_special(
         self, connection: Connection, items: Sequence[Completion]
-    ) -> dict[str, Moved]:
-        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held."""
+    ) -> tuple[dict[str, Moved], set[str]]:
+        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held.
+
+        Also returns the first two: those that moved now.
+        """
         locked = await self._locks.lock(connection, [item.claim.id for item in items])
         kept = await self._locks.kept_locks(connection, locked.values())
         results: dict[str, Moved] = {}
@@ -248,7 +257,7 @@ class Complete:
             task = locked.get(item.claim.id)
             if task is not None and task.epoch == item.claim.epoch and task.status == Status.VALIDATING:
                 # A repeated call: its output is being checked.
-                results[task.id] = Moved(task.id, Status.VALIDATING, repeated=True)
+                results[task.id] = Moved(task.id, Status.VALIDATING)
             elif task is None or task.epoch != item.claim.epoch or task.status != Status.RUNNING:
                 rest.append(item)
             elif task.lock_token is not None and task.id not in kept:
@@ -268,7 +277,7 @@ class Complete:
             results |= {task.id: Moved(task.id, Status.VALIDATING) for task, _ in gated}
         if rest:
             results |= {result.id: result for result in await self._acceptance.refuse(connection, rest)}
-        return results
+        return results, {task.id for task, _ in (*over, *gated)}
 
     async def _refuse_unlocked(
         self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]

@@ -200,7 +200,7 @@ def _refusal(
         return Moved(claim.id, None, NotFoundError(f"There is no task {claim.id}."))
     if found.epoch == claim.epoch and found.status in repeated:
         # A repeated call, whose first result was lost on the way.
-        return Moved(claim.id, Status(found.status), repeated=True)
+        return Moved(claim.id, Status(found.status))
     if found.epoch != claim.epoch or found.status not in HELD:
         error = StaleClaimError(
             f"Can't {verb} task {claim.id} with the claim of epoch {claim.epoch}: it is {found.status} with "
