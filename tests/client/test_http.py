@@ -132,7 +132,7 @@ async def test_a_token_is_used_and_shown_nowhere(
         texts += [str(refused.value), repr(refused.value)]
         with pytest.raises(
             UnauthorizedError,
-            match=r"needs a token.*lineshaft token create.* --scope SCOPE\. .*LINESHAFT_TOKEN",
+            match=r"needs a token.*URL unset: lineshaft token create.* --scope SCOPE\. .*LINESHAFT_TOKEN",
         ):
             async with Lineshaft(url):
                 pass
