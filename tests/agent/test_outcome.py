@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft import BudgetExceeded, Cancel, Fail, Snooze
 from lineshaft.agent.outcome import ClaimOver, Outcome, Verdict, of_exception, of_value
-from lineshaft.errors import InvalidInputError, StaleClaimError
+from lineshaft.errors import InvalidInputError, RateLimitedError, StaleClaimError
 
 
 class Response:
@@ -91,6 +91,13 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
 )
 def test_categories(error: BaseException, expected: tuple[str, float | None]) -> None:
     assert categories(error) == expected
+
+
+def test_the_limit_of_the_queue_itself_is_no_rate_limit_of_a_model() -> None:
+    """Otherwise one who fills the lanes would slow models down for the whole fleet."""
+    outcome = of_exception(RateLimitedError("Tasks wait in 2000 lanes, and this call needs 1 more"))
+
+    assert (outcome.category, outcome.is_postponed) == ("crash", False)
 
 
 def test_a_retry_after_that_is_an_attribute_or_a_date() -> None:

@@ -124,12 +124,15 @@ async def test_a_token_is_used_and_shown_nowhere(
                 await shaft.cancel(task)
             texts += [str(no.value), repr(shaft), repr(shaft.backend), repr(vars(no.value))]
         revoked = secret[:-4] + "AAAA"
-        with pytest.raises(UnauthorizedError, match=r"was not revoked.*token=….*LINESHAFT_TOKEN") as refused:
+        with pytest.raises(
+            UnauthorizedError, match=r"was not revoked.*LINESHAFT_TOKEN.*LINESHAFT_HOME.*token=…"
+        ) as refused:
             async with Lineshaft(url, token=revoked):
                 pass
         texts += [str(refused.value), repr(refused.value)]
         with pytest.raises(
-            UnauthorizedError, match=r"needs a token.*lineshaft token create.*LINESHAFT_TOKEN"
+            UnauthorizedError,
+            match=r"needs a token.*URL unset: lineshaft token create.* --scope SCOPE\. .*LINESHAFT_TOKEN",
         ):
             async with Lineshaft(url):
                 pass

@@ -15,11 +15,13 @@ from lineshaft.server.framework import streams
 from lineshaft.server.framework.auth import check_exposure, is_loopback
 from lineshaft.server.framework.limits import MAX_DEPTH
 from lineshaft.server.framework.routing import Operation
+from lineshaft.server.routes import work_calls
 from lineshaft.settings import Settings
 from lineshaft.types import Scope
 from tests.integrations.officeplane.test_sockets import listening
 from tests.server.client import Client, Reply, read_reply
 from tests.server.conftest import Serve, Served, serving, until
+from tests.server.test_waiting import claiming, waiting
 
 #: Bodies that pass the first look, for operations whose example would do more than that.
 BODIES: dict[str, Any] = {
@@ -240,6 +242,41 @@ async def test_a_revoked_token_ends_with_the_next_request(serve: Serve) -> None:
         await served.service.tokens.revoke(record.id)
 
         assert (await client.get("/v1/tasks")).code == "unauthorized"
+
+
+async def test_a_claim_that_waits_gets_nothing_once_its_token_is_revoked(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is for others, at once and with all its attempts."""
+    monkeypatch.setattr(work_calls, "ALLOWED_FOR_SEC", 0.0)
+    async with asyncio.timeout(30), serve(auth=True) as served:
+        tokens = served.service.tokens
+        record = await tokens.create("gone", "agent")
+        client = Client(served.client.port, record.token)
+        agent = await client.register()
+        waiter = claiming(client, agent, start=True)
+        await waiting(served, 1)
+
+        await tokens.revoke(record.id)
+        other = Client(served.client.port, (await tokens.create("here", "agent")).token)
+        task = await other.submit()
+
+        assert (await waiter).code == "unauthorized"
+        (item,) = await other.claim(await other.register("other"), wait_sec=30)
+        assert (item["task"]["id"], item["task"]["attempts"]) == (task["id"], task["attempts"])
+
+
+async def test_a_claim_that_waits_without_a_token_gets_nothing_once_the_first_one_exists(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_calls, "ALLOWED_FOR_SEC", 0.0)
+    waiter = claiming(served.client, await served.client.register())
+    await waiting(served, 1)
+
+    owner = Client(served.client.port, (await served.service.tokens.create("first", "agent")).token)
+    await owner.submit()
+
+    assert (await waiter).code == "unauthorized"
 
 
 async def test_only_a_hash_of_a_token_is_kept(served: Served, connection: psycopg.Connection) -> None:

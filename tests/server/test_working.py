@@ -630,6 +630,8 @@ async def test_a_rejected_output_has_a_next_task_too(client: Client) -> None:
 
     assert (done.json["status"], done.json["failure_category"]) == ("DEAD_LETTERED", "budget_exceeded")
     assert done.json["next_claim"]["task"]["id"] == second["id"]
+    again = await client.post(f"/v1/tasks/{task_id}/complete", body)
+    assert again.json["next_claim"]["claim_token"] == done.json["next_claim"]["claim_token"]
 
 
 async def test_a_batch_of_completions_with_and_without_next_tasks(client: Client) -> None:

@@ -15,7 +15,13 @@ from typing import Any
 
 import msgspec
 
-from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError, SupersededError
+from lineshaft.errors import (
+    BudgetExceededError,
+    LineshaftError,
+    RateLimitedError,
+    StaleClaimError,
+    SupersededError,
+)
 from lineshaft.model import ratelimit
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
@@ -215,6 +221,9 @@ def _wish(error: BaseException) -> Outcome | None:
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
+        case RateLimitedError():
+            # The queue's own limit. Named with its class it would look like a provider's, and slow a model.
+            outcome = failed(str(error), FailureCategory.CRASH)
     return outcome
 
 

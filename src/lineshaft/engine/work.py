@@ -94,9 +94,12 @@ class Work:
     ) -> tuple[Moved, Claim]:
         """Record an output, and start the next task for the same instance, whatever became of this one.
 
-        Repeated, it returns the same claim while that is held.
+        Repeated, it returns the same claim while that is held, else none. If the output is refused, nothing
+        is claimed: an error has no room for a claim.
         """
         moved, looked = await self._complete.complete_and_claim(item, types=types)
+        if moved.error is not None:
+            return moved, Claim()
         try:
             return moved, await self._claims.claim_next(item.claim, types=types, looked=looked)
         except LineshaftError:

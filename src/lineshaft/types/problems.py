@@ -74,7 +74,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
                     self.detail, resolution=self.resolution, reviewer=self.reviewer
                 )
             case errors.UnauthorizedError.code:
-                return errors.UnauthorizedError(f"{self.detail} {_WHERE_TO_PUT_IT}")
+                return errors.UnauthorizedError(f"{self.detail.removesuffix('.')}. {_WHERE_TO_PUT_IT}")
         return _KINDS.get(self.code, LineshaftError)(self.detail)
 
     @property
@@ -86,7 +86,10 @@ _BY_FAULTS = {kind.code: kind for kind in (errors.InvalidInputError, errors.Depe
 _WITH_FAULTS = (errors.InvalidInputError, errors.CycleError, errors.DependencyNotFoundError)
 
 
-_WHERE_TO_PUT_IT = "Pass it as Lineshaft(url, token=…), or set LINESHAFT_TOKEN."
+_WHERE_TO_PUT_IT = (
+    "Clients send LINESHAFT_TOKEN, or what 'lineshaft token create --save' wrote to LINESHAFT_HOME. "
+    "In Python, pass it as Lineshaft(url, token=…)."
+)
 
 
 def _kinds() -> Iterator[type[LineshaftError]]:

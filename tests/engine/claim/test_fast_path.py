@@ -174,6 +174,8 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             "task_id": None,
             "lock_ttl": 60,
             "probing": None,
+            "follows": None,
+            "follows_epoch": None,
             "passed_over": [],
             "daily_budget": None,
             "now": None,

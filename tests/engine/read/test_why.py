@@ -376,6 +376,8 @@ def would_be_claimed(
                 "task_id": None,
                 "lock_ttl": 600.0,
                 "probing": None,
+                "follows": None,
+                "follows_epoch": None,
                 "passed_over": [],
                 "daily_budget": None,
             },

@@ -167,7 +167,7 @@ class Claims:
             return Claim()
         (holder,) = found
         return await self._claim(
-            holder.agent_id, holder.incarnation, limit=1, types=types, start=True, looked=looked
+            holder.agent_id, holder.incarnation, limit=1, types=types, start=True, looked=looked, follows=last
         )
 
     async def _claim(
@@ -179,8 +179,12 @@ class Claims:
         types: list[str] | None,
         start: bool,
         looked: FastClaim | None = None,
+        follows: ClaimRef | None = None,
     ) -> Claim:
-        parameters = self._parameters(agent_id, incarnation, limit=limit, types=types, start=start)
+        """`follows`: the completion that asked for this claim; only `claim_tasks` records it."""
+        parameters = self._parameters(
+            agent_id, incarnation, limit=limit, types=types, start=start, follows=follows
+        )
         tasks: list[ClaimedTask] = []
         stranded: set[str] = set()
         tried = agent_id in self._probers
@@ -217,7 +221,7 @@ class Claims:
 
     async def _look(self, agent_id: str, parameters: dict[str, Any]) -> FastClaim | None:
         """Claim on the fast path, where it is open: one task costs less by itself."""
-        if not self._fast_path.is_open(agent_id):
+        if parameters["follows"] is not None or not self._fast_path.is_open(agent_id):
             return None
         if parameters["limit"] == 1:
             agent = Presence(agent_id, parameters["incarnation"])
@@ -329,6 +333,7 @@ class Claims:
         types: list[str] | None = None,
         task_id: str | None = None,
         start: bool,
+        follows: ClaimRef | None = None,
     ) -> dict[str, Any]:
         return {
             "agent_id": agent_id,
@@ -337,6 +342,8 @@ class Claims:
             "types": types,
             "start": start,
             "task_id": task_id,
+            "follows": None if follows is None else follows.id,
+            "follows_epoch": None if follows is None else follows.epoch,
             "passed_over": [],
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,

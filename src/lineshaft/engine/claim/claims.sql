@@ -386,9 +386,12 @@ day_reserved AS (
     WHERE funds.of_day AND claimed.cost > 0
 ),
 logged AS (
-    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch)
+    INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
     SELECT (SELECT now FROM clock), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
-        moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
+        moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch,
+        -- A repeated completion finds the claim that it asked for (single.sql).
+        CASE WHEN %(follows)s::text IS NOT NULL
+            THEN jsonb_build_object('follows', jsonb_build_object('task_id', %(follows)s::text, 'epoch', %(follows_epoch)s::integer)) END
     FROM moved
     RETURNING seq
 ),

@@ -11,23 +11,40 @@ FROM lineshaft.complete_and_claim_1(
 )
 
 -- name: claimed_with
--- The claim that was made in the transaction that completed a task, while it is held. The caller didn't get the answer.
+-- The claim that a completion asked for, while it is held: the caller didn't get the answer. It was made in the same transaction, or its event
+-- names the completion.
+WITH claimed AS (
+    SELECT claimed.task_id AS id, claimed.epoch
+    FROM (
+        SELECT xid, at, agent_id FROM lineshaft.event
+        WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND 'task.completed' = ANY (kinds)
+        LIMIT 1
+    ) AS completed
+    -- The time, too: after a restored dump, ids of transactions come again.
+    JOIN lineshaft.event AS claimed
+      ON claimed.xid = completed.xid AND claimed.at = completed.at AND claimed.agent_id = completed.agent_id
+     AND 'task.claimed' = ANY (claimed.kinds)
+    UNION ALL
+    SELECT held.id, held.epoch
+    FROM lineshaft.task_live AS held
+    JOIN lineshaft.event ON event.task_id = held.id AND event.epoch = held.epoch AND 'task.claimed' = ANY (event.kinds)
+    WHERE held.lease_until IS NOT NULL
+      AND held.agent_id = (
+          SELECT coalesce(
+              (SELECT agent_id FROM lineshaft.task_end WHERE task_end.id = %(id)s::text AND task_end.epoch = %(epoch)s::integer),
+              (SELECT agent_id FROM lineshaft.attempt WHERE attempt.task_id = %(id)s::text AND attempt.epoch = %(epoch)s::integer LIMIT 1)
+          )
+      )
+      AND event.data @> jsonb_build_object('follows', jsonb_build_object('task_id', %(id)s::text, 'epoch', %(epoch)s::integer))
+)
 SELECT
     live.id, live.epoch, live.dag_id AS live_dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
     coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS heartbeat_interval_sec,
     live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline,
     task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
-FROM (
-    SELECT xid, at, agent_id FROM lineshaft.event
-    WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND 'task.completed' = ANY (kinds)
-    LIMIT 1
-) AS completed
--- The time, too: after a restored dump, ids of transactions come again.
-JOIN lineshaft.event AS claimed
-  ON claimed.xid = completed.xid AND claimed.at = completed.at AND claimed.agent_id = completed.agent_id
- AND 'task.claimed' = ANY (claimed.kinds)
-JOIN lineshaft.task_live AS live ON live.id = claimed.task_id AND live.epoch = claimed.epoch
+FROM claimed
+JOIN lineshaft.task_live AS live ON live.id = claimed.id AND live.epoch = claimed.epoch
 JOIN lineshaft.task ON task.id = live.id
 JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
 WHERE live.status IN ('CLAIMED', 'RUNNING')

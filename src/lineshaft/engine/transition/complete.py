@@ -186,22 +186,26 @@ class Complete:
     ) -> tuple[Moved, FastClaim | None]:
         """Complete a task, and take the next one in the same transaction where that is possible.
 
-        None: the claim remains to be made. A repeated call has the first one's claim, while that is held.
+        None: the claim remains to be made. A repeated call has the first one's claim, while that is held, and
+        never makes another.
         """
         if self._single_path.is_open():
             looked = await complete_and_claim(self._database, item, types=types)
             self._single_path.tried(worked=looked is not None)
             if looked is not None:
                 return Moved(item.claim.id, Status.COMPLETED), looked
-        (moved,) = await self._complete([item])
-        if moved.status is Status.COMPLETED:
-            async with self._database.connection() as connection:
-                before = await claimed_with(connection, item.claim)
-            if before is not None:
-                return moved, FastClaim([before], has_room=True)
-        return moved, None
+        recorded: set[str] = set()
+        (moved,) = await self._complete([item], recorded)
+        if moved.id in recorded or moved.error is not None:
+            return moved, None
+        async with self._database.connection() as connection:
+            before = await claimed_with(connection, item.claim)
+        return moved, FastClaim([] if before is None else [before], has_room=True)
 
-    async def _complete(self, completions: Sequence[Completion]) -> list[Moved]:
+    async def _complete(
+        self, completions: Sequence[Completion], recorded: set[str] | None = None
+    ) -> list[Moved]:
+        """Adds to `recorded` the tasks whose output this call recorded or rejected, and no earlier one."""
         parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
         calls = [
             (statement, parameters)
@@ -217,8 +221,13 @@ class Complete:
                     task.id: Moved(task.id, Status.COMPLETED) for task in map(_Completed._make, completed)
                 }
                 rest = [item for item in completions if item.claim.id not in results]
+                done = set(results)
                 if rest:
-                    results |= await self._complete_special(connection, rest)
+                    special, done_specially = await self._complete_special(connection, rest)
+                    results |= special
+                    done |= done_specially
+            if recorded is not None:
+                recorded.update(done)
             return [results[item.claim.id] for item in completions]
 
         while True:
@@ -238,8 +247,11 @@ class Complete:
 
     async def _complete_special(
         self, connection: Connection, items: Sequence[Completion]
-    ) -> dict[str, Moved]:
-        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held."""
+    ) -> tuple[dict[str, Moved], set[str]]:
+        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held.
+
+        Also returns the first two: those that moved now.
+        """
         locked = await self._locks.lock(connection, [item.claim.id for item in items])
         # A repeated call may report more than the first.
         await self._locks.book_checked(connection, locked, {item.claim: item.spent for item in items})
@@ -273,7 +285,7 @@ class Complete:
             results |= {task.id: Moved(task.id, Status.VALIDATING) for task, _ in gated}
         if rest:
             results |= {result.id: result for result in await self._acceptance.refuse(connection, rest)}
-        return results
+        return results, {task.id for task, _ in (*over, *gated)}
 
     async def _refuse_unlocked(
         self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]

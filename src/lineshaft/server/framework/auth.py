@@ -57,6 +57,11 @@ _NOTICE_SEC = 0.05
 #: Headers that proxies add: the caller isn't on this machine.
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-real-ip", b"via"})
 _PROXY_PREFIX = b"x-forwarded-"
+#: Over HTTP that needs a token, too.
+_CREATE_ONE = (
+    "Create one on the server's machine, with LINESHAFT_URL unset: "
+    "lineshaft token create --name NAME --scope SCOPE"
+)
 
 
 class Authenticator:
@@ -97,14 +102,13 @@ class Authenticator:
             await self.refresh()
             if self.required:
                 raise UnauthorizedError(
-                    "This server needs a token: send the header 'Authorization: Bearer TOKEN'. Create one: "
-                    "lineshaft token create --name NAME --scope SCOPE"
+                    f"This server needs a token: send the header 'Authorization: Bearer TOKEN'. {_CREATE_ONE}"
                 )
             if (proxy := _proxy_header(headers)) is not None:
                 raise UnauthorizedError(
                     f"The request came through a proxy (it has the header {proxy!r}), so its caller may be "
                     "on another machine and needs a token: send the header 'Authorization: Bearer TOKEN'. "
-                    "Create one: lineshaft token create --name NAME --scope SCOPE"
+                    f"{_CREATE_ONE}"
                 )
             return LOCAL_CALLER
         scheme, _, secret = authorization.partition(" ")

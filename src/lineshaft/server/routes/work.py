@@ -209,7 +209,8 @@ async def complete_task(call: Call, body: protocol.Complete) -> Answer:
 
     With `"next": true` the same instance claims and starts its next task in the same call, whatever became of
     this one, without waiting: `next_claim` is an item as in a claim, or null. `{"types": [...]}` instead of
-    true restricts it. A repeated call returns the same claim while that is held.
+    true restricts it. A repeated call returns the same claim while that is held, else null. An error claims
+    nothing.
     """
     item = item_of(protocol.CompleteItem, body, id=call.path["id"])
     return Answer(only(await work_calls.complete(call, [item], View.FULL)))

@@ -4,6 +4,7 @@ Each returns one result per item, in order: the response, or the error of an ite
 item doesn't affect the others.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from itertools import count
@@ -40,6 +41,9 @@ B = TypeVar("B", bound=Struct)
 
 Items = Sequence[T | LineshaftError]
 Results = list[Any]
+
+#: A claim that has waited longer for tasks must still be allowed when it gets some.
+ALLOWED_FOR_SEC = 1.0
 
 
 class _Result(Protocol):
@@ -165,7 +169,12 @@ async def claim(
     if len(valid) < len(items):
         # The caller should learn about the invalid ones at once.
         wait_sec = 0.0
+    asked_at = time.monotonic()
     async with service.long_polls.claimed(valid, call.receive, wait_sec=wait_sec, name=poll) as claims:
+        some = any(each.claim.tasks for each in claims)
+        if some and time.monotonic() - asked_at >= ALLOWED_FOR_SEC:
+            # Its token may have been revoked since, or the first one created: the tasks are released.
+            await service.authenticate(Scope.AGENT, call.headers)
         found = await _assigned(service, [each.claim for each in claims], view)
         results = iter(
             each.error

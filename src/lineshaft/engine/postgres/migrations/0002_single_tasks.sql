@@ -7,7 +7,7 @@
 --
 -- The number in a name is its version: while two releases run side by side, each calls its own.
 
--- True, or the error of a server that can't be written to. A look without a write would otherwise go on for ever on one that has become a
+-- True, or the error of a server that can't be written to. A look without a write would otherwise never end on one that has become a
 -- standby: the error makes its caller connect again, to the primary.
 CREATE FUNCTION lineshaft.is_writable_1() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
