@@ -148,7 +148,12 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         await self.database.open()
-        ignored = await self.limits.apply(self.rules.installation_limits, by_server=self._by_server)
+        try:
+            ignored = await self.limits.apply(self.rules.installation_limits, by_server=self._by_server)
+        except BaseException:
+            # Tasks of a pool that isn't closed survive the end of the event loop, which waits for them.
+            await self.database.close()
+            raise
         if ignored:
             _log.warning(
                 "These settings differ from the limits of the installation, which count: %s. "

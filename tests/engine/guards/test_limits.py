@@ -5,11 +5,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import InvalidInputError, UnavailableError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.limits import Limits
 from tests.races.helpers import held, race
@@ -132,3 +133,14 @@ async def test_two_servers_start_at_once(dsn: str, connection: psycopg.Connectio
     limits = await started(dsn)
     assert (limits.daily_budget_usd, limits.velocity_usd) == (Decimal(1), Decimal(2))
     assert len(connection.execute(CHANGES).fetchall()) == 2
+
+
+async def test_an_engine_that_cannot_apply_its_limits_closes_its_connections(dsn: str) -> None:
+    """Tasks of an open pool ignore their cancellation: a program that ends in this moment would hang."""
+    read_only = make_conninfo(dsn, options="-c default_transaction_read_only=on")
+    engine = Engine(read_only, rules=Rules(limits={"daily_budget_usd": Decimal(5)}), by_server=True)
+
+    with pytest.raises(UnavailableError):
+        await engine.__aenter__()
+
+    assert engine.database.is_closed

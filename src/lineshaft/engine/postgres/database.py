@@ -149,8 +149,10 @@ class Database:
         try:
             for pool in {self._pool, self._read_pool}:
                 await pool.open(wait=True, timeout=10)
-        except PoolTimeout:
+        except BaseException as error:
             await self.close()
+            if not isinstance(error, PoolTimeout):
+                raise
             raise UnavailableError(
                 "The database doesn't answer. Check that it runs and that LINESHAFT_DATABASE_URL names it."
             ) from None
@@ -159,6 +161,10 @@ class Database:
         # Only a connection to a server that doesn't answer takes longer than this.
         for pool in {self._pool, self._read_pool}:
             await pool.close(timeout=1)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._pool.closed and self._read_pool.closed
 
     async def __aenter__(self) -> Self:
         await self.open()
