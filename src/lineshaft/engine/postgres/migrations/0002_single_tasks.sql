@@ -12,7 +12,7 @@
 CREATE FUNCTION lineshaft.is_writable_1() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_read_only')::boolean THEN
-        RAISE EXCEPTION 'this server is read-only' USING ERRCODE = 'read_only_sql_transaction';
+        RAISE EXCEPTION 'cannot execute a claim or a completion in a read-only transaction' USING ERRCODE = 'read_only_sql_transaction';
     END IF;
     RETURN true;
 END $$;
