@@ -45,7 +45,8 @@ class Heartbeats:
             if call.done():
                 return call.result()
             raise UnavailableError(f"The database didn't answer a heartbeat within {answer_within_sec:g} s.")
-        except (psycopg.OperationalError, OSError) as error:
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, OSError) as error:
+            # Read-only: the server has become a standby. The next heartbeat connects again, to the primary.
             raise UnavailableError(f"The database is unavailable: {error}") from error
         finally:
             if not call.done() or call.exception() is not None:
