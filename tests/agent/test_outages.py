@@ -248,7 +248,7 @@ async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_c
 async def test_a_claim_whose_response_was_lost_is_released_and_uses_no_attempt(
     shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
 ) -> None:
-    """The database carries the claim out after the connection broke: nobody knows that the task runs."""
+    """The database carries the claim out after the connection broke: no agent knows that the task runs."""
     through, proxy = line
     agent = Agent("a", heartbeat_interval_sec=60)
 

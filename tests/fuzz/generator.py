@@ -248,6 +248,6 @@ def _quoted(value: str) -> str:
 
 
 def _never_wait(body: Any) -> None:
-    """Nobody waits for work here."""
+    """Calls that wait for work return at once."""
     if isinstance(body, dict) and isinstance(body.get("wait_sec"), int | float):
         body["wait_sec"] = min(body["wait_sec"], 0)

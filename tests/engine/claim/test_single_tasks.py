@@ -34,7 +34,7 @@ class Closed(FastPath):
         return False
 
 
-class Story:
+class History:
     """A DAG that one agent works off, one task at a time; and what is in the tables then."""
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -42,9 +42,7 @@ class Story:
         self.name = name
         self.actions = Actions(engine)
 
-    async def tell(
-        self, tasks: Sequence[NewTask], cost: Decimal | None, *, stop_after: int = 99
-    ) -> list[str]:
+    async def run(self, tasks: Sequence[NewTask], cost: Decimal | None, *, stop_after: int = 99) -> list[str]:
         await self.actions.agent(self.name, models_available=["m1", "m2"], max_concurrent_tasks=1)
         dag = await self.actions.dag(*tasks)
         self.names = {dag.id: "the DAG", self.name: "the agent"}
@@ -123,15 +121,15 @@ SHAPES: dict[str, Any] = {
 async def test_both_ways_leave_the_same_rows(
     world: World, long_way: Engine, dsn: str, shape: str, stop_after: int
 ) -> None:
-    short, long = Story(world.engine, "short"), Story(long_way, "long")
+    short, long = History(world.engine, "short"), History(long_way, "long")
 
     orders = [
-        await story.tell(SHAPES[shape](story.name), Decimal("0.25"), stop_after=stop_after)
-        for story in (short, long)
+        await history.run(SHAPES[shape](history.name), Decimal("0.25"), stop_after=stop_after)
+        for history in (short, long)
     ]
 
     assert orders[0] == orders[1]
-    rows = [story.rows(dsn) for story in (short, long)]
+    rows = [history.rows(dsn) for history in (short, long)]
     for table in TABLES:
         assert [{**row, "type": ""} for row in rows[0][table]] == [
             {**row, "type": ""} for row in rows[1][table]
@@ -300,13 +298,13 @@ def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) ->
     ]
     cost = data.draw(st.sampled_from([None, Decimal(0), Decimal("0.5"), Decimal("1.5")]))
 
-    async def told(name: str, *, short: bool) -> tuple[list[str], Any]:
+    async def outcome_of(name: str, *, short: bool) -> tuple[list[str], Any]:
         clock = MovableClock()
         async with Engine(dsn, clock=clock) as engine:
             if not short:
                 engine.claims._fast_path = Closed()
                 engine.work._complete._single_path = Closed()
-            story = Story(engine, name)
+            history = History(engine, name)
             tasks = [
                 NewTask(
                     name,
@@ -316,7 +314,7 @@ def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) ->
                 )
                 for i, plan in enumerate(plans)
             ]
-            order = await story.tell(tasks, cost)
+            order = await history.run(tasks, cost)
             with psycopg.connect(dsn, row_factory=dict_row) as connection:
                 ends = connection.execute(
                     "SELECT id, status::text, cost_usd, attempts, tokens_input FROM lineshaft.task_end"
@@ -324,13 +322,13 @@ def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) ->
                 dag = connection.execute(
                     "SELECT status::text, completed, dead_lettered, reserved_usd, spent_usd"
                     " FROM lineshaft.dag WHERE id = ANY (%s)",
-                    [list(story.names)],
+                    [list(history.names)],
                 ).fetchall()
-            outcome = sorted(str(story.named(end)) for end in ends if end["id"] in story.names)
+            outcome = sorted(str(history.named(end)) for end in ends if end["id"] in history.names)
             return order, (outcome, dag)
 
     tag = new_id("agent")
-    assert asyncio.run(told(f"s{tag}", short=True)) == asyncio.run(told(f"l{tag}", short=False))
+    assert asyncio.run(outcome_of(f"s{tag}", short=True)) == asyncio.run(outcome_of(f"l{tag}", short=False))
     check_invariants(dsn)
 
 
@@ -400,7 +398,7 @@ async def test_a_superseded_instance_claims_nothing(world: World, dsn: str) -> N
 
 
 async def test_two_instances_and_one_task_that_was_woken(world: World, dsn: str) -> None:
-    """Both complete at once; the dependent is claimed once, and nobody waits for it in vain."""
+    """Both complete at once; the dependent is claimed exactly once."""
     ann, bob = (
         await world.agent("ann", max_concurrent_tasks=1),
         await world.agent("bob", max_concurrent_tasks=1),

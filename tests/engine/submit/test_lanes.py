@@ -42,7 +42,7 @@ def test_a_lane_has_costs_from_a_power_of_two_to_the_next(cost: Decimal) -> None
 
 
 async def test_different_costs_and_boosts_make_few_lanes(world: World) -> None:
-    """50,000 different limits are at most 48 lanes; nobody can slow claims down with them."""
+    """50,000 different limits are at most 48 lanes; they don't slow claims down."""
     tasks = [
         NewTask("code", max_cost_usd=Decimal(n * n * n).scaleb(-6), priority_boost_per_minute=n / 1e6)
         for n in range(1, 2_001)

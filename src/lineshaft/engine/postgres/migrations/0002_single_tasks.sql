@@ -162,7 +162,7 @@ END $$;
 -- Completes the task `p_id`, with what waits for it, and with `p_next` claims the next one for the instance that held it. Without `p_id` it only
 -- claims, for the instance `p_incarnation` of `p_agent`.
 --
--- `completed` is false where nothing was done because complete_tasks must decide; then there is no claim either. The error LS001 means the same,
+-- `completed` is false where nothing was done because complete_tasks must decide, and then nothing is claimed. The error LS001 means the same,
 -- noticed too late: everything is rolled back. `verdict` is `claimed`, or as in best_head_1; `missed` if another transaction holds the task
 -- that was found.
 --
