@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-agents bench-http bench-footprint bench-peers bench-page chaos fuzz lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-footprint bench-peers bench-page chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -85,6 +85,9 @@ bench: $(DEVELOPMENT) ## Measure the engine against plain SQL (some minutes)
 
 bench-single: $(DEVELOPMENT) ## Measure one task at a time against plain SQL (some minutes)
 	$(BIN)/python -m benchmarks.single $(BENCH_FLAGS)
+
+bench-fleet: $(DEVELOPMENT) ## Measure what 10,000 agents with long tasks cost PostgreSQL (some minutes)
+	$(BIN)/python -m benchmarks.fleet $(BENCH_FLAGS)
 
 bench-agents: $(DEVELOPMENT) ## Measure agents against the engine and the database (some minutes)
 	$(BIN)/python -m benchmarks.agents $(BENCH_FLAGS)

@@ -17,7 +17,7 @@ async def test_cancelled_just_as_it_gets_its_connection(dsn: str) -> None:
         async with engine.database.connection():
             waiting = asyncio.create_task(call())
             # Until it waits for a connection, which the pool does not report.
-            while not engine.database._pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110
+            while not engine.database._pool.waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})

@@ -20,7 +20,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.dsn import checked_dsn
-from lineshaft.engine.postgres.pool import PooledConnection, shut_down
+from lineshaft.engine.postgres.pool import Pool, PooledConnection, shut_down
 from lineshaft.engine.postgres.session import (
     IDLE_IN_TRANSACTION_SEC,
     connect_options,
@@ -118,21 +118,23 @@ class Database:
         #: For calls that only read; none: they share the other one.
         self._read_pool = self._make_pool(read_connections) if read_connections else self._pool
 
-    def _make_pool(self, connections: int) -> AsyncConnectionPool[_Connection]:
-        return AsyncConnectionPool(
-            self.dsn,
-            name=POOL_NAME,
-            connection_class=_Connection,
-            min_size=1,
-            max_size=connections,
-            open=False,
-            configure=self._configure,
-            kwargs={"autocommit": True, "application_name": "lineshaft"} | connect_options(self.dsn),
-            timeout=10,
-            # The pool doubles its pause after each failure, up to minutes, even if the database is back. So
-            # it gives up early, and starts again as long as there are waiters.
-            reconnect_timeout=1.0,
-            reconnect_failed=self._reconnect,
+    def _make_pool(self, connections: int) -> Pool:
+        return Pool(
+            AsyncConnectionPool(
+                self.dsn,
+                name=POOL_NAME,
+                connection_class=_Connection,
+                min_size=1,
+                max_size=connections,
+                open=False,
+                configure=self._configure,
+                kwargs={"autocommit": True, "application_name": "lineshaft"} | connect_options(self.dsn),
+                timeout=10,
+                # The pool doubles its pause after each failure, up to minutes, even if the database is
+                # back. So it gives up early, and starts again as long as there are waiters.
+                reconnect_timeout=1.0,
+                reconnect_failed=self._reconnect,
+            )
         )
 
     async def _reconnect(self, pool: "AsyncConnectionPool[Any]") -> None:
@@ -148,7 +150,7 @@ class Database:
     async def open(self) -> None:
         try:
             for pool in {self._pool, self._read_pool}:
-                await pool.open(wait=True, timeout=10)
+                await pool.open()
         except BaseException as error:
             await self.close()
             if not isinstance(error, PoolTimeout):
@@ -158,13 +160,12 @@ class Database:
             ) from None
 
     async def close(self) -> None:
-        # Only a connection to a server that doesn't answer takes longer than this.
         for pool in {self._pool, self._read_pool}:
-            await pool.close(timeout=1)
+            await pool.close()
 
     @property
     def is_closed(self) -> bool:
-        return self._pool.closed and self._read_pool.closed
+        return self._pool.is_closed and self._read_pool.is_closed
 
     async def __aenter__(self) -> Self:
         await self.open()

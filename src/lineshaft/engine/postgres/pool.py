@@ -1,8 +1,4 @@
-"""A connection of the pool for the duration of an `async with`; the driver's errors become ours.
-
-A class instead of nested generators, because every call begins with it: the generators were a tenth of the
-client's cost of a single submission.
-"""
+"""The connections to a database, and what their errors mean to callers."""
 
 import asyncio
 import contextlib
@@ -27,12 +23,79 @@ class LockedError(UnavailableError):
     """Another transaction holds what the call needs, and didn't let go of it in time."""
 
 
+#: How long a connection is kept at hand before the pool may look at it again, and replace one that is old.
+_AT_HAND_SEC = 60.0
+
+
+class Pool:
+    """The driver's pool, with the connection that was used last at hand.
+
+    Calls that follow each other then use the same server process, whose caches are warm, and don't wait for
+    the pool's lock: a cycle of one task costs a tenth less than with connections that take turns.
+    """
+
+    def __init__(self, connections: "AsyncConnectionPool[Any]") -> None:
+        self._connections = connections
+        self._at_hand: AsyncConnection[Any] | None = None
+        self._at_hand_until = 0.0
+        self.waiting = 0
+
+    @property
+    def max_size(self) -> int:
+        return self._connections.max_size
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connections.closed
+
+    async def open(self) -> None:
+        await self._connections.open(wait=True, timeout=10)
+
+    async def close(self) -> None:
+        kept, self._at_hand = self._at_hand, None
+        if kept is not None:
+            await self._connections.putconn(kept)
+        # Only a connection to a server that doesn't answer takes longer than this.
+        await self._connections.close(timeout=1)
+
+    async def take(self) -> AsyncConnection[Any]:
+        kept, self._at_hand = self._at_hand, None
+        if kept is not None:
+            return kept
+        self.waiting += 1
+        try:
+            connection: AsyncConnection[Any] = await self._connections.getconn()
+            return connection
+        finally:
+            self.waiting -= 1
+
+    async def give_back(self, connection: AsyncConnection[Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        if (
+            self._at_hand is None
+            and not self.waiting
+            and connection.pgconn.transaction_status == TransactionStatus.IDLE
+            and now < self._at_hand_until
+            and not self._connections.closed
+        ):
+            self._at_hand = connection
+            return
+        self._at_hand_until = now + _AT_HAND_SEC
+        await self._connections.putconn(connection)
+
+
 class PooledConnection:
+    """A connection for the duration of an `async with`; the driver's errors become ours.
+
+    A class instead of nested generators, because every call begins with it: the generators were a tenth of
+    the client's cost of a single submission.
+    """
+
     __slots__ = ("_answer_within_sec", "_check", "_connection", "_in_use", "_pool", "_timer")
 
     def __init__(
         self,
-        pool: "AsyncConnectionPool[Any]",
+        pool: Pool,
         in_use: set[AsyncConnection[Any]],
         answer_within_sec: float | None,
         *,
@@ -53,21 +116,21 @@ class PooledConnection:
     async def __aenter__(self) -> AsyncConnection[Any]:
         cancelled = _cancellations()
         try:
-            connection: AsyncConnection[Any] = await self._pool.getconn()
+            connection: AsyncConnection[Any] = await self._pool.take()
             # At most all of them, and those that the pool opens in their place.
             for _ in range(2 * self._pool.max_size if self._check else 0):
                 if not _is_closed_by_server(connection):
                     break
                 connection.pgconn.finish()
-                await self._pool.putconn(connection)
-                connection = await self._pool.getconn()
+                await self._pool.give_back(connection)
+                connection = await self._pool.take()
         except psycopg.OperationalError as error:
             raise_translated(error)
             raise
         if _cancellations() > cancelled:
             # In Python 3.11 `wait_for`, which the pool uses, loses a cancellation that arrives together with
             # the result. The canceller would wait forever.
-            await self._pool.putconn(connection)
+            await self._pool.give_back(connection)
             raise asyncio.CancelledError
         self._connection = connection
         self._in_use.add(connection)
@@ -92,7 +155,7 @@ class PooledConnection:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
         finally:
-            await self._pool.putconn(connection)
+            await self._pool.give_back(connection)
         if error is not None:
             raise_translated(error)
 

@@ -17,9 +17,20 @@ BEGIN
     RETURN true;
 END $$;
 
+-- The verdict where no task can be claimed: `due` if the delay of one has passed, else `none`.
+CREATE FUNCTION lineshaft.nothing_ready_1(p_now timestamptz) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM lineshaft.task_live AS live
+    WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= p_now
+    ORDER BY live.due_at LIMIT 1;
+    RETURN CASE WHEN FOUND THEN 'due' ELSE 'none' END;
+END
+$$;
+
 -- The best task that an instance may claim now, read without a lock, as its lane and generation. `p_freed` of its slots are about to become
 -- free. Verdicts: `found`; `none`; `full`: it has no free slot; `due`: none, but the delay of a task has passed; `weigh`: claim_tasks must
--- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types.
+-- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types. Where no task
+-- is READY at all, as in an idle fleet, the instance's own row and two index look-ups decide.
 CREATE FUNCTION lineshaft.best_head_1(
     p_agent text, p_incarnation integer, p_types text[], p_freed integer, p_now timestamptz,
     OUT verdict text, OUT generation integer, OUT lane_id integer, OUT default_cost numeric, OUT model text, OUT version text,
@@ -31,6 +42,23 @@ DECLARE
     wanted text[];
     models text[];
 BEGIN
+    -- After a completion there mostly is another task; the look would be wasted.
+    IF p_freed = 0 AND NOT EXISTS (SELECT FROM lineshaft.task_live AS live WHERE live.status = 'READY' AND live.parked IS NULL) THEN
+        SELECT
+            coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held AS has_room, instance.claim_ttl_sec,
+            instance.heartbeat_interval_sec
+        INTO me
+        FROM lineshaft.instance
+        WHERE instance.agent_id = p_agent AND instance.incarnation = p_incarnation AND instance.status = 'active'
+          AND instance.set_status IS NULL;
+        verdict := 'weigh';
+        IF FOUND THEN
+            claim_ttl_sec := me.claim_ttl_sec;
+            heartbeat_interval_sec := me.heartbeat_interval_sec;
+            verdict := CASE WHEN me.has_room THEN lineshaft.nothing_ready_1(p_now) ELSE 'full' END;
+        END IF;
+        RETURN;
+    END IF;
     SELECT
         instance.capabilities, instance.types, instance.models_available, limits.default_max_cost_usd,
         coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - p_freed AS has_room,
@@ -141,10 +169,7 @@ BEGIN
         LIMIT 1;
     END IF;
     IF lane_id IS NULL THEN
-        PERFORM FROM lineshaft.task_live AS live
-        WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= p_now
-        ORDER BY live.due_at LIMIT 1;
-        verdict := CASE WHEN FOUND THEN 'due' ELSE 'none' END;
+        verdict := lineshaft.nothing_ready_1(p_now);
         RETURN;
     END IF;
     -- The task's first preference that the agent has; without preferences the agent uses its own first.
@@ -183,7 +208,8 @@ DECLARE
     dependents text[] := '{}';
     dependent text;
     actual numeric := 0;
-    own record;
+    own_agent text := p_agent;
+    own_incarnation integer := p_incarnation;
     best record;
     following record;
     waiting record;
@@ -195,13 +221,13 @@ DECLARE
     kinds text[] := '{}'; task_ids text[] := '{}'; dag_ids text[] := '{}'; agent_ids text[] := '{}'; epochs integer[] := '{}';
     woken integer[] := '{}';
 BEGIN
-    PERFORM lineshaft.is_writable_1();
+    IF current_setting('transaction_read_only')::boolean THEN
+        PERFORM lineshaft.is_writable_1();
+    END IF;
     -- Not now(), when the transaction began: what this sees may have happened since.
     now := coalesce(p_now, clock_timestamp());
     verdict := 'none';
-    IF p_id IS NULL THEN
-        SELECT p_agent AS agent_id, p_incarnation AS incarnation INTO own;
-    ELSE
+    IF p_id IS NOT NULL THEN
         completed := false;
         dependents := ARRAY(SELECT edge.task_id FROM lineshaft.edge WHERE edge.depends_on = p_id AND NOT edge.satisfied);
         IF dependents <> '{}' THEN
@@ -227,7 +253,8 @@ BEGIN
             RETURN;
         END IF;
         completed := true;
-        own := done;
+        own_agent := done.agent_id;
+        own_incarnation := done.incarnation;
         actual := greatest(p_cost, done.attempt_cost_usd);
         INSERT INTO lineshaft.task_end (
             id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model,
@@ -285,7 +312,7 @@ BEGIN
     END IF;
 
     IF p_id IS NULL OR p_next THEN
-        best := lineshaft.best_head_1(own.agent_id, own.incarnation, p_types, CASE WHEN completed THEN 1 ELSE 0 END, now);
+        best := lineshaft.best_head_1(own_agent, own_incarnation, p_types, CASE WHEN completed THEN 1 ELSE 0 END, now);
         verdict := best.verdict;
         claim_ttl_sec := best.claim_ttl_sec;
         IF verdict = 'found' THEN
@@ -293,7 +320,7 @@ BEGIN
             UPDATE lineshaft.instance
             SET held = instance.held + CASE WHEN completed THEN 0 ELSE 1 END, busy_since = coalesce(instance.busy_since, now),
                 last_heartbeat = now, silence_reported = false
-            WHERE instance.agent_id = own.agent_id AND instance.incarnation = own.incarnation AND instance.status = 'active'
+            WHERE instance.agent_id = own_agent AND instance.incarnation = own_incarnation AND instance.status = 'active'
               AND instance.set_status IS NULL
               AND coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - CASE WHEN completed THEN 1 ELSE 0 END;
             has_slot := FOUND;
@@ -325,7 +352,7 @@ BEGIN
         IF verdict = 'claimed' THEN
             UPDATE lineshaft.task_live AS live
             SET status = CASE WHEN p_start THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
-                epoch = live.epoch + 1, agent_id = own.agent_id, incarnation = own.incarnation, model = best.model, version = best.version,
+                epoch = live.epoch + 1, agent_id = own_agent, incarnation = own_incarnation, model = best.model, version = best.version,
                 reserved_usd = following.cost, claimed_at = now, heartbeat_at = now,
                 started_at = CASE WHEN p_start THEN now END,
                 first_started_at = CASE WHEN p_start THEN coalesce(live.first_started_at, now) ELSE live.first_started_at END,
@@ -350,7 +377,7 @@ BEGIN
                 WHEN instance.held = 1 THEN greatest(extract(epoch FROM now - instance.busy_since)::double precision, 0) ELSE 0
             END,
             busy_since = CASE WHEN instance.held > 1 THEN instance.busy_since END
-        WHERE instance.agent_id = own.agent_id AND instance.incarnation = own.incarnation;
+        WHERE instance.agent_id = own_agent AND instance.incarnation = own_incarnation;
     END IF;
     IF completed THEN
         -- What a ledger (the agent, the DAG, the day) has booked already is what is above its reservation (spending.sql).
@@ -396,7 +423,7 @@ BEGIN
         kinds := kinds || CASE WHEN p_start THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END;
         task_ids := task_ids || id;
         dag_ids := dag_ids || live_dag_id;
-        agent_ids := agent_ids || own.agent_id;
+        agent_ids := agent_ids || own_agent;
         epochs := epochs || epoch;
         IF live_dag_id IS NOT NULL AND p_id IS NULL THEN
             IF following.cost > 0 THEN
@@ -411,7 +438,7 @@ BEGIN
                 kinds := kinds || '{dag.running}'::text;
                 task_ids := task_ids || NULL::text;
                 dag_ids := dag_ids || live_dag_id;
-                agent_ids := agent_ids || own.agent_id;
+                agent_ids := agent_ids || own_agent;
                 epochs := epochs || NULL::integer;
             END IF;
         END IF;
