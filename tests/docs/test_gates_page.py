@@ -1,25 +1,13 @@
-"""The page about gates: its examples run, its list of commands loads."""
+"""The page about gates: its list of commands loads, every method is described."""
 
 import re
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from lineshaft.checks.command import Command, read_commands
 from lineshaft.checks.registry import Checks
-from tests.docs.test_examples import ROOT, blocks, run_python
+from tests.docs.pages import ROOT
 
 PAGE = "docs/gates.md"
-
-
-async def test_gates_page_from_top_to_bottom(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
-    names: dict[str, Any] = {"__name__": "page"}
-    found = blocks(PAGE)
-    assert len(found) == 5
-    for block in found:
-        await run_python(block, PAGE, names)
 
 
 def test_the_example_of_commands_loads(tmp_path: Path) -> None:

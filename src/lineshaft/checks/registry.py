@@ -60,7 +60,9 @@ class Checks:
         }
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings | None = None) -> Self:
+        """With the operator's commands and judge; by default those of this process's settings."""
+        settings = settings or Settings.load()
         path = settings.validation_commands
         commands = {} if path is None else read_commands(path)
         if settings.judge_url is None or settings.judge_model is None:
