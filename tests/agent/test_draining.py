@@ -73,7 +73,7 @@ async def test_it_waits_for_a_retry_within_a_minute_and_for_other_work(
 ) -> None:
     handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
     async with command_agent(where, tmp_path, "test -e fixed", "--until-idle") as agent:
-        await agent.logs("Agent a waits: 1 task retries in ")
+        await agent.logs("a: waiting: 1 task retries in ")
         (tmp_path / "fixed").touch()
         # A wake-up, while it waits.
         other = await shaft.submit(NewTask("t"))
