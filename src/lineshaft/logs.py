@@ -8,7 +8,9 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ _NAME = "lineshaft"
 _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
 _DIM = "2"
 _INDENT = " " * len("00:00:00 ")
+_NARROWEST = 40
 #: What every record has; all else was added by the caller.
 _COMMON_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -79,25 +82,41 @@ class LineLimit:
 class TextFormatter(logging.Formatter):
     """`12:30:05 TYPE TASK message`. Other people's texts can't start a line or act on the terminal."""
 
-    def __init__(self, *, colours: bool) -> None:
+    def __init__(self, *, colours: bool, width: int | None = None) -> None:
+        """`width`: columns of the terminal; None: lines are not wrapped."""
         super().__init__()
         self._colours = colours
+        self._width = width
 
     def format(self, record: logging.LogRecord) -> str:
         about = getattr(record, "task_id", None)
         if about is not None:
             about = printable(f"{getattr(record, 'task_type', '')} {about} ").lstrip()
+        head = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {about or ''}"
         message = printable(record.getMessage())
         if record.levelno == logging.WARNING:
             message = f"warning: {message}"
+        first, *others = message.splitlines() or [""]
+        lines = [*self._wrapped(first, len(head)), *others]
         if record.exc_info and record.exc_info[1] is not None:
-            message += "\n" + printable(user_traceback(record.exc_info[1])).rstrip()
-        text = f"\n{_INDENT}".join(message.splitlines() or [""])
-        now = time.strftime("%H:%M:%S", time.localtime(record.created))
+            lines += printable(user_traceback(record.exc_info[1])).splitlines()
+        text = f"\n{_INDENT}".join(lines)
         # A terminal has printed ^C at the start of this line.
         start = "\r" if getattr(record, "signal", "") == "SIGINT" else ""
-        head = self._coloured(f"{now} {about or ''}", _DIM)
-        return f"{start}{head}{self._coloured(text, _COLOURS.get(record.levelno, ''))}"
+        return f"{start}{self._coloured(head, _DIM)}{self._coloured(text, _COLOURS.get(record.levelno, ''))}"
+
+    def _wrapped(self, line: str, used: int) -> list[str]:
+        """Between words; the first line begins after so many columns."""
+        if self._width is None or used + len(line) <= self._width:
+            return [line]
+        wrapped = textwrap.wrap(
+            line,
+            max(self._width - len(_INDENT), _NARROWEST),
+            initial_indent=" " * (used - len(_INDENT)),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [wrapped[0].lstrip(), *wrapped[1:]] if wrapped else [line]
 
     def _coloured(self, text: str, colour: str) -> str:
         return f"\033[{colour}m{text}\033[0m" if self._colours and colour else text
@@ -197,7 +216,10 @@ def _install(level: str | None) -> ExitStack:
     level = level or settings.log_level
     is_text = _is_text(settings.log_format, stream)
     handler = _Handler(stream, limit=LineLimit(_TASK_LINES_PER_SEC) if stream.isatty() and is_text else None)
-    handler.setFormatter(TextFormatter(colours=_has_colours(stream)) if is_text else JsonFormatter())
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    handler.setFormatter(
+        TextFormatter(colours=_has_colours(stream), width=width) if is_text else JsonFormatter()
+    )
     removal = ExitStack()
     removal.callback(handler.close)
     logger = logging.getLogger(_NAME)

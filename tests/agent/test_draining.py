@@ -1,6 +1,7 @@
 """`until_idle`: when there is nothing left to do, and not before."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -108,7 +109,8 @@ async def test_it_reports_what_it_leaves_behind(shaft: Lineshaft, where: str, tm
         code, _ = await agent.ends()
 
     assert code == 0
-    assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", line), line
+    text = json.loads(line)["event"]
+    assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", text), text
 
 
 async def test_it_reports_tasks_that_it_cant_afford(

@@ -26,7 +26,7 @@ from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
-from lineshaft.model.tasks import TaskDefaults
+from lineshaft.model.tasks import NewTask, TaskDefaults, check_options
 from lineshaft.types import NewAgent
 
 _log = logging.getLogger("lineshaft.agent")
@@ -106,6 +106,11 @@ class Agent:
         annotations. What it returns is the task's output. `concurrency` limits how many of these tasks this
         agent runs at the same time. `defaults` are fields of the tasks that `TaskType.new` builds.
         """
+        given: object = type
+        if not isinstance(given, str):
+            name = getattr(given, "__name__", "TYPE")
+            raise TypeError(f"@agent.task needs the name of a task type: write @agent.task({name!r}).")
+        check_options(defaults, (*NewTask.__struct_fields__, "concurrency", "time_limit_sec"))
 
         def register(function: Function, /) -> Any:
             if type in self._handlers:

@@ -101,7 +101,7 @@ class TaskLog:
         if self._failed:
             parts.append(f"{count(self._failed, 'attempt')} failed")
         if self._released:
-            parts.append(f"{count(self._released, 'task')} handed back for other agents or the next start")
+            parts.append(f"{count(self._released, 'task')} handed back")
         if self._cost:
             parts.append(f"{dollars(self._cost)} spent")
         return ", ".join(parts)
@@ -151,8 +151,10 @@ def count(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < _MINUTE_SEC:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     if seconds < _HOUR_SEC:
         return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
