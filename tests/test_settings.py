@@ -84,7 +84,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     assert "port in" in message
     assert "auth in" in message
     assert "home in" in message
-    assert "LINESHAFT_LOG_FORMAT must be one of auto, pretty, json, got 'xml'" in message
+    assert "LINESHAFT_LOG_FORMAT must be one of auto, text, json, got 'xml'" in message
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe"])

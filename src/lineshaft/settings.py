@@ -186,9 +186,15 @@ class Settings:
         "What maxRetries of /api/tasks counts: extra = attempts after the first, all = every attempt.",
     )
     log_format: str = _setting(
-        _one_of("auto", "pretty", "json"),
+        _one_of("auto", "text", "json"),
         "auto",
-        "Format of the logs: auto = pretty on a terminal, otherwise JSON.",
+        "Format of the logs of servers and agents: auto = text on a terminal, otherwise JSON.",
+    )
+    log_level: str | None = _setting(
+        _one_of("debug", "info", "warning", "error"),
+        None,
+        "The least level of lines in the logs. None: info, but agents that don't run on a terminal leave out "
+        "the lines about tasks that they start and complete.",
     )
     url: str | None = _setting(_HTTP_URL, None, "For clients: the server to use instead of a database.")
     token: str | None = _setting(TOKEN, None, "For clients: the bearer token.", secret=True)

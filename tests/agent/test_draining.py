@@ -1,6 +1,7 @@
 """`until_idle`: when there is nothing left to do, and not before."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -73,7 +74,7 @@ async def test_it_waits_for_a_retry_within_a_minute_and_for_other_work(
 ) -> None:
     handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
     async with command_agent(where, tmp_path, "test -e fixed", "--until-idle") as agent:
-        await agent.logs("Agent a waits: 1 task retries in ")
+        await agent.logs("a: waiting: 1 task retries in ")
         (tmp_path / "fixed").touch()
         # A wake-up, while it waits.
         other = await shaft.submit(NewTask("t"))
@@ -108,7 +109,8 @@ async def test_it_reports_what_it_leaves_behind(shaft: Lineshaft, where: str, tm
         code, _ = await agent.ends()
 
     assert code == 0
-    assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", line), line
+    text = json.loads(line)["event"]
+    assert re.search(r"Left behind: 1 task retries in \d+ s; 1 task is scheduled in \d+ s$", text), text
 
 
 async def test_it_reports_tasks_that_it_cant_afford(

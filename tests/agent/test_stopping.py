@@ -201,9 +201,7 @@ async def test_a_blocked_event_loop_does_not_keep_the_tasks(
         for number in sent:
             process.send(number)
 
-        await process.prints(
-            f"Agent a has to stop, but a handler blocks its event loop. Released {handle.id}"
-        )
+        await process.prints(f"a: has to stop, but a handler blocks its event loop. Released {handle.id}")
         assert (await shaft.get(handle)).status is Status.READY
         await process.write("go")
         await process.prints("went on until AttemptCancelled")

@@ -76,7 +76,7 @@ async def test_a_saved_token_that_commands_can_read_is_warned_about(dsn: str, tm
     code, errors = await run(*agent)
 
     assert code == 0
-    assert f"Warning: the command can read the token in {path}" in errors
+    assert f"The command can read the token in {path}" in errors
     assert "--run-as USER" in errors
 
 

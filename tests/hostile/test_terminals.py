@@ -74,13 +74,13 @@ async def test_control_characters_never_reach_a_terminal(dsn: str) -> None:
 
 def test_the_log_of_a_server_on_a_terminal() -> None:
     program = (
-        "import io, logging, sys; from lineshaft.server.framework import logs; logs.configure('pretty');"
+        "import io, logging, sys; from lineshaft import logs; logs.configure('text');"
         "log = logging.getLogger('x'); attack = sys.argv[1]; log.warning('path %s', attack);\n"
         "try: raise ValueError(attack)\n"
         "except ValueError: log.exception(attack)"
     )
-    for log_format in ("pretty", "json"):
-        code = program.replace("'pretty'", repr(log_format))
+    for log_format in ("text", "json"):
+        code = program.replace("'text'", repr(log_format))
         said = subprocess.run(
             [sys.executable, "-c", code, ATTACK], env=environment(), capture_output=True, check=True
         ).stderr

@@ -5,25 +5,28 @@ import contextlib
 import gc
 import logging
 import math
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
-from lineshaft.agent import siblings
+from lineshaft.agent import program, siblings
 from lineshaft.agent.handlers import Function, Handler, make_handler
 from lineshaft.agent.loop import Worker
 from lineshaft.agent.process_group import agent_process
 from lineshaft.agent.stopping import signals
+from lineshaft.agent.task_log import count
 from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_function
 from lineshaft.client.backend import Backend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
-from lineshaft.model.tasks import TaskDefaults
+from lineshaft.model.tasks import NewTask, TaskDefaults, check_options
 from lineshaft.types import NewAgent
 
 _log = logging.getLogger("lineshaft.agent")
@@ -33,6 +36,7 @@ _LEAST_PATIENCE_SEC = 10.0
 #: Time for the last outcomes when the agent stops, and then to report that it left.
 _LAST_WRITES_SEC = 10.0
 _LAST_WORD_SEC = 1.0
+_LISTED_TYPES = 8
 
 
 class Agent:
@@ -102,6 +106,11 @@ class Agent:
         annotations. What it returns is the task's output. `concurrency` limits how many of these tasks this
         agent runs at the same time. `defaults` are fields of the tasks that `TaskType.new` builds.
         """
+        given: object = type
+        if not isinstance(given, str):
+            name = getattr(given, "__name__", "TYPE")
+            raise TypeError(f"@agent.task needs the name of a task type: write @agent.task({name!r}).")
+        check_options(defaults, (*NewTask.__struct_fields__, "concurrency", "time_limit_sec"))
 
         def register(function: Function, /) -> Any:
             if type in self._handlers:
@@ -153,7 +162,7 @@ class Agent:
         try:
             if optimize:
                 _freeze()
-            with signals(run) if handle_signals else contextlib.nullcontext():
+            with shown(), signals(run) if handle_signals else contextlib.nullcontext():
                 await run.work()
         except LineshaftError as error:
             if handle_signals:
@@ -161,6 +170,21 @@ class Agent:
             raise
         finally:
             self._run = None
+
+    def main(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        until_idle: bool = False,
+        retries_within_sec: Duration = 60.0,
+    ) -> None:
+        """Run as a program, without an event loop: `run` on `Lineshaft(url, token=token)`.
+
+        Returns when the agent was stopped or, with `until_idle`, has nothing left to do. If it fails, it
+        prints one line and ends the program with exit code 1.
+        """
+        program.main(self, url, token, until_idle=until_idle, retries_within_sec=retries_within_sec)
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing new and finish; with `now`, release running tasks. May be called from any thread."""
@@ -209,10 +233,27 @@ class _Run:
         #: When running tasks are released at the latest, in monotonic time.
         self._release_by = math.inf
 
-    def stop(self, *, now: bool) -> None:
+    def stop(self, *, now: bool, because: signal.Signals | None = None) -> None:
+        self._report_stop(now=now, because=because)
         self._stop.set()
         if now:
             self._stop_now.set()
+
+    def _report_stop(self, *, now: bool, because: signal.Signals | None) -> None:
+        if self._worker is None or self._stop_now.is_set() or (self._stop.is_set() and not now):
+            return
+        held = len(self._worker.held())
+        tasks, them = count(held, "task"), "it" if held == 1 else "them"
+        if not held:
+            text = "stopping"
+        elif now:
+            text = f"handing back {tasks}"
+        else:
+            again = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second signal"}
+            hint = f"; {again[because]} hands {them} back" if because in again else ""
+            text = f"finishing {tasks} within {self._grace_sec:g} s{hint}"
+        extra = {"agent_id": self._worker.agent_id} | ({"signal": because.name} if because else {})
+        _log.info("%s: %s", self._worker.agent_id, text, extra=extra)
 
     def expect_stop(self, *, now: bool) -> None:
         when = time.monotonic() + (0.0 if now else self._grace_sec)
@@ -234,7 +275,7 @@ class _Run:
                 _log.warning("%s", warning, extra={"agent_id": view.id})
             if view.status != "active":
                 _log.warning(
-                    "Agent %s was set %s by hand and claims nothing; "
+                    "%s: was set %s by hand and claims nothing; "
                     "'lineshaft agents change %s --status active' lets it work",
                     *(view.id, view.status, view.id),
                 )
@@ -244,6 +285,9 @@ class _Run:
             if self._drain is not None:
                 process.enter_drain(worker)
             self._worker = worker
+            about = {"agent_id": view.id}
+            types = _listed(self._handlers)
+            _log.info("%s: waiting for %s on %s", view.id, types, self._backend.place, extra=about)
             if self._release_by < math.inf:
                 worker.expect_stop(self._release_by)
             looked = asyncio.Event()
@@ -266,6 +310,7 @@ class _Run:
                 last = self._loop.time() + patience + _LAST_WRITES_SEC
                 await worker.close(patience + _LAST_WRITES_SEC)
                 process.leave_drain(worker)
+                _log.info("%s: ended: %s", view.id, worker.task_log.summary(), extra=about)
                 if worker.error is None and working.exception() is None:
                     await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)
             working.result()
@@ -304,6 +349,12 @@ class _Run:
         with contextlib.suppress(UnavailableError, TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._backend.leave(agent_id, incarnation)
+
+
+def _listed(types: Iterable[str]) -> str:
+    """Some of the types, in words."""
+    first, rest = list(types)[:_LISTED_TYPES], list(types)[_LISTED_TYPES:]
+    return ", ".join(first) + (f" and {count(len(rest), 'other type')}" if rest else "")
 
 
 def _freeze() -> None:

@@ -49,9 +49,11 @@ def make_handler(
         raise ValueError(f"concurrency of handler {task_type!r} must be at least 1, got {concurrency}.")
     if time_limit_sec is not None and not time_limit_sec > 0:
         raise ValueError(f"time_limit_sec of handler {task_type!r} must be above 0, got {time_limit_sec}.")
+    if not callable(function):
+        raise TypeError(f"The handler of {task_type!r} must be a function, got {function!r}.")
     plain = _plain(function)
+    shown = getattr(plain, "__qualname__", plain)
     if inspect.isasyncgenfunction(plain) or inspect.isgeneratorfunction(plain):
-        shown = getattr(plain, "__qualname__", plain)
         raise TypeError(
             f"{shown} can't be the handler of {task_type!r}: it contains a yield, so calling it runs "
             "nothing. Return the output; report progress with ctx.progress."
@@ -61,6 +63,8 @@ def make_handler(
     takes_context = bool(parameters) and _is_context(parameters[0])
     if takes_context:
         parameters = parameters[1:]
+    if fault := _signature_fault(task_type, parameters):
+        raise TypeError(f"{shown} can't be the handler of {task_type!r}: {fault}")
     return Handler(
         type=task_type,
         function=function,
@@ -75,12 +79,26 @@ def make_handler(
     )
 
 
+def _signature_fault(task_type: str, parameters: list[inspect.Parameter]) -> str | None:
+    """`parameters`: without the context."""
+    if parameters and parameters[0].name == "self":
+        return f"it is a method of a class. Register an object's: agent.task({task_type!r})(object.method)."
+    for parameter in parameters:
+        if parameter.name == "ctx" or _is_annotated_as_context(parameter):
+            return f"{parameter.name} must be the first parameter, and there is only one: (ctx, …)."
+    return None
+
+
 def _is_context(parameter: inspect.Parameter) -> bool:
     if parameter.kind in {parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY}:
         return False
+    return parameter.name in _CONTEXT_NAMES or _is_annotated_as_context(parameter)
+
+
+def _is_annotated_as_context(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return parameter.name in _CONTEXT_NAMES or name.endswith("TaskContext")
+    return name.endswith("TaskContext")
 
 
 def _binder(

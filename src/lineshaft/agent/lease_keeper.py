@@ -313,7 +313,7 @@ class LeaseKeeper:
                 _log.warning("Releasing %s failed, retrying: %s", one.claim.id, answer.error)
         if released:
             _log.warning(
-                "Agent %s has to stop, but a handler blocks its event loop. Released %s",
+                "%s: has to stop, but a handler blocks its event loop. Released %s",
                 member.presence.agent_id,
                 ", ".join(released),
             )

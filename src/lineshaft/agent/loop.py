@@ -16,9 +16,10 @@ from lineshaft.agent.handlers import Handler
 from lineshaft.agent.idle import left_text, waiting_text
 from lineshaft.agent.lease_keeper import REFUSED
 from lineshaft.agent.money import OWN_LIMITS, over_limit_text
-from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, Verdict, describe, failed
+from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, describe, failed, with_traceback
 from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
+from lineshaft.agent.task_log import TaskLog
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client.backend import Backend, WorkWaiter
@@ -90,6 +91,7 @@ class Worker:
         self._running: dict[str, Run] = {}
         self._running_of: Counter[str] = Counter()
         self._writer = Writer(backend, self._written, self)
+        self.task_log = TaskLog(view.id)
         self._threads = Threads(f"lineshaft {view.id}")
         self._freed = asyncio.Event()
         #: Set by a nudge: look for work again, without waiting.
@@ -142,7 +144,7 @@ class Worker:
         self._batch = min(slots if slots < _MANY_SLOTS else slots // 3, _MOST_AT_ONCE)
 
     def _change_slots(self, slots: int) -> None:
-        _log.info("Agent %s may now hold %d tasks", self.agent_id, slots)
+        _log.info("%s: may now hold %d tasks", self.agent_id, slots)
         self._set_slots(slots)
         self.nudge()
 
@@ -177,11 +179,13 @@ class Worker:
                 await self._all_written()
                 await self._writer.flush()
         except TimeoutError:
+            held = self.held()
             _log.warning(
-                "Agent %s ends while it holds %d tasks; their leases will expire",
-                self.agent_id,
-                len(self.held()),
+                "%s: ends while it holds %d tasks; their leases will expire", self.agent_id, len(held)
             )
+            for run in held:
+                # What couldn't be written must at least be seen.
+                self.task_log.ended(run, None)
         await self._process.lease_keeper.leave(self, at_once=self.error is not None)
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -210,7 +214,7 @@ class Worker:
                 if isinstance(error, LineshaftError) and not (error.retryable or _is_server_fault(error)):
                     self._end_with(error)
                     return
-                _log.warning("Agent %s can't claim: %s", self.agent_id, error)
+                _log.warning("%s: can't claim: %s", self.agent_id, error)
                 doubts = True
                 self._doubts_until = self.loop.time() + self.interval_sec
                 pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
@@ -235,7 +239,7 @@ class Worker:
         finally:
             self._claims_alone = False
         if number:
-            _log.info("Agent %s released %d tasks whose claim it never received", self.agent_id, number)
+            _log.info("%s: released %d tasks whose claim it never received", self.agent_id, number)
         return True
 
     async def _pause(self, seconds: float) -> None:
@@ -275,7 +279,7 @@ class Worker:
         due_at = self.loop.time() + due_sec
         if abs(due_at - self._reported_due_at) > _SAME_RETRY_SEC:
             self._reported_due_at = due_at
-            _log.info("Agent %s waits: %s", self.agent_id, waiting_text(retries))
+            _log.info("%s: waiting: %s", self.agent_id, waiting_text(retries))
         if due_sec > 0:
             await self._wait(waiter, due_sec)
         if self.loop.time() >= due_at:
@@ -290,7 +294,7 @@ class Worker:
         if text:
             # A caller that waits for no retries expects some to be left.
             level = logging.WARNING if waited_sec else logging.INFO
-            _log.log(level, "Agent %s has nothing to do now and ends. Left behind: %s", self.agent_id, text)
+            _log.log(level, "%s: nothing to do now. Left behind: %s", self.agent_id, text)
 
     async def _wait(self, waiter: WorkWaiter, at_most_sec: float = math.inf) -> None:
         """Wait until there is a reason to look for work, and start the tasks that the wait has claimed."""
@@ -430,8 +434,10 @@ class Worker:
             args, kwargs = handler.arguments(task.spec)
         except Exception as error:  # noqa: BLE001 - user types may raise anything
             text = str(error) if isinstance(error, InvalidInputError) else describe(error)
-            self._report(run, failed(text, FailureCategory.INVALID_INPUT))
+            run.error = error
+            self._report(run, with_traceback(failed(text, FailureCategory.INVALID_INPUT), error))
             return
+        self.task_log.started(run)
         if handler.takes_context:
             args = (run.context, *args)
         if handler.is_async:
@@ -479,16 +485,16 @@ class Worker:
             # Objects that a handler returns may raise in any method.
             _log.exception("Reading the outcome of %s failed", run.id)
             outcome = failed(describe(error or unclear), FailureCategory.CRASH)
-        if outcome.verdict is Verdict.FAIL and error is not None and run.verdict is None:
-            _log.info("Task %s failed: %s", run.id, outcome.error, exc_info=error)
+        run.error = error
         self._report(run, outcome)
 
     def _report(self, run: Run, outcome: Outcome) -> None:
-        run.reported = True
+        run.reported = outcome
         self._writer.put(run, outcome)
 
     def _written(self, run: Run, moved: Moved | None) -> None:
         run.written = True
+        self.task_log.ended(run, moved)
         self._process.activity += 1
         if moved is not None and moved.status in _POSTPONED:
             self._process.expect_due()

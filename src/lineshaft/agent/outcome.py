@@ -7,10 +7,9 @@ by what they look like (a status code, a response with headers, a name), so that
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from traceback import format_exception
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import LONGEST_DELAY_SEC, FailureCategory
 from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
+from lineshaft.tracebacks import has_user_frames, user_traceback
 from lineshaft.types.work import MAX_ERROR, end_of
 
 MAX_OUTPUT_BYTES = 32 << 20
@@ -197,14 +197,26 @@ def of_exception(error: BaseException) -> Outcome:
     for one in chain:
         wish = _wish(one)
         if wish is not None:
-            return wish
-    text, trace = describe(error), end_of("".join(format_exception(error)))
+            return with_traceback(wish, error)
+    text, trace = describe(error), _traceback(error)
     for one in chain:
         category = _category(one)
         if category is not None:
             wait = _retry_after(one) if category is FailureCategory.RATE_LIMIT else None
             return failed(text, category, retry_after_sec=wait, traceback=trace)
     return failed(text, FailureCategory.CRASH, traceback=trace)
+
+
+def with_traceback(outcome: Outcome, error: BaseException) -> Outcome:
+    """A failure with the place where the handler was, for people."""
+    # The handler of a command is Lineshaft's own.
+    if outcome.verdict is not Verdict.FAIL or not has_user_frames(error):
+        return outcome
+    return replace(outcome, traceback=_traceback(error))
+
+
+def _traceback(error: BaseException) -> str:
+    return end_of(user_traceback(error))
 
 
 def _wish(error: BaseException) -> Outcome | None:

@@ -7,7 +7,15 @@ from typing import Any
 from lineshaft.agent.context import SyncTaskContext, TaskContext
 from lineshaft.agent.execution import Execution, Host
 from lineshaft.agent.handlers import Handler
-from lineshaft.agent.outcome import NOTHING, AttemptCancelled, Outcome, Verdict, of_exception, of_value
+from lineshaft.agent.outcome import (
+    NOTHING,
+    AttemptCancelled,
+    Outcome,
+    Verdict,
+    of_exception,
+    of_value,
+    with_traceback,
+)
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import ClaimedTask, Spent
 
@@ -18,11 +26,13 @@ class Run:
         "claim",
         "context",
         "deadline",
+        "error",
         "execution",
         "handler",
         "id",
         "interval_sec",
         "reported",
+        "started_at",
         "task",
         "thread",
         "written",
@@ -38,12 +48,15 @@ class Run:
         self.execution = Execution(assignment, host)
         self.context = (TaskContext if handler.is_async else SyncTaskContext)(self.execution)
         self.interval_sec = claimed.heartbeat_interval_sec
-        #: By the event loop's clock.
+        #: Both by the event loop's clock.
+        self.started_at = host.loop.time()
         self.deadline = deadline
         self.task: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
-        #: The outcome is being written, or there is none to write.
-        self.reported = False
+        #: What the handler raised.
+        self.error: BaseException | None = None
+        #: The outcome that is being written, if only that there is none to write.
+        self.reported: Outcome | None = None
         #: The outcome is written: the claim needs no more heartbeats.
         self.written = False
         self._verdict: Outcome | None = None
@@ -89,7 +102,7 @@ class Run:
 
     def outcome(self, value: Any = None, error: BaseException | None = None) -> Outcome:
         if self._verdict is not None and (error is not None or self._verdict.verdict is Verdict.NOTHING):
-            return self._verdict
+            return self._verdict if error is None else with_traceback(self._verdict, error)
         if isinstance(error, AttemptCancelled) and self.execution.over is not None:
             # A heartbeat ended it a moment ago; the event loop handles that next.
             return NOTHING

@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stoppable(Protocol):
-    def stop(self, *, now: bool) -> None:
+    def stop(self, *, now: bool, because: signal.Signals) -> None:
         """Called in the event loop; `now`: don't wait for running tasks."""
         ...
 
@@ -66,15 +66,15 @@ class _Installed:
             handler = signal.getsignal(number)
             if _is_default(handler):
                 with contextlib.suppress(NotImplementedError):  # event loops of Windows have none
-                    loop.add_signal_handler(number, self._stop_all)
+                    loop.add_signal_handler(number, self._stop_all, number)
                     self._before[number] = handler
         # After the event loop has set its own.
         self._watch = _Watch(self._notice) if self._before else None
 
-    def _stop_all(self) -> None:
+    def _stop_all(self, number: signal.Signals) -> None:
         self._received += 1
         for member in list(self.members):
-            member.stop(now=self._received > 1)
+            member.stop(now=self._received > 1, because=number)
 
     def _notice(self, number: int) -> None:
         # In the thread.

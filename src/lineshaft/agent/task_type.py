@@ -39,7 +39,9 @@ class TaskType(Generic[P, R_co]):
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"A task of type {self.name!r} can't be built: {error}.") from None
+            raise TypeError(
+                f"A task of type {self.name!r} can't be built: {error}. Its handler takes {self._signature}."
+            ) from None
         for parameter in self._signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(parameter.name, {})

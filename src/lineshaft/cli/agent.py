@@ -1,4 +1,4 @@
-"""`lineshaft agent`: any command as an agent."""
+"""`lineshaft agent`: runs agents of Python modules, or any command as an agent."""
 
 import argparse
 import logging
@@ -6,11 +6,12 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from lineshaft.child_environment import child_environment
-from lineshaft.cli.usage import positive
+from lineshaft.cli.usage import UsageError, positive
 from lineshaft.errors import LineshaftError
 from lineshaft.saved_token import is_readable, path_of
 from lineshaft.settings import Settings
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from lineshaft.agent.agent import Agent
 
 _ABOUT = """\
-Run any command as an agent: it claims tasks of the given types and runs the
-command for each.
+Run agents of Python modules in one process. The current folder is searched
+for modules first.
+
+  lineshaft agent app:agent
+  lineshaft agent app:writer package.module:coder --reload
+
+Or run any command as an agent: it claims tasks of the given types and runs
+the command for each.
 
   lineshaft agent --exec ./review.sh --type review --capabilities python
 
@@ -55,16 +62,21 @@ Ctrl-C the agent finishes its tasks first; a second signal releases them.
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "agent",
-        help="run any command as an agent",
+        help="run agents of Python modules, or any command as an agent",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
-        "--exec", required=True, metavar="COMMAND", dest="command", help="the command with its arguments"
+        "agents", nargs="*", metavar="MODULE:AGENT", help="an agent in a Python module, such as app:agent"
     )
     command.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: restart the agents of modules when a .py file below this folder changes",
+    )
+    command.add_argument("--exec", metavar="COMMAND", dest="command", help="the command with its arguments")
+    command.add_argument(
         "--type",
-        required=True,
         action="append",
         dest="types",
         metavar="TYPE",
@@ -155,8 +167,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="SEC",
         help="time for running tasks to finish when the agent stops (default: 20)",
     )
-    how.add_argument("--quiet", action="store_true", help="don't show the standard error of commands")
-    command.set_defaults(run=run)
+    how.add_argument(
+        "--quiet", action="store_true", help="show only warnings and failures, and no output of commands"
+    )
+    command.set_defaults(run=run, parser=command)
 
 
 def _names(text: str) -> list[str]:
@@ -205,19 +219,81 @@ def _arguments(text: str, *, shell: bool) -> list[str]:
     return arguments
 
 
+#: Options that apply to agents of modules as well.
+_COMMON = frozenset({"agents", "reload", "until_idle", "retries_within", "quiet", "run", "parser"})
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.agents:
+        return _run_modules(args)
+    if args.reload:
+        raise UsageError("--reload is for agents of modules: lineshaft agent MODULE:AGENT --reload.")
+    if args.command is None or not args.types:
+        missing = "--exec COMMAND" if args.command is None else "--type TYPE"
+        raise UsageError(
+            f"{missing} is missing. Name agents, such as app:agent, or a command with the types of its "
+            "tasks: --exec COMMAND --type TYPE."
+        )
+    return _run_command(args)
+
+
+def _run_modules(args: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = args.parser
+    given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    if others := sorted(set(given) - _COMMON):
+        flags = {"command": "--exec", "types": "--type"}
+        raise UsageError(
+            f"{flags.get(others[0], '--' + others[0].replace('_', '-'))} is for commands. Agents of modules "
+            "have their options in Python: Agent('writer', max_concurrent_tasks=5)."
+        )
+    if args.reload:
+        from lineshaft.cli.agent_reload import run_reloading  # noqa: PLC0415 - slow to import
+
+        return run_reloading(
+            [
+                *args.agents,
+                *(["--until-idle"] if args.until_idle else []),
+                *("--retries-within", str(args.retries_within)),
+                *(["--quiet"] if args.quiet else []),
+            ]
+        )
+    from lineshaft.cli.agent_modules import load_agents  # noqa: PLC0415 - slow to import
+
+    # What the agents print is their own: only titles and errors of others are escaped.
+    sys.stdout, sys.stderr = (getattr(stream, "trusted", stream) for stream in (sys.stdout, sys.stderr))
+    _run(load_agents(args.agents), args)
+    return 0
+
+
+def _run(
+    agents: "Sequence[Agent]", args: argparse.Namespace, *, before: Callable[[], None] = lambda: None
+) -> None:
     import asyncio  # noqa: PLC0415 - slow to import
 
-    from lineshaft.agent.agent import Agent  # noqa: PLC0415
+    from lineshaft.agent.program import run_agents  # noqa: PLC0415
+    from lineshaft.client.lineshaft import Lineshaft  # noqa: PLC0415
+    from lineshaft.logs import shown  # noqa: PLC0415
+
+    async def work() -> None:
+        async with Lineshaft() as shaft:
+            before()
+            await run_agents(
+                agents,
+                shaft,
+                until_idle=args.until_idle,
+                retries_within_sec=args.retries_within,
+                optimize=True,
+            )
+
+    with shown(level="warning" if args.quiet else None):
+        asyncio.run(work())
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    from lineshaft.agent.agent import Agent  # noqa: PLC0415 - slow to import
     from lineshaft.agent.exec import Account, Command  # noqa: PLC0415
 
     arguments = _arguments(args.command, shell=args.shell)
-    logging.basicConfig(
-        level=logging.WARNING if args.quiet else logging.INFO,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
     agent = Agent(
         args.id,
         instance=args.instance,
@@ -242,32 +318,20 @@ def run(args: argparse.Namespace) -> int:
     with command:
         for name in dict.fromkeys(args.types):
             agent.task(name)(command)
-        asyncio.run(_work(agent, args))
+        _run([agent], args, before=lambda: _explain(args))
     return 0
 
 
-async def _work(agent: "Agent", args: argparse.Namespace) -> None:
-    from lineshaft.client.lineshaft import Lineshaft  # noqa: PLC0415
-
-    async with Lineshaft() as shaft:
-        home = Settings.load().home
-        if args.run_as is None and is_readable(home):
-            print(
-                f"Warning: the command can read the token in {path_of(home)}, and call the server with it. "
-                "Run it under an account of its own: --run-as USER.",
-                file=sys.stderr,
-                flush=True,
-            )
-        if not args.quiet:
-            types = ", ".join(dict.fromkeys(args.types))
-            passed = ", ".join(sorted(child_environment(os.environ, args.pass_env))) or "nothing"
-            account = "" if args.run_as is None else f", under the account {args.run_as}"
-            print(
-                f"Waiting for tasks of type {types}. Commands get of this environment: {passed}{account}. "
-                "Ctrl-C stops.",
-                file=sys.stderr,
-                flush=True,
-            )
-        await agent.run(
-            shaft, until_idle=args.until_idle, retries_within_sec=args.retries_within, optimize=True
+def _explain(args: argparse.Namespace) -> None:
+    """What the command can see of this machine."""
+    log = logging.getLogger("lineshaft.agent")
+    home = Settings.load().home
+    if args.run_as is None and is_readable(home):
+        log.warning(
+            "The command can read the token in %s, and call the server with it. Run it under an account of "
+            "its own: --run-as USER.",
+            path_of(home),
         )
+    passed = ", ".join(sorted(child_environment(os.environ, args.pass_env))) or "nothing"
+    account = "" if args.run_as is None else f", under the account {args.run_as}"
+    log.info("commands get of this environment: %s%s", passed, account)

@@ -208,8 +208,10 @@ def print_failures(history: "Sequence[FailedAttempt]") -> None:
         empty="No failed attempts.",
         optional=("VERSION",),
     )
-    if history and history[-1].traceback:
-        print(f"\nTraceback of attempt {history[-1].attempt}:\n{history[-1].traceback.rstrip()}")
+    for failure in reversed(history):
+        if failure.traceback:
+            print(f"\nTraceback of attempt {failure.attempt}:\n{failure.traceback.rstrip()}")
+            return
 
 
 def print_status(args: argparse.Namespace, task: "Task") -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -42,15 +43,17 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def run(args: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415 - with all that follows, slow to import
 
+    from lineshaft import logs  # noqa: PLC0415
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
-    from lineshaft.server.framework import logs  # noqa: PLC0415
+    from lineshaft.server.framework.connections import RepeatedLines  # noqa: PLC0415
     from lineshaft.server.server import Server, listen  # noqa: PLC0415
     from lineshaft.server.service import Service  # noqa: PLC0415
 
     settings = Settings.load()
     settings = replace(settings, host=args.host or settings.host)
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, settings.log_level)
+    logging.getLogger("asyncio").addFilter(RepeatedLines())
     with contextlib.ExitStack() as resources:
         # First: a port that is in use is the most likely mistake.
         bound = listen(settings.host, settings.port if args.port is None else args.port)

@@ -115,6 +115,11 @@ class HeartbeatTransport(Protocol):
 
 
 class Backend(Protocol):
+    @property
+    def place(self) -> str:
+        """Where the queue is, for people; without secrets."""
+        ...
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...

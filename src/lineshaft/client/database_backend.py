@@ -23,7 +23,7 @@ from lineshaft.engine.feed.wakeups import Waiter, Wakeups
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
-from lineshaft.engine.postgres.location import database
+from lineshaft.engine.postgres.location import database, place_of
 from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
@@ -106,6 +106,10 @@ class DatabaseBackend:
         #: By agent and incarnation.
         self._waiters: dict[tuple[str, int], Waiter] = {}
         self._subscribing = asyncio.Lock()
+
+    @property
+    def place(self) -> str:
+        return place_of(self._settings)
 
     async def open(self) -> None:
         async with AsyncExitStack() as opening:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from lineshaft.client.must_await import must_await
 from lineshaft.errors import OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
@@ -64,7 +65,11 @@ DagRef = str | DagReference | Dag
 
 
 def id_of(what: TaskRef | DagRef) -> str:
-    return what if isinstance(what, str) else what.id
+    if isinstance(what, str):
+        return what
+    if not isinstance(what, _Reference | Task | Dag):
+        raise TypeError(f"Expected an id, a handle, a task or a DAG, got {what!r}.")
+    return what.id
 
 
 class TaskHandle(TaskReference, Generic[R_co]):
@@ -77,6 +82,7 @@ class TaskHandle(TaskReference, Generic[R_co]):
         self._shaft = shaft
         self._decode = decode
 
+    @must_await
     async def result(self, timeout: Duration | None = None) -> R_co:  # noqa: ASYNC109 - as `Lineshaft.wait`
         """Wait until the task has ended, and return its output.
 
@@ -93,9 +99,11 @@ class TaskHandle(TaskReference, Generic[R_co]):
                 result: R_co = _result_of(task, self._decode)
                 return result
 
+    @must_await
     async def task(self) -> Task:
         return await self._shaft.get(self)
 
+    @must_await
     async def status(self) -> Status:
         return (await self.task()).status
 

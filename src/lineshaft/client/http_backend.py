@@ -115,6 +115,10 @@ class HttpBackend:
     def __repr__(self) -> str:
         return f"<HttpBackend {self._pool.address}>"
 
+    @property
+    def place(self) -> str:
+        return f"the server {self._pool.address}"
+
     async def open(self) -> None:
         """Check that the server answers, accepts the token and reaches its database."""
         self._loop = asyncio.get_running_loop()

@@ -78,6 +78,7 @@ class Outcomes(msgspec.Struct, frozen=True):
                 task_id,
                 None if item.status is UNSET else item.status,
                 None if item.problem is None else item.problem.exception,
+                item.retry_in_sec,
             )
             for task_id, item in zip(ids, self.items, strict=True)
         ]

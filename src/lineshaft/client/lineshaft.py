@@ -23,6 +23,7 @@ from lineshaft.client.handles import (
     TaskReference,
     id_of,
 )
+from lineshaft.client.must_await import must_await
 from lineshaft.client.waiting import EndWatch
 from lineshaft.clock import Clock
 from lineshaft.errors import InvalidInputError
@@ -137,6 +138,7 @@ class Lineshaft(Administration):
         **options: Unpack[TaskOptions],
     ) -> TaskHandle[Any]: ...
 
+    @must_await
     async def submit(
         self,
         task: NewTask,
@@ -170,12 +172,14 @@ class Lineshaft(Administration):
         self, tasks: Sequence[NewTask], *, connection: Any = None
     ) -> list[TaskHandle[Any]]: ...
 
+    @must_await
     async def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[TaskHandle[Any]]:
         """Submit up to 10,000 standalone tasks, all or none."""
         check_new_tasks(tasks)
         submitted = await self.backend.submit(tasks, connection=connection)
         return [TaskHandle(self, one, decoder_of(task)) for one, task in zip(submitted, tasks, strict=True)]
 
+    @must_await
     async def submit_dag(
         self,
         title: str,
@@ -207,6 +211,7 @@ class Lineshaft(Administration):
 
     # Tasks.
 
+    @must_await
     async def get(self, task: TaskRef) -> Task:
         return await self.backend.task(id_of(task))
 

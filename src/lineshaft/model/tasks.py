@@ -5,12 +5,13 @@ once, and returns a `TaskRow`: the columns of a new task. A limit may be in the 
 if it is in both, the values must be equal.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -119,7 +120,49 @@ class TaskOptions(TaskDefaults, total=False):
     children: "Sequence[NewTask]"
 
 
-class _Typed(Struct, frozen=True):
+class _NewTaskMeta(msgspec.StructMeta):
+    """Explains wrong arguments."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError:
+                if len(args) > 1:
+                    raise TypeError(
+                        "Only the type of a task is given without a name. Write "
+                        f"NewTask({args[0]!r}, spec={{…}})."
+                    ) from None
+                check_options(fields, cls.__struct_fields__)
+                raise
+
+
+#: Names that other queues have for options.
+_KNOWN_ELSEWHERE = {
+    "args": "spec",
+    "countdown": "delay",
+    "eta": "run_at",
+    "kwargs": "spec",
+    "max_retries": "max_attempts",
+    "name": "type",
+    "payload": "spec",
+    "retries": "max_attempts",
+    "timeout": "max_duration_sec",
+}
+
+
+def check_options(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for an unknown option, with the one that was probably meant."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = _KNOWN_ELSEWHERE.get(name) or (near[0] if near else None)
+            hint = f"did you mean {meant}?" if meant else f"known are: {', '.join(sorted(known))}."
+            raise TypeError(f"Unknown option {name}; {hint}")
+
+
+class _Typed(Struct, frozen=True, metaclass=_NewTaskMeta):
     type: str
 
 
@@ -169,7 +212,11 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return a copy with these fields."""
-        return msgspec.structs.replace(self, **in_seconds(options))
+        try:
+            return msgspec.structs.replace(self, **in_seconds(options))
+        except TypeError:
+            check_options(options, self.__struct_fields__)
+            raise
 
 
 class TaskRow(Struct, frozen=True, kw_only=True, gc=False):

@@ -116,8 +116,7 @@ class Workbench:
         await self.drain(agent)
         done = await handle.task()
         if done.status is not Status.COMPLETED:
-            failures = "".join(f"\n  {one.category}: {one.error}" for one in done.failure_history)
-            raise AssertionError(f"Task {done.type!r} is {done.status}, not COMPLETED.{failures}")
+            raise AssertionError(f"Task {done.type!r} is {done.status}, not COMPLETED.{_failures(done)}")
         return await handle.result()
 
     async def advance(self, duration: Duration) -> None:
@@ -167,6 +166,13 @@ class Workbench:
         if self._backend is None:
             raise RuntimeError("This workbench is not open. Use 'async with Workbench() as bench'.")
         return self._backend
+
+
+def _failures(task: Task) -> str:
+    """The failed attempts, with the last traceback."""
+    lines = [f"\n  {one.category}: {one.error}" for one in task.failure_history]
+    tracebacks = [one.traceback for one in task.failure_history if one.traceback]
+    return "".join([*lines, f"\n\n{tracebacks[-1].rstrip()}" if tracebacks else ""])
 
 
 def _matches(task: Task, fields: Mapping[str, Any]) -> bool:

@@ -348,6 +348,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
+    #: Of a failed or rate limited attempt: seconds until the next one is due.
+    retry_in_sec: float | None = None
     problem: Problem | None = None
     #: The next task, where one was asked for.
     next_claim: Assignment[ClaimedTask] | None = None

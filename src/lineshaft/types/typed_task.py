@@ -1,6 +1,6 @@
 """A new task that knows what its handler returns."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from lineshaft.model.tasks import NewTask, TaskOptions
@@ -37,9 +37,21 @@ def decoder_of(task: NewTask) -> Decode | None:
 
 def check_new_tasks(tasks: Iterable[object]) -> None:
     """Raise TypeError for anything that isn't a new task, such as a handler without `.new(…)`."""
+    if isinstance(tasks, str | NewTask):
+        raise TypeError(f"Expected a list of tasks, got a {type(tasks).__name__}. Write [task, …].")
     for task in tasks:
         if not isinstance(task, NewTask):
-            raise TypeError(
-                f"Expected a NewTask, got {task!r}. Build a task with HANDLER.new(…), or by name with "
-                "NewTask('type', spec={…})."
-            )
+            raise TypeError(f"Expected a NewTask, got {_instead(task)}")
+
+
+def _instead(task: object) -> str:
+    """What was given, and the right form."""
+    if isinstance(task, str):
+        return f"{task!r}. Write NewTask({task!r}, spec={{…}}), or HANDLER.new(…) for a handler in Python."
+    if isinstance(task, Coroutine):
+        name = getattr(task, "__name__", "HANDLER")
+        task.close()
+        return f"a call of {name}. Write {name}.new(…): it builds a task instead of running the handler."
+    if hasattr(task, "new"):
+        return f"{task!r}. Write {getattr(task, '__name__', 'HANDLER')}.new(…) to build a task for it."
+    return f"{task!r}. Write HANDLER.new(…), or NewTask('type', spec={{…}})."

@@ -280,6 +280,8 @@ class Moved(msgspec.Struct, frozen=True):
     id: str
     status: Status | None
     error: LineshaftError | None = None
+    #: Of a failed or rate limited attempt: seconds until the next one is due.
+    retry_in_sec: float | None = None
 
     def unwrap(self) -> Status:
         if self.error is not None:

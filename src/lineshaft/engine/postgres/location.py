@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
 from lineshaft.settings import Settings
 
 
@@ -17,3 +20,15 @@ def database(settings: Settings) -> Iterator[str]:
 
         with EmbeddedServer.start(settings.home) as server, kept_running(server):
             yield server.dsn
+
+
+def place_of(settings: Settings) -> str:
+    """Where the database is, for people; without secrets."""
+    if settings.database_url is None:
+        return f"the embedded database in {settings.home}"
+    try:
+        parts = conninfo_to_dict(settings.database_url)
+    except ProgrammingError:
+        return "a database"
+    name = parts.get("dbname") or "default"
+    return f"database {name} on {parts.get('host') or parts.get('hostaddr') or 'this machine'}"

@@ -209,7 +209,7 @@ class Fail:
             if isinstance(decision, retry.Retry):
                 lane_id = await self._lane(connection, task, decision.models)
             status = _record_failure(changes, task, failure, decision, lane_id, ended_by=ended_by)
-            moved[task.id] = Moved(task.id, status)
+            moved[task.id] = Moved(task.id, status, retry_in_sec=_delay(decision))
         return moved
 
     def _retry_after(self, failure: Failure) -> float | None:
@@ -352,6 +352,15 @@ def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
         return failure
     error = f"cost {cost} USD, more than max_cost_usd {task.max_cost_usd}; and: {failure.error}"
     return replace(failure, error=error, category=retry.FailureCategory.BUDGET_EXCEEDED)
+
+
+def _delay(decision: _Decision) -> float | None:
+    match decision:
+        case retry.Retry():
+            return decision.delay_sec
+        case ratelimit.WaitForLimit():
+            return decision.wait_sec
+    return None
 
 
 def _record_failure(

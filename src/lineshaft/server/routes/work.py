@@ -84,7 +84,7 @@ async def complete_batch(call: Call, body: protocol.ViewedBatch[Raw]) -> Answer:
     body_shape=protocol.ViewedBatch[protocol.FailItem],
 )
 async def fail_batch(call: Call, body: protocol.ViewedBatch[Raw]) -> Answer:
-    """Report failed attempts. With `"view": "work"` an item returns only `id` and `status`."""
+    """Report failed attempts. With `"view": "work"` an item returns only `id`, `status`, `retry_in_sec`."""
     found = await work_calls.fail(call, decoded(body.items, protocol.FailItem), body.view)
     return Answer(answer(found, call))
 

@@ -140,7 +140,9 @@ async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view
         return [
             result
             if isinstance(result, LineshaftError)
-            else protocol.Outcome(id=result.id, status=result.status or msgspec.UNSET)
+            else protocol.Outcome(
+                id=result.id, status=result.status or msgspec.UNSET, retry_in_sec=result.retry_in_sec
+            )
             for result in moved
         ]
     wanted = {result.id for result in moved if not isinstance(result, LineshaftError)}

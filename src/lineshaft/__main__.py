@@ -1,0 +1,8 @@
+"""`python -m lineshaft` is the command `lineshaft`."""
+
+import sys
+
+from lineshaft.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
