@@ -195,13 +195,28 @@ class TaskFailed(LineshaftError):  # noqa: N818 - an outcome of a task, not a fa
     code = "task_failed"
 
     def __init__(
-        self, message: str, *, task_id: str = "", reason: str | None = None, category: str | None = None
+        self,
+        message: str,
+        *,
+        task_id: str = "",
+        error: str | None = None,
+        category: str | None = None,
+        attempts: int = 0,
+        traceback: str | None = None,
     ) -> None:
-        """`reason` and `category` are those of the last attempt."""
+        """`error`, `category` and `traceback` are those of the last attempt.
+
+        `traceback` is the end of the handler's, if its agent sent one. A program that ends with this error
+        shows it.
+        """
         self.task_id = task_id
-        self.reason = reason
+        self.error = error
         self.category = category
+        self.attempts = attempts
+        self.traceback = traceback
         super().__init__(message)
+        if traceback is not None:
+            self.add_note(f"In the agent:\n{traceback.rstrip()}")
 
 
 class TaskCancelled(LineshaftError):  # noqa: N818 - as TaskFailed

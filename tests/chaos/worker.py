@@ -36,6 +36,7 @@ from lineshaft.types.work import (
     RemainingBudgets,
     Spawned,
     Spent,
+    decoded_inputs,
 )
 from tests.chaos import wall_clock
 from tests.chaos.history import Recorder
@@ -102,7 +103,11 @@ class RecordingBackend:
                 agent=agent_id,
                 incarnation=incarnation,
                 steps=sorted(each.steps),
-                inputs=each.inputs,
+                # By id: the checker doesn't know the names.
+                inputs={
+                    f"task:{of}:output": each.inputs[name]
+                    for name, of in decoded_inputs(each.task.inputs).items()
+                },
             )
 
     async def complete(self, completions: Sequence[Completion]) -> list[Moved]:

@@ -3,11 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from traceback import format_exception
 from typing import Any
 
 import pytest
 
-from lineshaft import Agent, Fail, Lineshaft, NewTask, SyncLineshaft, TaskContext
+from lineshaft import Agent, Fail, Lineshaft, NewTask, Resolution, SyncLineshaft, TaskContext
 from lineshaft.client.handles import DagHandle, SyncTaskHandle, TaskHandle
 from lineshaft.errors import InvalidInputError, OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.states import Status
@@ -28,6 +29,8 @@ MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 async def research(prompt: str) -> Notes:
     if prompt == "fail":
         raise Fail("no such place", "invalid_input")
+    if prompt == "crash":
+        raise RuntimeError("broken")
     return Notes(prompt, MOMENT)
 
 
@@ -63,22 +66,40 @@ async def test_a_result_has_the_type_that_the_handler_returns(shaft: Lineshaft) 
 
 
 async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
-    failing, lying, unfinished = await shaft.submit_many(
-        [research.new(prompt="fail"), liar.new(), slow.new()]
+    failing, lying, unfinished, crashing = await shaft.submit_many(
+        [
+            research.new(prompt="fail"),
+            liar.new(),
+            slow.new(),
+            research.new("crash").with_options(max_attempts=1),
+        ]
     )
     await work(shaft)
 
-    with pytest.raises(TaskFailed, match="failed permanently with invalid_input: no such place") as failed:
+    with pytest.raises(
+        TaskFailed,
+        match=f"after 1 attempt with invalid_input: no such place.*'lineshaft task show {failing.id}'",
+    ) as failed:
         await failing.result(60)
-    assert (failed.value.task_id, failed.value.reason, failed.value.category) == (
+    assert (failed.value.task_id, failed.value.error, failed.value.category, failed.value.attempts) == (
         failing.id,
         "no such place",
         "invalid_input",
+        1,
     )
+    assert failed.value.traceback is None, "a Fail is a decision, not an accident"
+    with pytest.raises(TaskFailed) as crashed:
+        await crashing.result(60)
+    assert crashed.value.category == "crash"
+    assert 'raise RuntimeError("broken")' in str(crashed.value.traceback)
+    assert 'raise RuntimeError("broken")' in "".join(format_exception(crashed.value)), "shown at the end"
     with pytest.raises(OutputTypeError, match="Expected `int`, got `str`"):
         await lying.result(60)
     assert (await lying.task()).result == "not a number"
-    with pytest.raises(TimeoutError, match=f"{unfinished.id} has not ended"):
+    with pytest.raises(
+        TimeoutError,
+        match=f"{unfinished.id} has not ended.*It is RETRYING .waiting_retry: Waits until .*used. Retry",
+    ):
         await unfinished.result(timeout=timedelta(milliseconds=20))
     assert (await unfinished.cancel("not needed")).status is Status.CANCELLED
     with pytest.raises(TaskCancelled, match="was cancelled: not needed") as cancelled:
@@ -124,6 +145,31 @@ async def test_a_dag_has_its_tasks_by_key(shaft: Lineshaft) -> None:
     assert repr(dag) == f"<DagHandle {dag.id}>"
 
 
+async def test_the_result_of_a_dag(shaft: Lineshaft) -> None:
+    """Outputs by key, or the reason of the first task without one."""
+    known = await shaft.submit(research.new("known"), idempotency_key="k")
+    tasks = [
+        research.new("known").with_options(key="known", idempotency_key="k"),
+        research.new("a").with_options(key="a"),
+    ]
+    good = await shaft.submit_dag("Good", tasks)
+    with pytest.raises(TimeoutError, match=f"{good.id} has not ended.*It is pending, its tasks: 1 READY"):
+        await good.result(0.01)
+    bad = await shaft.submit_dag(
+        "Bad", [NewTask("never", key="x"), research.new("fail").with_options(key="f"), *tasks[1:]]
+    )
+    await work(shaft)
+    await bad["x"].cancel("not needed")
+
+    assert await good.result(60) == {"known": Notes("known", MOMENT), "a": Notes("a", MOMENT)}
+    assert good["known"].id == known.id
+    with pytest.raises(TaskFailed, match=f"{bad['f'].id}.*no such place"):
+        await bad.result(60)
+    await shaft.resolve(bad["f"], Resolution.CANCEL, reviewer="human:ann")
+    with pytest.raises(TaskCancelled, match=f"{bad['x'].id}.*not needed"):
+        await bad.result(60)
+
+
 async def test_a_delay_counts_from_now(shaft: Lineshaft) -> None:
     before = datetime.now(UTC)
     handle = await shaft.submit(research.new(prompt="x"), delay=timedelta(hours=1))
@@ -156,7 +202,11 @@ def test_without_an_event_loop(where: str) -> None:
         assert handle.result(60) == Notes("gears", MOMENT)
         assert [one.result(60).about for one in many] == ["a", "b"]
         assert dag["c"].result(60) == Notes("c", MOMENT)
+        with pytest.raises(TimeoutError, match="its tasks: 1 COMPLETED, 1 READY"):
+            dag.result(0.01)
         assert dag["x"].cancel().status is Status.CANCELLED
+        with pytest.raises(TaskCancelled, match="was cancelled: cancelled"):
+            dag.result(60)
         assert shaft.get(handle).id == handle.task().id == handle.id
         assert dag.wait(60).status == dag.status() == dag.dag().status
         assert shaft.wait(dag, 60).id == dag.cancel().id == dag.id

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +53,7 @@ def all_pages() -> list[str]:
     return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
-def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
+def environment(home: Path, extra: dict[str, str]) -> dict[str, str]:
     """That of a new user: none of our settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -62,7 +61,7 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Page:
-    def __init__(self, folder: Path, extra: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, extra: dict[str, str]) -> None:
         self._folder = folder
         self._environment = environment(folder.parent, extra)
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []

@@ -108,8 +108,16 @@ async def test_result_of_a_failure_shows_the_reason(bench: Workbench) -> None:
     async def handler() -> None:
         raise RuntimeError("the reason")
 
-    with pytest.raises(AssertionError, match=r"(?s)'t' is DEAD_LETTERED, not COMPLETED.*the reason"):
-        await bench.result(agent, NewTask("t"))
+    @agent.task("sync")
+    def sync() -> None:
+        raise RuntimeError("the reason")
+
+    for name in ("t", "sync"):
+        with pytest.raises(
+            AssertionError, match=r"(?s) is DEAD_LETTERED, not COMPLETED.*the reason"
+        ) as caught:
+            await bench.result(agent, NewTask(name))
+        assert isinstance(caught.value.__cause__, RuntimeError), "with the traceback of the handler"
 
 
 async def test_what_was_submitted(bench: Workbench) -> None:
@@ -166,10 +174,11 @@ def test_without_an_event_loop(dsn: str) -> None:
 
 
 USERS_TESTS = """
+import sys
+import pytest
 from lineshaft import Agent, NewTask
 from lineshaft.testing import Workbench
 
-pytest_plugins = ["lineshaft.testing.fixtures"]
 agent = Agent("a")
 
 @agent.task("t")
@@ -188,6 +197,24 @@ def test_three():
         async with Workbench() as bench:
             return await bench.result(agent, NewTask("t", spec={"n": 3}))
     assert asyncio.run(work()) == 6
+
+def test_four(inline_bench):
+    assert inline_bench.run_sync(double, n=4) == 8
+
+@pytest.mark.asyncio
+async def test_five(async_workbench):
+    assert await async_workbench.result(agent, NewTask("t", spec={"n": 5})) == 10
+"""
+OTHERS = """
+import sys
+
+def test_of_a_project_that_uses_no_fixture():
+    assert not [name for name in sys.modules if name.startswith(("psycopg", "lineshaft.client", "msgspec"))]
+"""
+WITHOUT_ASYNCIO = """
+import sys
+sys.modules["pytest_asyncio"] = None
+pytest_plugins = ["lineshaft.testing.fixtures"]
 """
 
 
@@ -200,5 +227,22 @@ def test_the_fixtures_in_a_project_of_its_own(
     monkeypatch.delenv("LINESHAFT_DATABASE_URL", raising=False)
     pytester.makepyfile(USERS_TESTS)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
-    result.assert_outcomes(passed=3)
+    result.assert_outcomes(passed=5)
     assert (pytester.path / "home" / "testing" / "postgres").is_dir()
+
+
+@pytest.mark.slow("pytest within pytest")
+def test_the_plugin_does_nothing_in_projects_that_do_not_use_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports neither the driver nor the rest; without pytest-asyncio it explains itself."""
+    pytester.makepyfile(OTHERS)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(WITHOUT_ASYNCIO)
+    pytester.makepyfile("def test_asynchronous(async_workbench): pass")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*async_workbench needs pytest-asyncio, which is not installed.*"])

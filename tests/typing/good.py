@@ -22,6 +22,7 @@ from lineshaft import (
     SyncTaskHandle,
     Task,
     TaskContext,
+    TaskFailed,
     TaskHandle,
     TaskType,
     TypedTask,
@@ -55,6 +56,12 @@ def count(ctx: SyncTaskContext, numbers: list[int]) -> int:
     assert_type(ctx.step("sum", sum, numbers), int)
     assert_type(ctx.step("sum again", sum, numbers, key=1, on_change="reuse"), int)
     return len(numbers)
+
+
+@agent.task("implement")
+async def implement(ctx: TaskContext, notes: Notes, more: list[Notes] | None = None) -> str:
+    assert_type(ctx.inputs, dict[str, Any])
+    return notes.text
 
 
 @agent.task("bare")
@@ -116,6 +123,25 @@ async def dags(shaft: Lineshaft) -> None:
     assert_type(await shaft.wait(dag), Dag)
     assert_type(await shaft.wait(dag["research"], timedelta(seconds=1)), Task)
     assert_type(await shaft.get(dag["research"]), Task)
+
+
+async def inputs(shaft: Lineshaft, sync: SyncLineshaft) -> None:
+    notes = research.new(prompt="competitors").with_options(key="research")
+    handle = await shaft.submit(research.new("x"))
+    assert_type(notes.as_input(), Notes)
+    assert_type(implement.new(notes=notes.as_input(), more=[handle.as_input()]), TypedTask[str])
+    implement.new(sync.submit(research.new("x")).as_input())
+    NewTask("elsewhere", inputs={"notes": "research", "more": ["a", "b"]})
+    notes.with_options(inputs={"a": "b"})
+
+
+async def failures(handle: TaskHandle[Notes], dag: DagHandle) -> None:
+    try:
+        assert_type(await dag.result(timeout=60), dict[str, Any])
+        await handle.result()
+    except TaskFailed as failed:
+        assert_type((failed.task_id, failed.attempts), tuple[str, int])
+        assert_type((failed.error, failed.traceback), tuple[str | None, str | None])
 
 
 async def read(shaft: Lineshaft) -> None:

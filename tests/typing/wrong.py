@@ -27,6 +27,17 @@ def parameters() -> None:
     count.new(1)  # expect-error
 
 
+@agent.task("implement")
+async def implement(ctx: TaskContext, notes: dict[str, int]) -> None: ...
+
+
+def inputs() -> None:
+    implement.new(notes=research.new("x").as_input())
+    implement.new(notes=count.new([1]).as_input())  # expect-error
+    implement.new(notes=count.new([1]))  # expect-error
+    NewTask("x", inputs={"notes": 1})  # expect-error
+
+
 def options() -> None:
     research.new("x").with_options(priorty=1)  # expect-error
     research.new("x").with_options(priority="high")  # expect-error

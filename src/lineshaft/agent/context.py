@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, ParamSpec, TypeVar, overload
@@ -14,20 +14,49 @@ from lineshaft.agent import steps
 from lineshaft.agent.execution import Execution
 from lineshaft.agent.steps import OnChange
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import SPAWN_STEP, Child, PastAttempt
+from lineshaft.types.work import (
+    MAX_INPUT_BYTES,
+    SPAWN_STEP,
+    Child,
+    ClaimedTask,
+    PastAttempt,
+    decoded_inputs,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Inputs(dict[str, Any]):
+    """Inputs by name; a missing one is explained."""
+
+    def __init__(self, values: Mapping[str, Any], task: ClaimedTask) -> None:
+        super().__init__(values)
+        self._task = task
+
+    def __missing__(self, name: str) -> Any:
+        upstream = decoded_inputs(self._task.inputs)
+        if name in upstream:
+            raise KeyError(
+                f"Input {name!r} of task {self._task.id} did not come along: its inputs are larger than "
+                f"{MAX_INPUT_BYTES} bytes together. Read it with Lineshaft.get({upstream[name]!r})."
+            )
+        found = f"only {', '.join(map(repr, self))}" if self else "it has none"
+        raise KeyError(
+            f"Task {self._task.id} has no input {name!r}, {found}. Name the upstream task in inputs or "
+            "depends_on."
+        )
+
+
 class _Context:
     """What sync and async handlers have in common."""
 
-    __slots__ = ("__weakref__", "_execution", "_spec")
+    __slots__ = ("__weakref__", "_execution", "_inputs", "_spec")
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._spec: dict[str, Any] | None = None
+        self._inputs: Inputs | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type} {self.id} attempt {self.attempt}>"
@@ -62,8 +91,13 @@ class _Context:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The outputs and artifacts that `spec.context_refs` refers to, by reference."""
-        return self._execution.assignment.inputs
+        """Outputs of other tasks, by the name in `inputs`, the key or id in `depends_on`, or the reference.
+
+        The references are those of `spec.context_refs`, which may also name artifacts.
+        """
+        if self._inputs is None:
+            self._inputs = Inputs(self._execution.assignment.inputs, self._execution.task)
+        return self._inputs
 
     @property
     def agent_id(self) -> str:

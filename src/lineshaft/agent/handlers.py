@@ -1,22 +1,30 @@
 """Handlers: functions that get their arguments from a task's spec, by their signature."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Raw
 
 from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.durations import Duration, seconds
+from lineshaft.types.json import NULL
+from lineshaft.types.work import MAX_INPUT_BYTES, decoded_inputs
 
 Function = Callable[..., Any]
+_Bind = Callable[[bytes, Mapping[str, Raw], Raw], tuple[tuple[Any, ...], dict[str, Any]]]
+_NO_INPUTS: Mapping[str, Raw] = MappingProxyType({})
 
 #: Keys of a spec that Lineshaft uses; a handler may have parameters for them but need not.
 _COMMON = ("constraints", "context_refs")
+#: Names in an error.
+_SHOWN = 10
 _CONTEXT_NAMES = frozenset({"ctx", "context"})
 
 
@@ -34,11 +42,17 @@ class Handler:
     time_limit_sec: float | None
     #: How long the handler may take to stop when asked. Until then no other agent gets the task.
     patience_sec: float
-    _arguments: "Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] | None"
+    _arguments: "_Bind | None"
 
-    def arguments(self, spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The handler's arguments; raises InvalidInputError if the spec doesn't fit."""
-        return ((), {}) if self._arguments is None else self._arguments(spec)
+    def arguments(
+        self, spec: bytes, inputs: Mapping[str, Raw] = _NO_INPUTS, upstream: Raw = NULL
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The handler's arguments; raises InvalidInputError if the spec or an input doesn't fit.
+
+        A parameter that the spec doesn't have takes the input of its name. `upstream` says for errors which
+        tasks the inputs are from.
+        """
+        return ((), {}) if self._arguments is None else self._arguments(spec, inputs, upstream)
 
 
 def make_handler(
@@ -101,10 +115,8 @@ def _is_annotated_as_context(parameter: inspect.Parameter) -> bool:
     return name.endswith("TaskContext")
 
 
-def _binder(
-    task_type: str, function: Function, parameters: list[inspect.Parameter]
-) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Decode specs into arguments."""
+def _binder(task_type: str, function: Function, parameters: list[inspect.Parameter]) -> _Bind:
+    """Decode specs, and inputs, into arguments."""
     shown = f"{getattr(function, '__qualname__', function)}({', '.join(map(str, parameters))})"
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_rest = len(named) < len(parameters)
@@ -116,11 +128,16 @@ def _binder(
     except (TypeError, NameError) as error:
         raise TypeError(f"{shown} can't be the handler of {task_type!r}: {error}") from None
 
-    def bind(spec: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bind(spec: bytes, inputs: Mapping[str, Raw], upstream: Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        passed = _passed(spec, inputs, own)
         try:
-            values = decode(spec)
+            values = decode(msgspec.json.encode(_raw_fields(spec) | passed) if passed else spec)
         except msgspec.ValidationError as error:
-            raise InvalidInputError(f"The spec doesn't fit the handler {shown}: {error}") from None
+            for parameter in named:
+                if parameter.name in passed and _is_about(parameter.name, str(error)):
+                    raise _misfit(parameter, shown, decoded_inputs(upstream), error) from None
+            missing = _missing(inputs, decoded_inputs(upstream))
+            raise InvalidInputError(f"The spec doesn't fit the handler {shown}: {error}{missing}") from None
         given = {name: value for name in keywords if (value := getattr(values, name)) is not msgspec.UNSET}
         if takes_rest:
             given |= {name: value for name, value in msgspec.json.decode(spec).items() if name not in own}
@@ -130,6 +147,51 @@ def _binder(
         return tuple(value for value in first if value is not msgspec.UNSET), given
 
     return bind
+
+
+_raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def _passed(spec: bytes, inputs: Mapping[str, Raw], own: frozenset[str]) -> dict[str, Raw]:
+    """The inputs that become arguments."""
+    named = own.intersection(inputs)
+    if not named:
+        return {}
+    given = _raw_fields(spec)
+    return {name: inputs[name] for name in named if name not in given}
+
+
+def _is_about(name: str, error: str) -> bool:
+    """Whether the path at the end of an error of msgspec begins with this field."""
+    path = error.rpartition(" - at `")[2]
+    return re.match(rf"\$\.{re.escape(name)}(?![\w])", path) is not None
+
+
+def _misfit(
+    parameter: inspect.Parameter,
+    shown: str,
+    upstream: Mapping[str, str | list[str]],
+    error: msgspec.ValidationError,
+) -> InvalidInputError:
+    of = upstream.get(parameter.name, "")
+    source = f"task {of}" if isinstance(of, str) else f"the tasks {', '.join(of[:_SHOWN])}"
+    wanted = parameter.annotation
+    expected = wanted if isinstance(wanted, str) else inspect.formatannotation(wanted)
+    return InvalidInputError(
+        f"Parameter {parameter.name!r} of {shown} expects {expected}, but the output of {source} doesn't "
+        f"fit: {error}. Correct the annotation, or what the upstream task returns."
+    )
+
+
+def _missing(inputs: Mapping[str, Raw], upstream: Mapping[str, str | list[str]]) -> str:
+    """What an error adds about inputs."""
+    left_out = [name for name in upstream if name not in inputs]
+    if left_out:
+        return (
+            f". Of its inputs, {', '.join(left_out[:_SHOWN])} did not come along: together they are larger "
+            f"than {MAX_INPUT_BYTES} bytes. Pass a reference instead, or read them with Lineshaft.get"
+        )
+    return f". Its inputs are: {', '.join([*upstream][:_SHOWN])}" if upstream else ""
 
 
 def _plain(function: Function) -> Function:

@@ -431,7 +431,7 @@ class Worker:
         if self._watchdog is None or deadline < self._watchdog.when():
             self._watch(deadline)
         try:
-            args, kwargs = handler.arguments(task.spec)
+            args, kwargs = handler.arguments(task.spec, assignment.inputs_json, task.inputs)
         except Exception as error:  # noqa: BLE001 - user types may raise anything
             text = str(error) if isinstance(error, InvalidInputError) else describe(error)
             run.error = error

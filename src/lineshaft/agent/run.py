@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 from lineshaft.agent.context import SyncTaskContext, TaskContext
@@ -19,9 +20,13 @@ from lineshaft.agent.outcome import (
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import ClaimedTask, Spent
 
+#: Collects exceptions of handlers by task id, for tests; None: nothing does.
+raised: ContextVar[dict[str, BaseException] | None] = ContextVar("lineshaft_raised", default=None)
+
 
 class Run:
     __slots__ = (
+        "_raised",
         "_verdict",
         "claim",
         "context",
@@ -60,6 +65,7 @@ class Run:
         #: The outcome is written: the claim needs no more heartbeats.
         self.written = False
         self._verdict: Outcome | None = None
+        self._raised = raised.get()
 
     # For heartbeats, which come from another thread.
 
@@ -107,6 +113,8 @@ class Run:
             # A heartbeat ended it a moment ago; the event loop handles that next.
             return NOTHING
         if error is not None:
+            if self._raised is not None:
+                self._raised[self.id] = error
             return of_exception(error)
         if self.execution.paused:
             # The handler caught the ClaimOver and went on.

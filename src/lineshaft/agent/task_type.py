@@ -1,7 +1,7 @@
 """`TaskType`: a reference to a handler that builds tasks for it, checked by the type checker."""
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from lineshaft.agent.context import SyncTaskContext, TaskContext
 from lineshaft.agent.handlers import Function, Handler, return_decoder
 from lineshaft.agent.outcome import encode_others
+from lineshaft.client.handles import TaskReference
 from lineshaft.model.durations import in_seconds
 from lineshaft.model.tasks import NewTask, TaskDefaults
+from lineshaft.types.tasks import Task
 from lineshaft.types.typed_task import TypedTask
 
 P = ParamSpec("P")
@@ -34,7 +36,8 @@ class TaskType(Generic[P, R_co]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> TypedTask[R_co]:
         """Build a task with these arguments for its handler. Nothing is submitted.
 
-        A value may be anything that JSON has, a dataclass, a `msgspec` struct or a pydantic model.
+        A value may be anything that JSON has, a dataclass, a `msgspec` struct or a pydantic model. It may be
+        the output of another task, or a list of such: `TypedTask.as_input` or `TaskHandle.as_input`.
         """
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
@@ -44,12 +47,47 @@ class TaskType(Generic[P, R_co]):
             ) from None
         for parameter in self._signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                arguments |= arguments.pop(parameter.name, {})
-        spec = msgspec.to_builtins(arguments, enc_hook=encode_others)
-        return TypedTask.returning(self._decode, self.name, spec=spec, **self._defaults)
+                self._refuse_upstream(rest := arguments.pop(parameter.name, {}))
+                arguments |= rest
+        inputs = {name: of for name, value in arguments.items() if (of := _upstream(value)) is not None}
+        given = {name: value for name, value in arguments.items() if name not in inputs}
+        spec = msgspec.to_builtins(given, enc_hook=encode_others)
+        return TypedTask.returning(
+            self._decode, self.name, spec=spec, inputs=inputs or None, **self._defaults
+        )
+
+    def _refuse_upstream(self, rest: Mapping[str, Any]) -> None:
+        for name, value in rest.items():
+            if _upstream(value) is not None:
+                raise TypeError(
+                    f"A task of type {self.name!r} can't be built: {name!r} is the output of another task, "
+                    "but its handler has no parameter of that name."
+                )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def _upstream(value: Any) -> str | list[str] | None:
+    """The key or id of the task, or tasks, whose output this stands for; None: it is a value."""
+    if isinstance(value, NewTask):
+        if value.key is None:
+            raise TypeError(
+                f"The output of a new task of type {value.type!r} can't be an argument: the task has no key. "
+                "Give it one with .with_options(key=…), and submit both with submit_dag."
+            )
+        return value.key
+    if isinstance(value, TaskReference | Task):
+        return value.id
+    if isinstance(value, list | tuple) and any(map(_is_upstream, value)):
+        if not all(map(_is_upstream, value)):
+            raise TypeError("A list can't hold outputs of other tasks together with values.")
+        return [str(_upstream(one)) for one in value]
+    return None
+
+
+def _is_upstream(value: Any) -> bool:
+    return isinstance(value, NewTask | TaskReference | Task)
 
 
 class TaskFunction(TaskType[P, R_co], Generic[P, R_co, F_co]):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Dag, Submitted, SubmittedDag, Task, Why
+from lineshaft.types.page import MAX_LIMIT
 from lineshaft.types.typed_task import Decode, decoder_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class TaskHandle(TaskReference, Generic[R_co]):
                 result: R_co = _result_of(task, self._decode)
                 return result
 
+    def as_input(self) -> R_co:
+        """The output of this task as an argument for another one: `TaskType.new` takes it."""
+        return cast("R_co", self)
+
     @must_await
     async def task(self) -> Task:
         return await self._shaft.get(self)
@@ -119,15 +124,15 @@ class TaskHandle(TaskReference, Generic[R_co]):
 class DagHandle(DagReference):
     """A submitted DAG; `dag["key"]` is the handle of one of its tasks."""
 
-    __slots__ = ("_shaft", "tasks")
+    __slots__ = ("_decoders", "_shaft", "tasks")
 
     def __init__(self, shaft: "Lineshaft", submitted: SubmittedDag, tasks: Sequence[NewTask]) -> None:
         super().__init__(submitted)
         self._shaft = shaft
-        decoders = {task.key: decoder_of(task) for task in tasks}
+        self._decoders = {task.key: decoder_of(task) for task in tasks}
         #: By the keys of the submission.
         self.tasks: Mapping[str, TaskHandle[Any]] = {
-            key: TaskHandle(shaft, task, decoders.get(key)) for key, task in submitted.tasks.items()
+            key: TaskHandle(shaft, task, self._decoders.get(key)) for key, task in submitted.tasks.items()
         }
 
     def __getitem__(self, key: str) -> TaskHandle[Any]:
@@ -139,6 +144,35 @@ class DagHandle(DagReference):
     async def status(self) -> str:
         """pending, running, completed, failed or cancelled."""
         return (await self.dag()).status
+
+    async def result(self, timeout: Duration | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - as `Lineshaft.wait`
+        """Wait until all tasks have ended, and return their outputs by key.
+
+        Raises TaskFailed for the first task that became a dead letter, else TaskCancelled for the first that
+        was cancelled, and TimeoutError if it takes longer than `timeout`; the DAG goes on then.
+        """
+        await self.wait(timeout)
+        found = {task.id: task for task in await self._tasks()}
+        ended = sorted(found.values(), key=lambda task: task.status is not Status.DEAD_LETTERED)
+        for task in ended:
+            if task.status is not Status.COMPLETED:
+                _result_of(task, None)
+        return {
+            key: _result_of(found[handle.id], self._decoders.get(key)) for key, handle in self.tasks.items()
+        }
+
+    async def _tasks(self) -> list[Task]:
+        """Those of the submission, in its order."""
+        found: dict[str, Task] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._shaft.list(dag_id=self.id, limit=MAX_LIMIT, cursor=cursor)
+            found |= {task.id: task for task in page.items}
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        # One that existed before may be of another DAG.
+        return [found.get(handle.id) or await handle.task() for handle in self.tasks.values()]
 
     async def wait(self, timeout: Duration | None = None) -> Dag:  # noqa: ASYNC109 - as `Lineshaft.wait`
         """Wait until all tasks have ended; raises TimeoutError if it takes longer."""
@@ -166,6 +200,10 @@ class SyncTaskHandle(TaskReference, Generic[R_co]):
         it takes longer than `timeout`; the task goes on then.
         """
         return self._shaft.loop.run(self._handle.result(timeout))
+
+    def as_input(self) -> R_co:
+        """The output of this task as an argument for another one: `TaskType.new` takes it."""
+        return cast("R_co", self)
 
     def task(self) -> Task:
         return self._shaft.loop.run(self._handle.task())
@@ -206,6 +244,10 @@ class SyncDagHandle(DagReference):
         """pending, running, completed, failed or cancelled."""
         return self._shaft.loop.run(self._handle.status())
 
+    def result(self, timeout: Duration | None = None) -> dict[str, Any]:
+        """As `DagHandle.result`."""
+        return self._shaft.loop.run(self._handle.result(timeout))
+
     def wait(self, timeout: Duration | None = None) -> Dag:
         """Block until all tasks have ended; raises TimeoutError if it takes longer."""
         return self._shaft.loop.run(self._handle.wait(timeout))
@@ -228,12 +270,17 @@ def _by_key(tasks: Mapping[str, H], key: str) -> H:
 def _result_of(task: Task, decode: Decode | None) -> Any:
     name = f"Task {task.id} ({task.type})"
     if task.status is Status.DEAD_LETTERED:
-        reason, category = task.failure_reason, task.failure_category
+        error, category = task.failure_reason, task.failure_category
+        tries = f"{task.attempts} attempt{'' if task.attempts == 1 else 's'}"
+        last = task.failure_history[-1] if task.failure_history else None
         raise TaskFailed(
-            f"{name} failed permanently with {category}: {reason}. See 'lineshaft dlq show {task.id}'.",
+            f"{name} failed permanently after {tries} with {category}: {error}. See 'lineshaft task show "
+            f"{task.id}'; 'lineshaft dlq retry {task.id}' runs it again.",
             task_id=task.id,
-            reason=reason,
+            error=error,
             category=category,
+            attempts=task.attempts,
+            traceback=None if last is None else last.traceback,
         )
     if task.status is Status.CANCELLED:
         reason = task.cancel_reason

@@ -26,7 +26,7 @@ from lineshaft.client.handles import (
 from lineshaft.client.must_await import must_await
 from lineshaft.client.waiting import EndWatch
 from lineshaft.clock import Clock
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import ResolutionRequest
@@ -67,6 +67,8 @@ R = TypeVar("R")
 #: Read events after this: only what happens from now on.
 NOW = "now"
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.02, 0.5
+#: After a timeout: how long it may take to find out the reason.
+_EXPLAIN_SEC = 2.0
 
 
 class Lineshaft(Administration):
@@ -408,11 +410,24 @@ class Lineshaft(Administration):
                 is_dag = await self._watch.ended(name)
         except TimeoutError:
             is_dag = isinstance(what, DagReference | Dag) or name.startswith("dag_")
+            state = await self._state(name, is_dag=is_dag)
             raise TimeoutError(
-                f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on. Wait longer, or "
-                f"see what it waits for with 'lineshaft {'dag show' if is_dag else 'why'} {name}'."
+                f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on{state}. Wait "
+                f"longer, or see what it waits for with 'lineshaft {'dag show' if is_dag else 'why'} {name}'."
             ) from None
         return await (self.backend.dag(name) if is_dag else self.backend.task(name))
+
+    async def _state(self, name: str, *, is_dag: bool) -> str:
+        """Why it has not ended, for an error; empty if that can't be read now."""
+        try:
+            async with asyncio.timeout(_EXPLAIN_SEC):
+                if not is_dag:
+                    return f". It is {(await self.backend.why(name)).summary}"
+                dag = await self.backend.dag(name)
+        except (LineshaftError, TimeoutError):
+            return ""
+        counts = ", ".join(f"{number} {status}" for status, number in sorted(dag.counts.items()))
+        return f". It is {dag.status}, its tasks: {counts}"
 
     # Approvals and reports.
 

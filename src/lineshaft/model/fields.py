@@ -99,6 +99,18 @@ def _dependencies(value: Any) -> str | None:
     return _texts(value, MAX_DEPENDENCIES)
 
 
+def _inputs(value: Any) -> str | None:
+    if not isinstance(value, Mapping) or len(value) > MAX_LIST:
+        return (
+            f"must be an object of at most {MAX_LIST} names with a task, or a list, each, got {shown(value)}"
+        )
+    for name, tasks in value.items():
+        fault = text_fault(name) or (text_fault(tasks) if isinstance(tasks, str) else _dependencies(tasks))
+        if fault:
+            return f"{shown(name)} {fault}"
+    return None
+
+
 def _id(value: Any) -> str | None:
     if not isinstance(value, str) or not 1 <= len(value) <= 128 or not _SAFE_ID_CHARACTERS.issuperset(value):  # noqa: PLR2004
         return f"must be 1 to 128 letters, digits, '.', '_' or '-', got {shown(value)}"
@@ -185,6 +197,7 @@ CHECKS: Mapping[str, Check] = {
     "expire_at_deadline": _flag,
     "run_at": _instant,
     "depends_on": _dependencies,
+    "inputs": _inputs,
     "parent_id": text_fault,
     "dag_id": text_fault,
     "lock_key": text_fault,

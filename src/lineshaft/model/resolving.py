@@ -43,10 +43,10 @@ def all_alike(tasks: Sequence[NewTask]) -> bool:
 
 
 #: Fields that similar tasks don't share, besides the spec: ids and dependencies.
-_PLACE = ("key", "id", "depends_on", "parent_id", "dag_id")
+_PLACE = ("key", "id", "depends_on", "inputs", "parent_id", "dag_id")
 _NO_PLACE: tuple[tuple[Any, ...], ...] = (
-    (None, None, (), None, None),
-    (None, None, [], None, None),
+    (None, None, (), None, None, None),
+    (None, None, [], None, None, None),
 )
 _fields = NewTask.__struct_fields__
 _place = itemgetter(*map(_fields.index, _PLACE))

@@ -112,6 +112,7 @@ class TaskOptions(TaskDefaults, total=False):
     expire_at_deadline: bool
     run_at: datetime | None
     depends_on: Sequence[str]
+    inputs: Mapping[str, str | Sequence[str]] | None
     parent_id: str | None
     dag_id: str | None
     idempotency_key: str | None
@@ -181,6 +182,9 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expire_at_deadline: bool = False
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
+    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id; or a list of
+    #: them. The task waits for these tasks.
+    inputs: Mapping[str, str | Sequence[str]] | None = None
     #: An existing task, whose DAG this one joins.
     parent_id: str | None = None
     #: An existing DAG to join.

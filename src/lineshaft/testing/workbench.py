@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from lineshaft.agent.agent import Agent
+from lineshaft.agent.run import raised
 from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
@@ -40,6 +41,8 @@ class Workbench:
         self._resources = AsyncExitStack()
         self._backend: DatabaseBackend | None = None
         self._shaft: Lineshaft | None = None
+        #: Exceptions of handlers, by task id.
+        self._raised: dict[str, BaseException] = {}
         self.clock = MovableClock(datetime.now(UTC))
 
     async def open(self) -> Self:
@@ -87,12 +90,16 @@ class Workbench:
         backend = self._opened()
         types = sorted({name for agent in agents for name in agent.task_types})
         while True:
-            await asyncio.gather(
-                *(
-                    agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
-                    for agent in agents
+            collecting = raised.set(self._raised)
+            try:
+                await asyncio.gather(
+                    *(
+                        agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
+                        for agent in agents
+                    )
                 )
-            )
+            finally:
+                raised.reset(collecting)
             soon = (await backend.retry_within(types, _ALL_RETRIES_SEC)).due_sec if retry else None
             if soon is None:
                 return
@@ -111,12 +118,17 @@ class Workbench:
     async def result(self, agent: Agent, task: NewTask) -> Any: ...
 
     async def result(self, agent: Agent, task: NewTask) -> Any:
-        """Submit a task, drain the agent, and return the output; raises AssertionError unless it succeeds."""
+        """Submit a task, drain the agent, and return the output; raises AssertionError unless it succeeds.
+
+        The exception of the handler, if there was one, is the cause of that error, with its traceback.
+        """
         handle = await self.shaft.submit(task)
         await self.drain(agent)
         done = await handle.task()
         if done.status is not Status.COMPLETED:
-            raise AssertionError(f"Task {done.type!r} is {done.status}, not COMPLETED.{_failures(done)}")
+            raise AssertionError(
+                f"Task {done.type!r} is {done.status}, not COMPLETED.{_failures(done)}"
+            ) from self._raised.get(done.id)
         return await handle.result()
 
     async def advance(self, duration: Duration) -> None:

@@ -9,7 +9,7 @@ from msgspec import Raw, field
 
 from lineshaft.types.json import JsonStruct, decoded, null, raw
 from lineshaft.types.tasks import Task
-from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed
+from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed, decoded_inputs
 
 T = TypeVar("T", Task, ClaimedTask)
 
@@ -30,7 +30,7 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     #: Authenticates every call about this claim. Opaque.
     claim_token: str
     model: str | None
-    #: By the references of `spec.context_refs`: outputs of tasks, names of artifacts.
+    #: By name: outputs of the tasks in `inputs`, `depends_on` and `spec.context_refs`; names of artifacts.
     inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
     #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
     children_json: Raw = field(name="children", default_factory=_empty)
@@ -52,7 +52,7 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        return {ref: decoded(json) for ref, json in self.inputs_json.items()}
+        return {name: decoded(json) for name, json in self.inputs_json.items()}
 
     @cached_property
     def children(self) -> dict[str, Child]:
@@ -88,7 +88,9 @@ def assignments(
 
 
 def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[ClaimedTask]:
-    inputs = _inputs(task.spec, claim) if b'"context_refs"' in bytes(task.spec) else {}
+    inputs = {} if bytes(task.inputs) == b"null" else _inputs(task, claim)
+    if b'"artifact:' in bytes(task.spec):
+        inputs |= _artifacts(task.spec)
     if not task.resume:
         return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)
     before = claim.resumed.get(task.id, _NOTHING_BEFORE)
@@ -107,13 +109,19 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
     )
 
 
-def _inputs(spec: Raw, claim: Claim) -> dict[str, Raw]:
-    """What `context_refs` refer to: outputs of tasks, by value; artifacts, by their name."""
+def _inputs(task: ClaimedTask, claim: Claim) -> dict[str, Raw]:
+    """Without those that are too large."""
     inputs: dict[str, Raw] = {}
-    for ref in decoded(spec).get("context_refs", ()):
-        kind, _, rest = ref.partition(":")
-        if kind == "artifact":
-            inputs[ref] = Raw(msgspec.json.encode(rest))
-        else:
-            inputs[ref] = raw(claim.inputs.get(rest.removesuffix(":output")))
+    for name, of in decoded_inputs(task.inputs).items():
+        if isinstance(of, str):
+            if of in claim.inputs:
+                inputs[name] = raw(claim.inputs[of])
+        elif all(one in claim.inputs for one in of):
+            inputs[name] = Raw(msgspec.json.encode([raw(claim.inputs[one]) for one in of]))
     return inputs
+
+
+def _artifacts(spec: Raw) -> dict[str, Raw]:
+    """The artifacts in `context_refs`, by their name."""
+    refs = decoded(spec).get("context_refs", ())
+    return {ref: Raw(msgspec.json.encode(ref[9:])) for ref in refs if ref.startswith("artifact:")}

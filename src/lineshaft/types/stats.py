@@ -85,3 +85,11 @@ class Why(Struct, frozen=True):
     reasons: list[Reason]
     status: Status
     task_id: str
+
+    @property
+    def summary(self) -> str:
+        """All reasons in one line."""
+        if self.runnable:
+            return f"{self.status} and runnable: the next free agent claims it in order of priority"
+        reasons = "; ".join(f"{reason.code}: {reason.detail.rstrip('.')}" for reason in self.reasons)
+        return f"{self.status} ({reasons})" if reasons else self.status.value

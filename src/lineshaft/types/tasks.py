@@ -103,6 +103,8 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     type: str
     title: str
     spec_json: Raw = field(name="spec")
+    #: The tasks whose outputs it gets, by the name of the input.
+    inputs: dict[str, str | list[str]]
     preset: str
     required_capabilities: list[str]
     model_preferences: list[str]

@@ -1,7 +1,7 @@
 """A new task that knows what its handler returns."""
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 from lineshaft.model.tasks import NewTask, TaskOptions
 
@@ -22,6 +22,16 @@ class TypedTask(NewTask, Generic[R_co], frozen=True, kw_only=True, forbid_unknow
         # Not a field: fields are sent to the server.
         task.__dict__[_DECODE] = decode
         return task
+
+    def as_input(self) -> R_co:
+        """The output of this task as an argument for another one in the same call: `TaskType.new` takes it.
+
+            notes = research.new("competitors").with_options(key="research")
+            await shaft.submit_dag("Page", [notes, implement.new(notes=notes.as_input())])
+
+        The task needs a key. Its output arrives when it exists, as the parameter's type.
+        """
+        return cast("R_co", self)
 
     def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return a copy with these fields."""

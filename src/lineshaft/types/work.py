@@ -31,6 +31,8 @@ MOST_COST = Decimal(1_000_000)
 
 
 MAX_PROGRESS_BYTES = 64 << 10
+#: Of the inputs that come with a claimed task, together: as they are stored. One output is always smaller.
+MAX_INPUT_BYTES = 64 << 20
 #: Characters of an error that are kept.
 MAX_ERROR = 10_000
 #: Of a traceback the end is kept: it names the place and the error.
@@ -372,6 +374,22 @@ class RecordedStep:
         return self.data
 
 
+_decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]] | None).decode
+
+
+def decoded_inputs(inputs: msgspec.Raw) -> dict[str, str | list[str]]:
+    """The upstream tasks of a claimed task, by the name of the input."""
+    return _decode_inputs(inputs) or {}
+
+
+def input_ids(inputs: msgspec.Raw) -> list[str]:
+    """The upstream tasks of a claimed task, each once."""
+    ids: dict[str, None] = {}
+    for of in decoded_inputs(inputs).values():
+        ids.update(dict.fromkeys([of] if isinstance(of, str) else of))
+    return list(ids)
+
+
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     """A claimed task; the last three fields are the same for all tasks of a claim."""
 
@@ -394,6 +412,8 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     title: str
     #: JSON.
     spec: msgspec.Raw
+    #: JSON: the tasks whose outputs it gets, by the name of the input: an id or a list of ids; null: none.
+    inputs: msgspec.Raw
     dag_id: str
     parent_id: str | None
     deadline: datetime | None
@@ -439,7 +459,8 @@ class Claim:
     tasks: list[ClaimedTask] = field(default_factory=list)
     #: By task id, for those with `resume`.
     resumed: dict[str, Resumed] = field(default_factory=dict)
-    #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
+    #: Outputs that are inputs of these tasks, by the id of the upstream task, as JSON. Those beyond
+    #: MAX_INPUT_BYTES are missing.
     inputs: dict[str, bytes | None] = field(default_factory=dict)
     #: Some of this agent's models are slowed down until then; None: none.
     slowdown_until: datetime | None = None

@@ -16,6 +16,8 @@ from lineshaft.errors import (
     NotFoundError,
 )
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.types.assignments import assignments
+from lineshaft.types.work import decoded_inputs
 from tests.world import World
 
 
@@ -367,9 +369,10 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
 
     assert [task.id for task in found.tasks] == [dag.tasks["c"].id]
     assert found.inputs == {known: b'"old"', b.id: b'"new"'}
-    assert world.task(dag.tasks["c"].id)["spec"] == {
-        "context_refs": [f"task:{known}:output", f"task:{b.id}:output", "artifact:x"]
-    }
+    (assignment,) = assignments(found)
+    assert assignment.inputs == {"task:a:output": "old", "task:b:output": "new", "artifact:x": "x"}
+    stored = decoded_inputs(found.tasks[0].inputs)
+    assert stored == {"task:a:output": known, "task:b:output": b.id}
 
 
 async def test_bad_input_reaches_no_database(engine: Engine, connection: psycopg.Connection) -> None:

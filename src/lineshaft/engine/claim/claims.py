@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-import msgspec
 from psycopg.rows import dict_row
 
 from lineshaft.engine.agents import unknown_instance
@@ -30,7 +29,16 @@ from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.types.work import Claim, ClaimedTask, ClaimRef, PastAttempt, Presence, Resumed
+from lineshaft.types.work import (
+    MAX_INPUT_BYTES,
+    Claim,
+    ClaimedTask,
+    ClaimRef,
+    PastAttempt,
+    Presence,
+    Resumed,
+    input_ids,
+)
 
 _SQL = catalog.load(__name__)
 LOCK_TTL_SEC = 600.0
@@ -416,14 +424,14 @@ class Claims:
 
     async def _with_history(self, claim: Claim) -> Claim:
         resumed = [task.id for task in claim.tasks if task.resume]
-        wanted = sorted({name for task in claim.tasks for name in _context_tasks(task.spec)})
+        wanted = [(task.id, name) for task in claim.tasks for name in input_ids(task.inputs)]
         if not resumed and not wanted:
             return claim
         with self._undelivered.release_if_undelivered(claim.tasks):
             await self._read_history(claim, resumed, wanted)
         return claim
 
-    async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[str]) -> None:
+    async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[tuple[str, str]]) -> None:
         async with self._database.connection() as connection:
             if resumed:
                 for found in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
@@ -434,9 +442,10 @@ class Claims:
                         task_id = row.pop("task_id")
                         claim.past_attempts.setdefault(task_id, []).append(PastAttempt(**row))
             if wanted:
-                # The input of a cancelled task is None.
-                claim.inputs.update(dict.fromkeys(wanted))
-                for output in await fetch_rows(connection, _Output, _SQL["inputs"], {"ids": wanted}):
+                readers, ids = map(list, zip(*wanted, strict=True))
+                parameters = {"readers": readers, "ids": ids, "most": MAX_INPUT_BYTES}
+                for output in await fetch_rows(connection, _Output, _SQL["inputs"], parameters):
+                    # The input of a cancelled task is None.
                     claim.inputs[output.id] = output.output
 
 
@@ -444,10 +453,3 @@ class Claims:
 class _Output:
     id: str
     output: bytes | None
-
-
-def _context_tasks(spec: msgspec.Raw) -> list[str]:
-    if b'"context_refs"' not in bytes(spec):
-        return []
-    refs = msgspec.json.decode(spec).get("context_refs", [])
-    return [ref[5:-7] for ref in refs if ref.startswith("task:") and ref.endswith(":output")]

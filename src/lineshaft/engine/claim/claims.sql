@@ -405,7 +405,7 @@ dag_logged AS (
 SELECT
     moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
-    moved.resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
+    moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
@@ -534,8 +534,19 @@ SELECT task.id,
 FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])
 
 -- name: inputs
--- Outputs that tasks refer to by task:ID:output.
-SELECT id, output FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+-- The outputs that are inputs of claimed tasks: of each task the first ones, as long as they are not too large together. The size is that of
+-- the stored form, which may be compressed: reading it reads no output.
+WITH wanted AS (
+    SELECT wanted.reader, wanted.id, wanted.n, coalesce(pg_column_size(ended.output), 0) AS size
+    FROM unnest(%(readers)s::text[], %(ids)s::text[]) WITH ORDINALITY AS wanted (reader, id, n)
+    LEFT JOIN lineshaft.task_end AS ended ON ended.id = wanted.id
+),
+summed AS (
+    SELECT wanted.id, sum(wanted.size) OVER (PARTITION BY wanted.reader ORDER BY wanted.n) AS total
+    FROM wanted
+),
+fitting AS (SELECT DISTINCT summed.id FROM summed WHERE summed.total <= %(most)s::bigint)
+SELECT fitting.id, ended.output FROM fitting LEFT JOIN lineshaft.task_end AS ended ON ended.id = fitting.id
 
 -- name: past_attempts
 -- How earlier attempts ended, also before the last revival.

@@ -6,14 +6,14 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from msgspec import Raw
-
+from lineshaft.types.json import raw
 from lineshaft.types.work import ClaimedTask
 
 #: The last fields are the same for all tasks of a claim.
 _COMMON = ("started", "claimed_at", "claim_ttl_sec")
 _COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in _COMMON)
-_SPEC = _COLUMNS.index("spec")
+#: The columns that hold JSON follow each other.
+_JSON = _COLUMNS.index("spec")
 
 _Get = Callable[[tuple[Any, ...]], Any]
 
@@ -27,18 +27,18 @@ def claimed_tasks(
     claim_ttl_sec: float,
 ) -> list[ClaimedTask]:
     """The rows have these columns, among them those of a task."""
-    before, spec, after = _getters(columns)
+    before, json, after = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
-    return [ClaimedTask(*(*before(row), Raw(spec(row)), *after(row), *common)) for row in rows]
+    return [ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common)) for row in rows]
 
 
 @cache
 def _getters(columns: tuple[str, ...]) -> tuple[_Get, _Get, _Get]:
-    """For the columns before the spec, the spec, and the columns after it."""
+    """For the columns before the spec, the spec with the inputs, and the columns after them."""
     return (
-        _getter(columns, _COLUMNS[:_SPEC]),
-        itemgetter(columns.index("spec")),
-        _getter(columns, _COLUMNS[_SPEC + 1 :]),
+        _getter(columns, _COLUMNS[:_JSON]),
+        itemgetter(columns.index("spec"), columns.index("inputs")),
+        _getter(columns, _COLUMNS[_JSON + 2 :]),
     )
 
 

@@ -2,7 +2,7 @@
 
 -- name: complete_and_claim
 SELECT
-    id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, dag_id,
+    id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, now, claim_ttl_sec, completed, verdict
 FROM lineshaft.complete_and_claim_1(
     %(id)s::text, %(epoch)s::integer, %(output)s::jsonb, %(artifacts)s::jsonb, %(report)s::jsonb, %(output_type)s::text, %(cost)s::numeric,
@@ -40,8 +40,8 @@ WITH claimed AS (
 SELECT
     live.id, live.epoch, live.dag_id AS live_dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
     coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS heartbeat_interval_sec,
-    live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline,
-    task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
+    live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id,
+    task.deadline, task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM claimed
 JOIN lineshaft.task_live AS live ON live.id = claimed.id AND live.epoch = claimed.epoch

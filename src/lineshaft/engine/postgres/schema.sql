@@ -390,6 +390,7 @@ CREATE TABLE lineshaft.task (
     title text NOT NULL,
     preset text NOT NULL DEFAULT 'factory'::text,
     spec jsonb NOT NULL DEFAULT '{}'::jsonb,
+    inputs jsonb,
     required_capabilities text[] NOT NULL DEFAULT '{}'::text[],
     model_preferences text[] NOT NULL DEFAULT '{}'::text[],
     fallback_models text[] NOT NULL DEFAULT '{}'::text[],

@@ -26,7 +26,7 @@ _SQL = catalog.load(__name__)
 _PARTS = (_SQL["read_tasks"], _SQL["read_edges"], _SQL["read_failures"])
 
 _COPIED = frozenset(Task.__struct_fields__) - {
-    *("spec_json", "progress_json", "surface_json", "duplicate", "mismatch"),
+    *("spec_json", "inputs", "progress_json", "surface_json", "duplicate", "mismatch"),
     *("status", "effective_priority", "tier", "depends_on", "blocked_by", "blocked_reason", "retry", "claim"),
     *("output", "failure_reason", "failure_category", "failure_history", "tokens_used"),
     *("completed_at", "cancelled_at", "cancel_reason"),
@@ -131,6 +131,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: 
     return Task(
         **{name: row[name] for name in _COPIED},
         spec_json=Raw(row["spec"]),
+        inputs=msgspec.json.decode(row["inputs"]) if row["inputs"] else {},
         status=status,
         effective_priority=effective,
         tier=None if effective is None else tier(effective),

@@ -287,10 +287,22 @@ class DeadLetters:
         row = resolve(NewTask(dead.type, spec=spec, preset=dead.preset))
         before = msgspec.json.decode(dead.spec)
         after = msgspec.json.decode(row.spec)
-        await self._dependencies.add_inputs(connection, dead.id, row.context_tasks)
+        inputs = {} if dead.inputs is None else msgspec.json.decode(dead.inputs)
+        # A reference by the key of the submission still means the same task.
+        refs = {f"task:{name}:output": name for name in row.context_tasks}
+        refs = {ref: inputs.get(ref, name) for ref, name in refs.items()}
+        await self._dependencies.add_inputs(connection, dead.id, list(dict.fromkeys(refs.values())))
+        for ref in before.get("context_refs", ()):
+            inputs.pop(ref, None)
+        inputs |= refs
         await connection.execute(
             _SQL["change_spec"],
-            {"id": dead.id, "spec": row.spec.decode(), **_limits(dead, row, before, after)},
+            {
+                "id": dead.id,
+                "spec": row.spec.decode(),
+                "inputs": msgspec.json.encode(inputs).decode() if inputs else None,
+                **_limits(dead, row, before, after),
+            },
         )
         found = tuple(spec_changes(before, after))
         return replace(review, spec_before=dead.spec, spec_change=msgspec.json.encode(found), changed=found)

@@ -68,7 +68,7 @@ ORDER BY task_id, no
 -- name: change_spec
 -- A new spec, with the limits in it. Guarded by the row lock that lock_dead_letters holds.
 UPDATE lineshaft.task
-SET spec = %(spec)s::jsonb, max_cost_usd = %(max_cost_usd)s::numeric, max_duration_sec = %(max_duration_sec)s::double precision,
+SET spec = %(spec)s::jsonb, inputs = %(inputs)s::jsonb, max_cost_usd = %(max_cost_usd)s::numeric, max_duration_sec = %(max_duration_sec)s::double precision,
     required_capabilities = %(required_capabilities)s::text[], model_preferences = %(model_preferences)s::text[],
     fallback_models = %(fallback_models)s::text[]
 WHERE id = %(id)s::text

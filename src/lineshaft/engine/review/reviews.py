@@ -71,6 +71,7 @@ class LockedDeadLetter:
     type: str
     preset: str
     spec: bytes
+    inputs: bytes | None
     max_cost_usd: Decimal | None
     max_duration_sec: float
     required_capabilities: list[str]

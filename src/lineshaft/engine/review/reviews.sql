@@ -9,7 +9,7 @@ FOR UPDATE OF ended, dead
 
 -- name: read_locked_dead_letters
 -- Under a newer snapshot than the locks: a virtual DAG may just have got its row.
-SELECT ended.id, ended.epoch, dag.id AS dag_id, task.type, task.preset, task.spec, task.max_cost_usd, task.max_duration_sec,
+SELECT ended.id, ended.epoch, dag.id AS dag_id, task.type, task.preset, task.spec, task.inputs, task.max_cost_usd, task.max_duration_sec,
     task.required_capabilities, task.model_preferences, task.fallback_models, dead.reviewed, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id

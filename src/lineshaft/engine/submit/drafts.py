@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,7 +20,9 @@ from lineshaft.model.resolving import Resolver
 from lineshaft.model.tasks import DEFAULT_RULES, MAX_CHILD_DEPTH, NewTask, TaskRow, TaskRules
 
 T = TypeVar("T")
-_NONE: Mapping[str, str] = MappingProxyType({})
+#: Names of inputs, with the upstream tasks by key or id.
+Inputs = Mapping[str, str | Sequence[str]]
+_NONE: Inputs = MappingProxyType({})
 
 
 class Draft(msgspec.Struct, eq=False, kw_only=True):
@@ -37,8 +40,8 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     #: Dependencies as the caller wrote them: keys of the call, or ids.
     requested: tuple[str, ...] = ()
     depends_on: Sequence[str] = ()
-    #: Keys in `spec.context_refs`, with the ids of their tasks.
-    refs: Mapping[str, str] = _NONE
+    #: What the task gets of others: `inputs`, `depends_on` and `spec.context_refs`.
+    inputs: Inputs = _NONE
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
     is_batch: bool = False
@@ -51,6 +54,9 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     blocked: int = 0
     downstream: int = 0
     lane_id: int = 0
+
+    def stored_inputs(self) -> bytes | None:
+        return msgspec.json.encode(self.inputs) if self.inputs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,9 @@ def draft_task(
         names_dag=task.dag_id is not None,
         lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
     )
-    if task.depends_on or row.context_tasks:
-        draft.requested = tuple(dict.fromkeys([*task.depends_on, *row.context_tasks]))
+    if task.depends_on or task.inputs or row.context_tasks:
+        draft.inputs = _inputs(task, row, place)
+        draft.requested = tuple(dict.fromkeys(chain.from_iterable(map(_listed, draft.inputs.values()))))
     if row.idempotency_key is not None:
         if parent is not None:
             fault = "a child is created with its batch: set the key on the batch"
@@ -121,6 +128,28 @@ def draft_task(
             )
         _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth)
     return draft
+
+
+def _inputs(task: NewTask, row: TaskRow, place: str) -> Inputs:
+    declared = task.inputs or {}
+    for name in declared:
+        if name in task.spec:
+            fault = f"{name!r} is in the spec too: leave it out of one of them"
+            raise InvalidInputError(errors=[(f"{place}.inputs" if place else "inputs", fault)])
+    refs = {f"task:{name}:output": name for name in row.context_tasks}
+    return {name: name for name in task.depends_on} | refs | dict(declared)
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return (names,) if isinstance(names, str) else names
+
+
+def renamed(inputs: Inputs, ids: Mapping[str, str]) -> Inputs:
+    """The same inputs of the tasks with these ids."""
+    return {
+        name: ids.get(of, of) if isinstance(of, str) else [ids.get(one, one) for one in of]
+        for name, of in inputs.items()
+    }
 
 
 def refuse_place(
@@ -194,15 +223,7 @@ def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
     for draft in drafts:
         if draft.requested:
             wait_for(draft, [ids.get(name, name) for name in draft.requested])
-            draft.refs = {name: ids[name] for name in draft.row.context_tasks if name in ids}
-
-
-def with_refs(spec: bytes, ids: Mapping[str, str]) -> bytes:
-    """Replace references by key with references by id: keys have no meaning after the call."""
-    decoded = msgspec.json.decode(spec)
-    names = {f"task:{key}:output": f"task:{task_id}:output" for key, task_id in ids.items()}
-    decoded["context_refs"] = [names.get(ref, ref) for ref in decoded["context_refs"]]
-    return msgspec.json.encode(decoded)
+            draft.inputs = renamed(draft.inputs, ids)
 
 
 def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:

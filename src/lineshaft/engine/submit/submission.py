@@ -42,7 +42,7 @@ from lineshaft.engine.submit.drafts import (
     draft_each,
     off_the_loop,
     place_in_graph,
-    with_refs,
+    renamed,
 )
 from lineshaft.engine.submit.joining import Joining
 from lineshaft.engine.submit.lanes import KnownLane, Lanes, wake_lanes
@@ -220,7 +220,7 @@ class Submission:
             existing = {draft_id: found.id for draft_id, found in results.items()}
             # Copies: if this transaction must run again, it may find other tasks.
             new = [
-                _with_existing(draft, existing) if existing or draft.refs else draft
+                _with_existing(draft, existing) if existing else draft
                 for draft in drafts
                 if draft.id not in results
             ]
@@ -378,10 +378,7 @@ def _is_simple(task: NewTask) -> bool:
 def _with_existing(draft: Draft, existing: Mapping[str, str]) -> Draft:
     """A copy that depends on existing tasks in place of upstream drafts that are duplicates."""
     names = dict.fromkeys(existing.get(name, name) for name in draft.depends_on)
-    refs = {key: existing.get(task_id, task_id) for key, task_id in draft.refs.items()}
-    return msgspec.structs.replace(
-        draft, depends_on=list(names), spec=with_refs(draft.spec, refs) if refs else draft.spec
-    )
+    return msgspec.structs.replace(draft, depends_on=list(names), inputs=renamed(draft.inputs, existing))
 
 
 @contextmanager

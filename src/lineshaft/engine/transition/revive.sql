@@ -68,7 +68,7 @@ FOR UPDATE OF ended
 
 -- name: retake_keys
 -- A revived task takes its idempotency key again. If no other task used it in the meantime, the hash of the original request stays, not one
--- of the stored spec: there 1e16 has become 10000000000000000, and a reference by key one by id.
+-- of the stored spec: there 1e16 has become 10000000000000000.
 INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash)
 SELECT key, task_id, content_hash
 FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[]) AS wanted (key, task_id, content_hash)

@@ -199,7 +199,7 @@ CREATE FUNCTION lineshaft.complete_and_claim_1(
     OUT completed boolean, OUT verdict text,
     OUT id text, OUT epoch integer, OUT live_dag_id text, OUT lock_key text, OUT model text, OUT attempts smallint, OUT rate_limits smallint,
     OUT cost_usd numeric, OUT limit_sec real, OUT heartbeat_interval_sec double precision, OUT resume boolean, OUT type text, OUT title text,
-    OUT spec jsonb, OUT dag_id text, OUT parent_id text, OUT deadline timestamptz, OUT max_attempts smallint, OUT max_cost_usd numeric,
+    OUT spec jsonb, OUT inputs jsonb, OUT dag_id text, OUT parent_id text, OUT deadline timestamptz, OUT max_attempts smallint, OUT max_cost_usd numeric,
     OUT require_decision_report boolean, OUT now timestamptz, OUT claim_ttl_sec double precision
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -442,9 +442,9 @@ BEGIN
                 epochs := epochs || NULL::integer;
             END IF;
         END IF;
-        SELECT task.type, task.title, task.spec, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
-            task.require_decision_report
-        INTO type, title, spec, dag_id, parent_id, deadline, max_attempts, max_cost_usd, require_decision_report
+        SELECT task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts,
+            task.max_cost_usd, task.require_decision_report
+        INTO type, title, spec, inputs, dag_id, parent_id, deadline, max_attempts, max_cost_usd, require_decision_report
         FROM lineshaft.task WHERE task.id = following.id;
         -- The task that was just taken needs no notification.
         IF cardinality(woken) = 1 AND following.id = ANY (task_ids[1:cardinality(task_ids) - 1]) THEN

@@ -1,0 +1,214 @@
+"""`InlineBench`: one handler, run alone. Steps, costs and progress are kept in memory."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+
+import msgspec
+from msgspec import Raw
+
+from lineshaft.agent.context import SyncTaskContext, TaskContext
+from lineshaft.agent.execution import Execution
+from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze, Verdict, encoded, of_exception, of_value
+from lineshaft.agent.task_type import TaskType
+from lineshaft.client.backend import Backend
+from lineshaft.errors import LineshaftError
+from lineshaft.ids import new_id
+from lineshaft.model.budget import money
+from lineshaft.model.tasks import TaskRow, resolve
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.json import NULL, raw
+from lineshaft.types.work import ClaimedTask, ClaimRef, NewStep, PastAttempt, RemainingBudgets
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_INTERVAL_SEC = 30.0
+
+
+class InlineBench:
+    """Runs a handler with a real context, but without a queue and without a database: in milliseconds.
+
+        bench = InlineBench(model="large")
+        assert await bench.run(research, prompt="gears") == Notes("gears")
+        assert (bench.spent_usd, list(bench.steps)) == (Decimal("0.02"), ["search"])
+
+    Arguments and the result pass through JSON and are checked as an agent does it. An exception of the
+    handler is raised as it is; `Cancel`, `Fail` and `Snooze` are raised too. Another `run` is the next
+    attempt: it finds the steps, the checkpoint and the state of those before. `ctx.spawn` needs a queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        max_cost_usd: Decimal | float | None = None,
+    ) -> None:
+        """`inputs` is what `ctx.inputs` has; an input that is a parameter is passed to `run`."""
+        self._inputs = {name: Raw(encoded(value, "input")) for name, value in (inputs or {}).items()}
+        self._model = model
+        self._max_cost_usd = max_cost_usd
+        self._memory = _Memory()
+        self._id = new_id("task")
+        self._runs = 0
+        self._attempts: list[PastAttempt] = []
+        #: What all attempts have cost so far.
+        self.spent_usd = Decimal(0)
+        #: Everything that was reported with `ctx.progress`, in order.
+        self.progress: list[Any] = []
+        #: Everything that the last attempt named with `ctx.artifact` or returned as artifacts.
+        self.artifacts: list[Any] = []
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """Results of the recorded steps by name."""
+        return {name: msgspec.json.decode(data) for name, data in self._memory.steps.items()}
+
+    @property
+    def checkpoint(self) -> Any:
+        """What was saved last; None: nothing."""
+        return None if self._memory.checkpoint is None else msgspec.json.decode(self._memory.checkpoint)
+
+    async def run(self, task_type: TaskType[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the handler with these arguments, and return its output."""
+        handler = task_type._handler  # noqa: SLF001 - of this package
+        assignment = self._assignment(resolve(task_type.new(*args, **kwargs)))
+        host = _Host(self._memory)
+        execution = host.execution = Execution(assignment, host)
+        arguments, named = handler.arguments(assignment.task.spec)
+        if handler.takes_context:
+            arguments = ((TaskContext if handler.is_async else SyncTaskContext)(execution), *arguments)
+        try:
+            if handler.is_async:
+                value = await handler.function(*arguments, **named)
+            else:
+                value = await host.in_thread(lambda: handler.function(*arguments, **named))
+            return self._output(task_type, value, execution)
+        except BaseException as error:
+            self._attempts.append(_past(assignment.task, error, execution.account.cost))
+            if (state := execution.unsaved_state()) is not None:
+                self._memory.checkpoint = state
+            raise
+        finally:
+            self._runs += 1
+            self.progress += host.progress
+            self.spent_usd += execution.account.cost
+
+    def run_sync(self, task_type: TaskType[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """`run`, for a test without an event loop."""
+        return asyncio.run(self.run(task_type, *args, **kwargs))
+
+    def _assignment(self, row: TaskRow) -> Assignment[ClaimedTask]:
+        memory = self._memory
+        task = ClaimedTask(
+            id=self._id,
+            epoch=self._runs + 1,
+            live_dag_id=None,
+            lock_key=None,
+            model=self._model,
+            attempts=sum(past.outcome == "failed" for past in self._attempts),
+            rate_limits=0,
+            cost_usd=self.spent_usd,
+            limit_sec=row.max_duration_sec,
+            heartbeat_interval_sec=row.heartbeat_interval_sec or _INTERVAL_SEC,
+            resume=self._runs > 0,
+            type=row.type,
+            title=row.title,
+            spec=Raw(row.spec),
+            inputs=NULL,
+            dag_id=f"dag_{self._id.removeprefix('task_')}",
+            parent_id=None,
+            deadline=row.deadline,
+            max_attempts=row.max_attempts,
+            max_cost_usd=row.max_cost_usd if self._max_cost_usd is None else money(self._max_cost_usd),
+            require_decision_report=row.require_decision_report,
+            started=True,
+            claimed_at=datetime.now(UTC),
+            claim_ttl_sec=_INTERVAL_SEC,
+        )
+        return Assignment(
+            task=task,
+            claim_token="",
+            model=task.model,
+            inputs_json=self._inputs,
+            resume=task.resume,
+            checkpoint_json=raw(memory.checkpoint),
+            steps_json=Raw(msgspec.json.encode({name: Raw(data) for name, data in memory.steps.items()})),
+            step_digests_json=Raw(msgspec.json.encode(memory.digests)),
+            attempts=self._attempts,
+        )
+
+    def _output(self, task_type: TaskType[P, R], value: Any, execution: Execution) -> R:
+        if isinstance(value, Cancel | Fail | Snooze):
+            raise value
+        outcome = of_value(value, execution.artifacts)
+        if outcome.verdict is Verdict.FAIL:
+            raise Fail(outcome.error, outcome.category)
+        self.artifacts = [] if outcome.artifacts is None else msgspec.json.decode(outcome.artifacts)
+        data = outcome.output or b"null"
+        decode = task_type._decode or msgspec.json.decode  # noqa: SLF001 - of this package
+        return cast("R", value.data if isinstance(value, Result) else decode(data))
+
+
+class _Memory:
+    """What an attempt leaves behind, as the backend that an execution writes to."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, bytes] = {}
+        self.digests: dict[str, str | None] = {}
+        self.checkpoint: bytes | None = None
+
+    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
+        self.steps[step.name] = step.data
+        self.digests[step.name] = step.digest
+        return step.data, RemainingBudgets()
+
+    async def save_checkpoint(self, _claim: ClaimRef, data: bytes) -> None:
+        self.checkpoint = data
+
+    async def spawn(self, *_: object, **__: object) -> NoReturn:
+        raise LineshaftError(
+            "ctx.spawn needs a queue. Test this handler with a Workbench, not an InlineBench."
+        )
+
+
+class _Host:
+    """What an execution needs of an agent."""
+
+    def __init__(self, memory: _Memory) -> None:
+        self.backend = cast("Backend", memory)
+        self.agent_id = "inline"
+        self.loop = asyncio.get_running_loop()
+        self.slowdown_until: datetime | None = None
+        self.execution: Execution | None = None
+        self.progress: list[Any] = []
+        self._lock = threading.Lock()
+
+    def hurry(self) -> None:
+        with self._lock:
+            if self.execution is not None and (json := self.execution.take_progress()) is not None:
+                self.progress.append(msgspec.json.decode(json))
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.to_thread(function)
+
+
+def _past(task: ClaimedTask, error: BaseException, cost_usd: Decimal) -> PastAttempt:
+    outcome = of_exception(error)
+    return PastAttempt(
+        number=task.attempts + 1,
+        agent_id="inline",
+        instance=None,
+        model=task.model,
+        outcome="released" if outcome.is_postponed else "failed",
+        category=outcome.category if outcome.verdict is Verdict.FAIL else None,
+        error=outcome.error or None,
+        started_at=task.claimed_at,
+        ended_at=datetime.now(UTC),
+        cost_usd=cost_usd,
+    )
