@@ -5,19 +5,26 @@ a terminal of its own, which goes on until the end of the page, where Ctrl-C sto
 title `Output` shows what the shell block before it prints; `…` stands for anything. Nothing else is run.
 """
 
+import fcntl
 import os
+import pwd
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+#: `lineshaft up` in the documentation has the default port, which two pages can't use at once.
+_PORT = "8001"
 #: Only guards against hanging.
 _TIMEOUT_SEC = 120
 
@@ -53,17 +60,39 @@ def all_pages() -> list[str]:
     return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
-def environment(home: Path, extra: dict[str, str]) -> dict[str, str]:
-    """That of a new user: none of our settings."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LINESHAFT_")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return inherited | {"PATH": path, "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "80"} | extra
+def environment(home: Path, programs: Path) -> dict[str, str]:
+    """That of a new user: none of our settings, and none of Python's."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LINESHAFT_", "PYTHON"))
+    }
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return inherited | {"PATH": path, "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "80"}
+
+
+@contextmanager
+def followed(page: str, folder: Path, **options: Any) -> Iterator[None]:
+    """Follow a page from top to bottom; its terminals are open while the context is."""
+    found = blocks(page)
+    with (Path(tempfile.gettempdir()) / "lineshaft-docs.lock").open("a") as lock:
+        if any(_PORT in block.text for block in found):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        reader = Page(folder, **options)
+        try:
+            for block in found:
+                reader.run(block)
+            yield
+        finally:
+            reader.close()
 
 
 class Page:
-    def __init__(self, folder: Path, extra: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, *, programs: Path = Path(sys.executable).parent, user: str | None = None
+    ) -> None:
+        """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
-        self._environment = environment(folder.parent, extra)
+        self._user = user
+        self._environment = environment(folder.parent, programs)
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
         self._output = ""
 
@@ -72,8 +101,8 @@ class Page:
             path = self._folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
-            if block.text.startswith("#!"):
-                path.chmod(0o755)
+            if self._user is not None:
+                shutil.chown(path, self._user)
         elif block.is_terminal:
             self._terminals.append((block, self._start(block)))
             if "lineshaft up" in block.text:
@@ -99,6 +128,9 @@ class Page:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            user=self._user,
+            group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
+            extra_groups=None if self._user is None else [],
         )
 
     def close(self) -> None:

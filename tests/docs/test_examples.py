@@ -1,19 +1,16 @@
 """Examples in the documentation: each page runs as printed, in a new folder, with an embedded database."""
 
-import fcntl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Page, all_pages, blocks, matches
+from tests.docs.pages import ROOT, all_pages, blocks, followed, matches
 from tests.embedded.helpers import stop_server
 
 #: Languages of which a page may show a part without a title: nothing runs it.
 _SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml"}
-#: `lineshaft up` in the documentation has the default port, which two pages can't use at once.
-_PORT = "8001"
 #: Their commands need an account, a service manager or a cluster.
 _NOT_RUN = {"docs/security.md"}
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
@@ -33,17 +30,8 @@ def folder() -> Iterator[Path]:
 @pytest.mark.slow("initdb, and some programs")
 @pytest.mark.parametrize("page", sorted(set(_RUN) - _NOT_RUN))
 def test_a_page_runs_as_printed(page: str, folder: Path) -> None:
-    found = blocks(page)
-    lock = (Path(tempfile.gettempdir()) / "lineshaft-docs.lock").open("w")
-    if any(_PORT in block.text for block in found):
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    reader = Page(folder, {})
-    try:
-        for block in found:
-            reader.run(block)
-    finally:
-        reader.close()
-        lock.close()
+    with followed(page, folder):
+        pass
 
 
 @pytest.mark.parametrize("page", all_pages())
