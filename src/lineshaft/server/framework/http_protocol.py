@@ -264,6 +264,8 @@ class Cycle(RequestResponseCycle):
 
     #: Bytes of the body that are still to be sent; None: unknown.
     _unsent: int | None = None
+    #: The head, until it is sent with the body: each write is a system call.
+    _response_head = b""
 
     async def send(self, message: "ASGISendEvent") -> None:
         if self.flow.write_paused and not self.disconnected:
@@ -298,16 +300,19 @@ class Cycle(RequestResponseCycle):
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        self._response_head = b"".join(lines)
+        if length is None:
+            # A stream: its first part may come much later.
+            self._write(b"")
 
     def _send_body(self, message: "HTTPResponseBodyEvent") -> None:
         body = b"" if self.scope["method"] == "HEAD" else message.get("body", b"")
         is_last = not message.get("more_body", False)
         if self.chunked_encoding:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
-        elif body:
-            self.transport.write(body)
+            self._write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        else:
+            self._write(body)
         if self._unsent is not None:
             self._unsent -= len(body)
             if self._unsent < 0 or (is_last and self._unsent):
@@ -318,3 +323,7 @@ class Cycle(RequestResponseCycle):
             if not self.keep_alive:
                 self.transport.close()
             self.on_response()
+
+    def _write(self, data: bytes) -> None:
+        head, self._response_head = self._response_head, b""
+        self.transport.write(head + data)

@@ -5,6 +5,7 @@ import logging
 import sys
 from typing import Any, TextIO
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
@@ -28,6 +29,10 @@ def _escape_line(_: object, __: str, line: str) -> str:
     return printable(line)
 
 
+def _as_json(event: EventDict, **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()
+
+
 def _plain_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
     text = io.StringIO()
     structlog.dev.plain_traceback(text, exc_info)
@@ -42,7 +47,7 @@ def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
         # The prettier tracebacks show the values of variables, and with them secrets.
         [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback)]
         if pretty
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_as_json)]
     )
     # Paths and errors come from others: a terminal would act on their control characters.
     safe = [_escape_values, *renderer] if pretty else [*renderer, _escape_line]
@@ -53,6 +58,8 @@ def configure(log_format: str, stream: TextIO = sys.stderr) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *safe],
         )
     )
+    # No line has them, and every record would ask for them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.getLogger("asyncio").addFilter(RepeatedLines())
     root = logging.getLogger()
     root.handlers = [handler]
