@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+import msgspec
+
 from lineshaft.errors import SettingsError
 from lineshaft.model.printable import printable
 from lineshaft.settings import Settings
@@ -254,6 +256,10 @@ def _escape_line(_: object, __: str, line: str) -> str:
     return printable(line)
 
 
+def _as_json(event: "EventDict", **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()
+
+
 def _plain_traceback(stream: TextIO, exc_info: "ExcInfo") -> None:
     import structlog  # noqa: PLC0415 - see below
 
@@ -279,7 +285,7 @@ def configure(log_format: str, level: str | None = None, stream: TextIO = sys.st
         # The prettier tracebacks show the values of variables, and with them secrets.
         [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback)]
         if is_text
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_as_json)]
     )
     # Paths and errors come from others: a terminal would act on their control characters.
     safe = [_escape_values, *renderer] if is_text else [*renderer, _escape_line]
@@ -290,6 +296,8 @@ def configure(log_format: str, level: str | None = None, stream: TextIO = sys.st
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *safe],
         )
     )
+    # No line has them, and every record would ask for them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel((level or "info").upper())

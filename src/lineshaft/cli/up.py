@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
     from lineshaft.server.framework.connections import RepeatedLines  # noqa: PLC0415
-    from lineshaft.server.server import Server, listen  # noqa: PLC0415
+    from lineshaft.server.server import Server, listen, new_event_loop  # noqa: PLC0415
     from lineshaft.server.service import Service  # noqa: PLC0415
 
     settings = Settings.load()
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         applied = [str(migration) for migration in migrate.up(dsn)]
         service = Service(dsn, settings)
         server = Server(service, bound, duties=not args.no_duties)
-        asyncio.run(_serve(server, lambda: _announce(args, server, dsn, applied)))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve(server, lambda: _announce(args, server, dsn, applied)))
     return 0
 
 

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lineshaft import __version__
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
@@ -40,10 +38,22 @@ _OFFICEPLANE = officeplane_routes.routes.operations
 OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
 
 
-def create_app(service: Service, officeplane: Officeplane | None = None) -> Starlette:
+class App(Router):
+    """All routes. Errors are for the request middleware, which answers them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes raise an exception, in place of a response of their own, if they are part of an application.
+        scope["app"] = self
+        try:
+            await self.app(scope, receive, send)
+        except HTTPException as error:
+            raise _refusal(scope, error) from None
+
+
+def create_app(service: Service, officeplane: Officeplane | None = None) -> App:
     """The application without the request middleware."""
     guest = officeplane or Officeplane(service)
-    return Starlette(
+    return App(
         routes=[
             *routes(_NATIVE, service),
             *routes(_OFFICEPLANE, guest),
@@ -51,7 +61,6 @@ def create_app(service: Service, officeplane: Officeplane | None = None) -> Star
             openapi.route(describe, service),
             docs_page.route(describe, service),
         ],
-        exception_handlers={HTTPException: _refuse, LineshaftError: _render},
     )
 
 
@@ -72,23 +81,13 @@ def describe() -> dict[str, Any]:
     return openapi.document("Lineshaft", __version__, OPERATIONS, ERROR_FORMATS)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    """A request that no route matches."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these only
-    return await _render(request, _refusal(request, error))
-
-
-def _refusal(request: Request, error: HTTPException) -> LineshaftError:
+def _refusal(scope: Scope, error: HTTPException) -> LineshaftError:
+    """The error of a request that no route matches."""
+    path = scope["path"]
     if error.status_code == 404:  # noqa: PLR2004
-        return NotFoundError(f"Unknown path {request.url.path}. /openapi.json lists all paths.")
+        return NotFoundError(f"Unknown path {path}. /openapi.json lists all paths.")
     if error.status_code == 405:  # noqa: PLR2004
         return problems.MethodNotAllowedError(
-            f"{request.url.path} doesn't accept {request.method}. /openapi.json lists each path's methods."
+            f"{path} doesn't accept {scope['method']}. /openapi.json lists each path's methods."
         )
     return InvalidInputError(str(error.detail))
-
-
-async def _render(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LineshaftError)  # noqa: S101 - it is registered for these only
-    status, body, headers = problems.response(error, request.scope)
-    return Response(body, status, {name.decode(): value.decode() for name, value in headers})

@@ -51,6 +51,16 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of a server process: uvloop where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - it doesn't exist everywhere
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class _Uvicorn(uvicorn.Server):
     """Calls `on_ready` when it listens, and `on_stop` before it waits for open connections to end."""
 

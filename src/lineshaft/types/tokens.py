@@ -17,8 +17,10 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: "Scope") -> bool:
-        order = list(Scope)
-        return order.index(self) >= order.index(other)
+        return _ORDER[self] >= _ORDER[other]
+
+
+_ORDER = {scope: place for place, scope in enumerate(Scope)}
 
 
 class Token(Struct, frozen=True):

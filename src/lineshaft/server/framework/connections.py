@@ -12,8 +12,7 @@ import resource
 import time
 from typing import TYPE_CHECKING, Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from lineshaft.server.framework.http_protocol import HttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,7 +96,7 @@ class Connections:
                     found.abort()
 
 
-class Protocol(H11Protocol):
+class Protocol(HttpProtocol):
     """An HTTP connection that knows how long it has been waiting for its client."""
 
     def __init__(self, limits: Connections, *args: Any, **options: Any) -> None:
@@ -112,14 +111,12 @@ class Protocol(H11Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether it is open and has no request in progress."""
-        cycle: RequestResponseCycle | None = self.cycle
-        return not self.transport.is_closing() and (cycle is None or cycle.response_complete)
+        return not self.transport.is_closing() and not self.is_answering
 
     @property
     def lacks_body(self) -> bool:
         """Whether its request is waiting for the rest of its body."""
-        is_open = not self.is_idle and not self.transport.is_closing()
-        return is_open and self.conn.their_state is h11.SEND_BODY
+        return self.is_answering and self.lacks_data and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -138,10 +135,9 @@ class Protocol(H11Protocol):
     def is_late(self, now: float) -> bool:
         if self.is_idle:
             self._body_since = None
-            # Between requests nothing has to arrive: uvicorn's own timer ends the connection.
-            if self.timeout_keep_alive_task is not None:
+            if self.is_between_requests:
                 self._headers_since = None
-                return False
+                return now - self.idle_since > self.timeout_keep_alive
             if self._headers_since is None:
                 self._headers_since = now
             return now - self._headers_since > HEADERS_SEC

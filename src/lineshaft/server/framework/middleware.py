@@ -78,11 +78,12 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["error_format"] = self._error_formats.of(scope["path"])
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            if scope["type"] == "websocket":
-                await self._open_socket(scope, headers, receive, send)
-            else:
-                await self._answer(scope, headers, receive, send)
+        # Until the end of the task that answers this request.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        if scope["type"] == "websocket":
+            await self._open_socket(scope, headers, receive, send)
+        else:
+            await self._answer(scope, headers, receive, send)
 
     async def _open_socket(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send

@@ -5,7 +5,7 @@ item doesn't affect the others.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -134,25 +134,29 @@ async def _one_by_one(items: Items[T], send: Callable[[T], Awaitable[R]]) -> lis
     return await _in_order(items, lambda item: item, send_all)
 
 
+def _outcome(result: Moved | LineshaftError) -> protocol.Outcome | LineshaftError:
+    if isinstance(result, LineshaftError):
+        return result
+    return protocol.Outcome(
+        id=result.id, status=result.status or msgspec.UNSET, retry_in_sec=result.retry_in_sec
+    )
+
+
 async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view: View) -> Results:
     """The tasks as they are now."""
     if view is View.WORK:
-        return [
-            result
-            if isinstance(result, LineshaftError)
-            else protocol.Outcome(
-                id=result.id, status=result.status or msgspec.UNSET, retry_in_sec=result.retry_in_sec
-            )
-            for result in moved
-        ]
-    wanted = {result.id for result in moved if not isinstance(result, LineshaftError)}
-    tasks = (
-        {task.id: task for task in await service.engine.read.tasks_by_id(sorted(wanted))} if wanted else {}
-    )
-    return [
-        result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
-        for result in moved
-    ]
+        return [_outcome(result) for result in moved]
+    tasks = await _tasks(service, [result.id for result in moved if not isinstance(result, LineshaftError)])
+    return [_found(result, tasks) for result in moved]
+
+
+def _found(result: Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
+    return result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
+
+
+async def _tasks(service: Service, ids: Iterable[str]) -> dict[str, Task]:
+    wanted = sorted(set(ids))
+    return {task.id: task for task in await service.engine.read.tasks_by_id(wanted)} if wanted else {}
 
 
 def _deleted(task_id: str) -> LineshaftError:
@@ -197,14 +201,18 @@ def _own(call: Call, item: protocol.ClaimItem | LineshaftError) -> protocol.Clai
 
 
 async def _assigned(service: Service, claims: Sequence[Claim], view: View) -> list[list[Any]]:
-    engine = service.engine
-    tokens = await engine.claim_key.tokens()
+    tokens = await service.engine.claim_key.tokens()
     found = [assignments(claim, tokens.issue) for claim in claims]
-    claimed = sorted(task.id for claim in claims for task in claim.tasks)
-    if view is View.WORK or not claimed:
+    if view is View.WORK:
         return list(found)
-    tasks = {task.id: task for task in await engine.read.tasks_by_id(claimed)}
-    return [[_full(each, tasks[each.task.id]) for each in some if each.task.id in tasks] for some in found]
+    tasks = await _tasks(service, (task.id for claim in claims for task in claim.tasks))
+    return [_with_tasks(some, tasks) for some in found]
+
+
+def _with_tasks(
+    found: Iterable[Assignment[ClaimedTask]], tasks: Mapping[str, Task]
+) -> list[Assignment[Task]]:
+    return [_full(each, tasks[each.task.id]) for each in found if each.task.id in tasks]
 
 
 def _full(assignment: Assignment[ClaimedTask], task: Task) -> Assignment[Task]:
@@ -325,15 +333,35 @@ async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) 
 
     with call.service.engine.undelivered.release_if_undelivered(taken):
         moved = await _in_order(items, convert, send)
-        shown = await _shown(call.service, moved, view)
         if not claims:
-            return shown
-        found = await _assigned(call.service, list(claims.values()), view)
-        following = {name: next(iter(some), None) for name, some in zip(claims, found, strict=True)}
-        return [_with_next(result, following, view) for result in shown]
+            return await _shown(call.service, moved, view)
+        return await _shown_with_next(call.service, moved, claims, view)
 
 
-def _with_next(result: Any, following: dict[str, Any], view: View) -> Any:
+async def _shown_with_next(
+    service: Service, moved: Sequence[Moved | LineshaftError], claims: Mapping[str, Claim], view: View
+) -> Results:
+    """The tasks as they are now, with the claims that followed, by the ids of the tasks before them."""
+    tokens = await service.engine.claim_key.tokens()
+    following: dict[str, Any] = {
+        name: next(iter(assignments(claim, tokens.issue)), None) for name, claim in claims.items()
+    }
+    if view is View.WORK:
+        shown: Results = [_outcome(result) for result in moved]
+    else:
+        ended = [result.id for result in moved if not isinstance(result, LineshaftError)]
+        tasks = await _tasks(
+            service, [*ended, *(task.id for claim in claims.values() for task in claim.tasks)]
+        )
+        following = {
+            name: None if each is None else next(iter(_with_tasks([each], tasks)), None)
+            for name, each in following.items()
+        }
+        shown = [_found(result, tasks) for result in moved]
+    return [_with_next(result, following, view) for result in shown]
+
+
+def _with_next(result: Any, following: Mapping[str, Any], view: View) -> Any:
     if isinstance(result, LineshaftError) or result.id not in following:
         return result
     if view is View.WORK:
