@@ -13,6 +13,7 @@ from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.clock import MovableClock
+from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -87,12 +88,14 @@ class Workbench:
         backend = self._opened()
         types = sorted({name for agent in agents for name in agent.task_types})
         while True:
-            await asyncio.gather(
-                *(
-                    agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
-                    for agent in agents
+            # Without pytest, which captures all lines, only failures are of interest.
+            with shown(level="error"):
+                await asyncio.gather(
+                    *(
+                        agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
+                        for agent in agents
+                    )
                 )
-            )
             soon = (await backend.retry_within(types, _ALL_RETRIES_SEC)).due_sec if retry else None
             if soon is None:
                 return
