@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -18,6 +19,9 @@ from rich.table import Table
 
 from lineshaft.embedded import EmbeddedServer
 from lineshaft.engine.postgres import migrate
+
+# On a terminal, agents would print a line for each task.
+os.environ.setdefault("LINESHAFT_LOG_LEVEL", "warning")
 
 #: As an operator would set them here. Durability is PostgreSQL's default: every commit is on disk.
 SERVER_OPTIONS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "max_connections": "50"}

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
@@ -57,14 +57,15 @@ def _trusted(stream: TextIO) -> TextIO:
 class LineLimit:
     """At most so many lines a second; the others are counted."""
 
-    def __init__(self, per_second: int) -> None:
+    def __init__(self, per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = per_second
+        self._clock = clock
         self._second = 0
         self._admitted = 0
         self._left_out = 0
 
     def admits(self) -> bool:
-        now = int(time.monotonic())
+        now = int(self._clock())
         if now != self._second:
             self._second, self._admitted = now, 0
         if self._admitted >= self._most:
@@ -74,8 +75,8 @@ class LineLimit:
         return True
 
     def left_out(self) -> str:
-        """How many lines were left out since the last call, in words; empty: none, or not to be said yet."""
-        if not self._left_out or (self._admitted >= self._most and int(time.monotonic()) == self._second):
+        """How many lines were left out since the last call, in words; empty: none."""
+        if not self._left_out:
             return ""
         number, self._left_out = self._left_out, 0
         return f"{number} lines left out (more than {self._most} a second)"
@@ -151,10 +152,9 @@ class _Handler(logging.StreamHandler[TextIO]):
         if logging.getLogger().handlers:
             return
         if self._limit is not None and record.name == TASK_LINES and record.levelno <= logging.INFO:
-            admitted = self._limit.admits()
-            self._count_left_out()
-            if not admitted:
+            if not self._limit.admits():
                 return
+            self._count_left_out()
         super().emit(record)
 
     def _count_left_out(self) -> None:

@@ -15,12 +15,17 @@ def user_traceback(error: BaseException) -> str:
     """The traceback of an error and of its causes, without frames of Lineshaft and of imports."""
     described = TracebackException.from_exception(error, compact=True)
     _leave_out_own(described)
+    if isinstance(error, SyntaxError) and not has_user_frames(error):
+        # Its place is in the error itself.
+        described.stack.clear()
     return "".join(described.format())
 
 
 def has_user_frames(error: BaseException) -> bool:
     """Whether it passed through code that is neither Lineshaft's nor the event loop's."""
-    return any(not frame.filename.startswith((_OWN, _ASYNCIO)) for frame in extract_tb(error.__traceback__))
+    return any(
+        not frame.filename.startswith((*_HIDDEN, _ASYNCIO)) for frame in extract_tb(error.__traceback__)
+    )
 
 
 def _leave_out_own(described: TracebackException) -> None:

@@ -1,6 +1,7 @@
 """`TaskType`: a reference to a handler that builds tasks for it, checked by the type checker."""
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -42,8 +43,9 @@ class TaskType(Generic[P, R_co]):
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
+            takes = self._signature.replace(return_annotation=inspect.Signature.empty)
             raise TypeError(
-                f"A task of type {self.name!r} can't be built: {error}. Its handler takes {self._signature}."
+                f"A task of type {self.name!r} can't be built: {error}. Its handler takes {takes}."
             ) from None
         for parameter in self._signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:

@@ -40,7 +40,9 @@ def _load(reference: str) -> Agent:
         raise UsageError(f"{_shown(module)} has no {attribute!r}. {_choices(module)}") from None
     if not isinstance(found, Agent):
         kind = (
-            f"the handler of {found.name!r}" if isinstance(found, TaskType) else f"a {type(found).__name__}"
+            f"the handler of {found.name!r}"
+            if isinstance(found, TaskType)
+            else f"of type {type(found).__name__}"
         )
         raise UsageError(f"{reference} is {kind}, not an Agent. {_choices(module)}")
     if not found.task_types:

@@ -14,6 +14,7 @@ from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.clock import MovableClock
+from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -92,12 +93,14 @@ class Workbench:
         while True:
             collecting = raised.set(self._raised)
             try:
-                await asyncio.gather(
-                    *(
-                        agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
-                        for agent in agents
+                # Without pytest, which captures all lines, only failures are of interest.
+                with shown(level="error"):
+                    await asyncio.gather(
+                        *(
+                            agent.run(self.shaft, until_idle=True, retries_within_sec=0, handle_signals=False)
+                            for agent in agents
+                        )
                     )
-                )
             finally:
                 raised.reset(collecting)
             soon = (await backend.retry_within(types, _ALL_RETRIES_SEC)).due_sec if retry else None
