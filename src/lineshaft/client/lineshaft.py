@@ -302,6 +302,10 @@ class Lineshaft(Administration):
         """Retry all tasks that match and are DEAD_LETTERED, CANCELLED or RETRYING; as `cancel_matching`."""
         return await self.backend.retry_matching(_filter(filters), dry_run=dry_run)
 
+    async def find_ids(self, text: str, *, kind: Literal["task", "dag"] | None = None) -> Sequence[str]:
+        """The tasks and DAGs that a short form (`J8K2M3N4-W1X2`) or a prefix of an id means, up to 20."""
+        return await self.backend.find_ids(text, kind)
+
     # DAGs.
 
     async def get_dag(self, dag: DagRef) -> Dag:

@@ -175,5 +175,14 @@ async def which_ended(call: Call, body: requests.AskEnded) -> Answer:
     return Answer(responses.Ended(await call.service.engine.read.ended(body.ids)))
 
 
+@routes.get("/v1/ids", Scope.READ, responses.FoundIds)
+async def find_ids(call: Call, query: requests.IdQuery) -> Answer:
+    """Find the tasks and DAGs that a short form or a prefix of an id means, at most 20 of each.
+
+    The short form of `task_01J8K2M3N4P5Q6R7S8T9V0W1X2` is `J8K2M3N4-W1X2`. A complete id means only itself.
+    """
+    return Answer(responses.FoundIds(await call.service.engine.read.find_ids(query.name, query.kind)))
+
+
 async def _task(call: Call) -> Answer:
     return Answer(await call.service.engine.read.task(call.path["id"]))
