@@ -50,7 +50,7 @@ def test_json_is_that_of_the_http_api(cli: Cli, dsn: str, url: str) -> None:
         ("task", "show", task): f"/v1/tasks/{task}",
         ("task", "list"): "/v1/tasks",
         ("task", "why", task): f"/v1/tasks/{task}/why",
-        ("dag", "list"): "/v1/dags",
+        ("dag", "list", "--all"): "/v1/dags",
         ("dlq", "list"): "/v1/dead-letters?reviewed=false",
         ("dlq", "show", task): f"/v1/dead-letters/{task}",
         ("agents", "list"): "/v1/agents",

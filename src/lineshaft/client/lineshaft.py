@@ -247,7 +247,7 @@ class Lineshaft(Administration):
         return await self.backend.steps(id_of(task))
 
     async def why(self, task: TaskRef) -> Why:
-        """Why a task is not running."""
+        """What a task is waiting for, what it is doing, or how it ended."""
         return await self.backend.why(id_of(task))
 
     async def change(
@@ -352,7 +352,10 @@ class Lineshaft(Administration):
         kinds: Collection[str] | None = None,
         limit: int = MAX_LIMIT,
     ) -> EventPage:
-        """One page of events after a cursor; None is the beginning, "now" the end."""
+        """One page of events after a cursor; None is the beginning, "now" the end.
+
+        `last:50` is the page of the last 50 events, `since:2030-01-31T09:00:00Z` starts at a time.
+        """
         return await self.backend.events(after, limit=limit, task_id=task_id, dag_id=dag_id, kinds=kinds)
 
     async def events(

@@ -119,7 +119,7 @@ class Queries:
         return await self._of_task(task_id, read_steps)
 
     async def why(self, task_id: str) -> Why:
-        """Why a task is not running, and whether the claim of any agent would get it."""
+        """What a task is waiting for or doing, and whether the claim of any agent would get it."""
 
         async def read(reader: Reader, name: str) -> Why | None:
             return await read_why(reader, name)

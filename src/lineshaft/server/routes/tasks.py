@@ -91,7 +91,7 @@ async def list_steps(call: Call) -> Answer:
 
 @routes.get("/v1/tasks/{id}/why", Scope.READ, Why, codes=("not_found",))
 async def explain_task(call: Call) -> Answer:
-    """Explain why a task is not running."""
+    """Explain what a task is waiting for, what it is doing, or how it ended."""
     return Answer(await call.service.engine.read.why(call.path["id"]))
 
 
