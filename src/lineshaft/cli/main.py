@@ -32,7 +32,7 @@ from lineshaft.cli import (
     up,
     wait,
 )
-from lineshaft.cli.output import discard_output, prepare_streams
+from lineshaft.cli.output import discard_output, prepare_streams, print_note
 from lineshaft.cli.usage import UsageError
 from lineshaft.errors import InvalidInputError, LineshaftError
 
@@ -126,7 +126,7 @@ def _report(error: Exception) -> int:
         message = f"Operating system error: {error}. Is the disk full, or is standard output closed?"
     else:
         message = str(error) if isinstance(error, LineshaftError) else _unexpected(error)
-    print(f"lineshaft: {' '.join(message.split())}", file=sys.stderr)
+    print_note(f"lineshaft: {' '.join(message.split())}")
     return 2 if isinstance(error, UsageError | InvalidInputError) else 1
 
 

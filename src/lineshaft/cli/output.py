@@ -164,6 +164,13 @@ def print_text(text: str) -> None:
     print("\n".join(_wrapped(text, 0)))
 
 
+def print_note(text: str) -> None:
+    """A line on standard error, at once: standard output has only results. Wrapped on a terminal."""
+    width = columns() if sys.stderr.isatty() else 0
+    wrapped = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
+    print(wrapped, file=sys.stderr, flush=True)
+
+
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Names on the left, values on the right; a value may have several lines."""
     width = max((display_width(name) for name, _ in facts), default=0) + 2
@@ -352,4 +359,4 @@ def usd(amount: Decimal | None) -> str:
 def print_more(count: int, hint: str, *, more: bool) -> None:
     """Say that a list was cut off; on standard error, so that a pipe gets only the table."""
     if more:
-        print(f"Showing the first {count}. {hint}", file=sys.stderr)
+        print_note(f"Showing the first {count}. {hint}")

@@ -162,7 +162,7 @@ def list_(args: argparse.Namespace) -> int:
         empty=f"No tasks in {args.place}. Submit one with 'lineshaft submit TYPE'."
         if not filters
         else f"No tasks match these filters in {args.place}.",
-        optional=("PRIO", "USD", "TRIES", "AGENT"),
+        optional=("PRIO", "USD", "AGENT", "TRIES"),
     )
     print_more(len(tasks), "--all lists all.", more=more)
     return 0

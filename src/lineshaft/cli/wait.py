@@ -1,14 +1,13 @@
 """`lineshaft wait`, and the waiting of `lineshaft submit --wait`."""
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.ids import task_or_dag_id
-from lineshaft.cli.output import Id, id_for_people, print_facts, print_json, print_table
+from lineshaft.cli.output import Id, id_for_people, print_facts, print_json, print_note, print_table
 from lineshaft.cli.usage import seconds
 from lineshaft.cli.why import summary
 from lineshaft.errors import LineshaftError
@@ -54,7 +53,7 @@ def wait(shaft: "SyncLineshaft", ids: Sequence[str], timeout_sec: float, *, as_j
     deadline = time.monotonic() + timeout_sec
     ended: list[Task | Dag] = []
     for name in ids:
-        _note(f"Waiting for {name}")
+        print_note(f"Waiting for {name}")
     for name in ids:
         try:
             ended.append(_wait_for_one(shaft, name, deadline))
@@ -85,7 +84,7 @@ def _wait_for_one(shaft: "SyncLineshaft", name: str, deadline: float) -> "Task |
                 raise
         now = _state(shaft, name)
         if now != noted:
-            _note(f"{id_for_people(name)}: {now}")
+            print_note(f"{id_for_people(name)}: {now}")
             noted = now
 
 
@@ -110,8 +109,3 @@ def _print_one(ended: "Task | Dag") -> None:
     print_facts(facts)
     if ended.status in _DONE:
         print_json(ended.output.data)
-
-
-def _note(text: str) -> None:
-    """On standard error, at once: standard output has only the result."""
-    print(text, file=sys.stderr, flush=True)

@@ -50,6 +50,7 @@ def create_app(service: Service, officeplane: Officeplane | None = None) -> Star
             *sockets.routes(guest),
             openapi.route(describe, service),
             docs_page.route(describe, service),
+            docs_page.root(),
         ],
         exception_handlers={HTTPException: _refuse, LineshaftError: _render},
     )

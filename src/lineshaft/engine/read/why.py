@@ -34,6 +34,8 @@ _NAMED = 3
 _ERROR = 300
 #: Characters of a progress report that are shown.
 _PROGRESS = 200
+#: From here on fractions of a second don't matter.
+_WHOLE_SECONDS = 10
 
 _SQL = catalog.load(__name__)
 
@@ -458,7 +460,8 @@ def _cut(text: str) -> str:
 
 
 def _seconds(length: timedelta) -> str:
-    return f"{max(length.total_seconds(), 0):.0f} s"
+    seconds = max(length.total_seconds(), 0)
+    return f"{seconds:.0f} s" if seconds >= _WHOLE_SECONDS else f"{seconds:.1f} s"
 
 
 def _short(error: str) -> str:
