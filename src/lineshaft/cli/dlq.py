@@ -15,6 +15,7 @@ from lineshaft.cli.output import (
     print_facts,
     print_json,
     print_more,
+    print_note,
     print_table,
     usd,
 )
@@ -178,7 +179,7 @@ def resolve_(args: argparse.Namespace) -> int:
                 resolved.append(shaft.resolve(task_id(shaft, name), resolution, **decision))
             except LineshaftError as error:
                 failed += 1
-                print(f"{name}: {error}", file=sys.stderr)
+                print_note(f"{name}: {error}")
     if args.json:
         print_json(resolved)
     elif resolved:

@@ -159,7 +159,7 @@ def _data_line(about: "Description") -> str:
 def _cannot_create(home: Path) -> str | None:
     """Why a new database can't be created there; None: it can."""
     folder = next((each for each in (home, *home.parents) if each.exists()), home)
-    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+    if folder.is_dir() and _is_writable(folder):
         return None
     reason = "can't be written to" if folder.is_dir() else "is not a folder"
     return (
@@ -178,6 +178,11 @@ def _server_line(about: "Description") -> str:
     if about.pid is None:
         return "not running; starts automatically when needed, and stops after its last user"
     return f"process {about.pid}, {about.status}"
+
+
+def _is_writable(folder: Path) -> bool:
+    effective = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
 
 
 def _check_database(found: Findings, dsn: str, *, embedded: bool = False) -> None:

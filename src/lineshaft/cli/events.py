@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.ids import dag_id, task_id
-from lineshaft.cli.output import as_json, columns, cut, id_for_people, iso, on_terminal
+from lineshaft.cli.output import as_json, columns, cut, id_for_people, iso, on_terminal, print_note
 from lineshaft.cli.task import own_title
 from lineshaft.cli.usage import positive, time_or_age
 from lineshaft.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lineshaft.client.blocking import SyncLineshaft
     from lineshaft.types import Event, EventPage
 
@@ -50,7 +52,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="start at this time: 30s, 10m, 2h or 7d ago, or a time in ISO 8601",
     )
     start.add_argument("--from-start", action="store_true", help="start with the first event")
-    start.add_argument("--after", metavar="CURSOR", help="start after the event with this cursor")
+    start.add_argument("--after", metavar="PLACE", help="start after the event with this cursor")
     command.add_argument("--task", metavar="ID", help="only events of this task")
     command.add_argument("--dag", metavar="ID", help="only events of this DAG")
     command.add_argument(
@@ -64,37 +66,38 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _tail(text: str) -> int:
     number = positive(text)
     if number > _PAGE:
-        raise argparse.ArgumentTypeError(
-            f"must be at most {_PAGE}; use --since or --from-start, got {number}"
-        )
+        raise argparse.ArgumentTypeError(f"at most {_PAGE}; use --since, got {number}")
     return number
 
 
 def run(args: argparse.Namespace) -> int:
+    shown = 0
     with connect(args) as shaft:
         args.task_id = None if args.task is None else task_id(shaft, args.task)
         args.dag_id = None if args.dag is None else dag_id(shaft, args.dag)
-        cursor, left = _start(args), args.limit
-        while True:
-            page = _read(shaft, args, cursor)
-            for event in page.items:
-                if args.since is not None and event.at < args.since:
-                    continue
-                if args.json:
-                    print(as_json(event), flush=True)
-                else:
-                    print(line(event), flush=True)
-                if left is not None:
-                    left -= 1
-                    if left == 0:
-                        return 0
-            cursor = page.next_cursor
-            if not page.caught_up:
-                continue
-            if not args.follow:
+        for event in _events(shaft, args):
+            print(as_json(event) if args.json else line(event), flush=True)
+            shown += 1
+            if shown == args.limit:
                 return 0
-            if not page.items:
-                time.sleep(_PAUSE_SEC)
+    if not shown and not args.json:
+        print_note(f"No such events in {args.place}.")
+    return 0
+
+
+def _events(shaft: "SyncLineshaft", args: argparse.Namespace) -> "Iterator[Event]":
+    cursor = _start(args)
+    while True:
+        page = _read(shaft, args, cursor)
+        for event in page.items:
+            # The server starts a little before this time.
+            if args.since is None or event.at >= args.since:
+                yield event
+        cursor = page.next_cursor
+        if page.caught_up and not args.follow:
+            return
+        if page.caught_up and not page.items:
+            time.sleep(_PAUSE_SEC)
 
 
 def _start(args: argparse.Namespace) -> str | None:
@@ -155,5 +158,5 @@ def _data(event: "Event") -> str:
     return ", ".join(
         f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in event.data.items()
-        if value not in (None, "", [], {}, False)
+        if name != "single" and value not in (None, "", [], {}, False)
     )

@@ -341,7 +341,9 @@ def relative(time: datetime | None) -> str:
 
 
 def moment_and_age(time: datetime | None) -> str:
-    return "" if time is None else f"{moment(time)} ({relative(time)})"
+    if time is None or not on_terminal():
+        return iso(time)
+    return f"{moment(time)} ({relative(time)})"
 
 
 def duration(seconds: float) -> str:

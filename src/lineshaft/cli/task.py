@@ -342,7 +342,7 @@ def _print_matched(args: argparse.Namespace, found: "MatchedTasks", done: str) -
         return 0
     for name in found.ids:
         print(name)
-    print(f"{'Matching' if args.dry_run else done}: {found.count} tasks.")
+    print(f"{'Matching' if args.dry_run else done}: {found.count} task{'s' * (found.count != 1)}.")
     return 0
 
 

@@ -192,7 +192,7 @@ def _retry(task: Row) -> Reason:
     after = f" after {task['last_category']}" if task["last_category"] else ""
     return Reason(
         ReasonCode.WAITING_RETRY,
-        f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
+        f"Waits{after} until {_when(task['due_at'], task['now'])}; {task['attempts']} of "
         f"{task['max_attempts']} attempts are used. Retry it to start at once.",
     )
 
