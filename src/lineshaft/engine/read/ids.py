@@ -20,6 +20,7 @@ async def find_ids(reader: Reader, text: str, kinds: tuple[IdKind, ...]) -> list
     """The ids in order, at most `MOST_IDS` of each kind; an id that is complete means only itself."""
     if not is_storable(text):
         return []
+    await reader.send(_SQL["plan_by_index"])
     found: list[str] = []
     for kind in kinds:
         places = ranges(kind, text)

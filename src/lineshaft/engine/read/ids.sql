@@ -1,5 +1,9 @@
 -- Each range is read by the primary key, or by task_of_dag, and stops at `most` ids. One with an end has the ids of a millisecond.
 
+-- name: plan_by_index
+-- In order, so that LIMIT stops the scan.
+SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)
+
 -- name: task_ids
 WITH exact AS MATERIALIZED (SELECT id FROM lineshaft.task WHERE id = %(text)s::text)
 SELECT id FROM exact
