@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from lineshaft import NewTask, SyncLineshaft
+from lineshaft.cli.doctor import _cannot_create
 from lineshaft.embedded import describe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -260,6 +261,22 @@ def test_doctor_where_nothing_can_be_created(run: Run, tmp_path: Path) -> None:
     assert f"it can't be created: {tmp_path / 'file'} is not a folder" in doctor.stdout
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_doctor_in_a_folder_that_cant_be_written_to(tmp_path: Path) -> None:
+    home = tmp_path / ".lineshaft"
+    assert _cannot_create(home) is None
+
+    os.seteuid(65534)
+    try:
+        fault = _cannot_create(home)
+    finally:
+        os.seteuid(0)
+
+    assert fault is not None
+    assert "can't be written to" in fault
+    assert "LINESHAFT_HOME" in fault
+
+
 def test_doctor_reads_every_configured_file(run: Run, dsn: str, tmp_path: Path) -> None:
     files = {
         "LINESHAFT_CIRCUIT_BREAKERS": "defaults: {failure_threshold: none}",
@@ -323,4 +340,3 @@ def test_a_list_over_http_imports_no_driver() -> None:
 
     heavy = {"psycopg", "starlette", "uvicorn", "yaml", "structlog", "rich", "jsonschema_rs"}
     assert heavy & {name.split(".")[0] for name in loaded.split()} == set()
-    assert "lineshaft.engine" not in loaded.split()

@@ -361,3 +361,41 @@ def test_the_limits_of_a_task(cli: Cli) -> None:
     changed = _json(cli, "task", "change", task_id, "--max-cost", "none", "--max-attempts", "7")
 
     assert (changed["max_cost_usd"], changed["max_attempts"]) == (None, 7)
+
+
+def test_a_wait_says_after_a_while_what_it_waits_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lineshaft.cli.wait._SILENT_SEC", 0.05)
+
+    said = cli("submit", "x", "--wait", "0.5")
+
+    task = cli("task", "list", "--json").json[0]["id"]
+    lines = said.err.splitlines()
+    assert lines[0] == f"Waiting for {task}"
+    assert (
+        lines[1]
+        == f"{task}: it is READY. It needs an active agent for type 'x'. No agent is active: register one."
+    )
+    assert lines[2].startswith(f"lineshaft: {task} has not ended after 0.5 s; it goes on.")
+    assert (said.code, len(lines), said.out) == (1, 3, "")
+
+
+def test_the_completion_script_of_fish(cli: Cli) -> None:
+    script = cli("completion", "fish").out
+
+    assert "        case dlq\n            string split ' ' -- " in script
+    assert "complete -c lineshaft -f -a '(__lineshaft_words)'" in script
+    assert script.count("case ") > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("tsak", "list"), "unknown command 'tsak'. Did you mean 'lineshaft task'?"),
+        (("dlq", "retyr", "x"), "unknown action 'retyr'. Did you mean 'lineshaft dlq retry'?"),
+        (("xyzzy",), "unknown command 'xyzzy'. Known: up, demo, "),
+    ],
+)
+def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ...], hint: str) -> None:
+    said = cli(*arguments)
+
+    assert (said.code, hint in said.err) == (2, True), said.err

@@ -110,9 +110,9 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
 
     about = describe(home)
     binaries = about.running or about.binaries
-    is_new = about.data_major is None
-    if is_new and not about.problems and (fault := _cannot_create(about.home)):
-        found.problems.append(fault)
+    fault = _cannot_create(about.home) if about.data_major is None else None
+    # With such a fault, the other problems are its consequences.
+    found.problems += about.problems if fault is None else [fault]
     found.facts += [
         (
             "Database",
@@ -139,7 +139,6 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
         "status": about.status or "stopped",
         "log": str(about.log),
     }
-    found.problems += about.problems
     if not found.problems and (start or about.pid is not None):
         try:
             with EmbeddedServer.start(home) as server:
@@ -158,7 +157,7 @@ def _data_line(about: "Description") -> str:
 
 def _cannot_create(home: Path) -> str | None:
     """Why a new database can't be created there; None: it can."""
-    folder = next((each for each in (home, *home.parents) if each.exists()), home)
+    folder = next((each for each in (home, *home.parents) if os.path.exists(each)), home)  # noqa: PTH110 - false for what can't be seen
     if folder.is_dir() and _is_writable(folder):
         return None
     reason = "can't be written to" if folder.is_dir() else "is not a folder"
