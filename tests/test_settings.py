@@ -1,5 +1,6 @@
 """Settings from the environment and a file."""
 
+import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from lineshaft.errors import SettingsError
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
-from lineshaft.settings import Settings
+from lineshaft.settings import Settings, find_home
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -119,3 +120,26 @@ def test_variables_that_describe_a_task_are_not_settings(tmp_path: Path) -> None
     assert (
         Settings.load({"LINESHAFT_TASK_ID": "task_1", "LINESHAFT_FD": "3"}, directory=tmp_path) == Settings()
     )
+
+
+def test_the_home_is_found_in_a_folder_above(tmp_path: Path) -> None:
+    below = tmp_path / "project" / "src" / "deep"
+    below.mkdir(parents=True)
+    assert find_home(below) == below / ".lineshaft", "it is created here"
+    (tmp_path / "project" / ".lineshaft").mkdir()
+
+    assert find_home(below) == tmp_path / "project" / ".lineshaft"
+    assert find_home(tmp_path / "project") == tmp_path / "project" / ".lineshaft"
+    (below / ".lineshaft").mkdir()
+    assert find_home(below) == below / ".lineshaft", "the nearest"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another account")
+def test_a_home_above_that_belongs_to_another_account_is_passed_over(tmp_path: Path) -> None:
+    below = tmp_path / "project"
+    below.mkdir()
+    (tmp_path / ".lineshaft").mkdir()
+    os.chown(tmp_path / ".lineshaft", 65534, 65534)
+
+    assert find_home(below) == below / ".lineshaft"
+    assert find_home(tmp_path) == tmp_path / ".lineshaft", "in the working directory it was chosen"

@@ -25,6 +25,7 @@ FD_VARIABLE = "LINESHAFT_FD"
 CONFIG_VARIABLE = "LINESHAFT_CONFIG"
 CONFIG_FILE = "lineshaft.toml"
 _NOT_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE})
+HOME_NAME = ".lineshaft"
 MIN_DURATION_SEC = 0.05
 
 T = TypeVar("T")
@@ -163,8 +164,9 @@ class Settings:
     )
     home: Path = _setting(
         _PATH,
-        lambda: Path(".lineshaft").absolute(),
-        "The directory of the embedded database and of local files.",
+        lambda: find_home(Path.cwd()),
+        "The directory of the embedded database and of local files. Unset: the nearest `.lineshaft` of the "
+        "working directory and those above it; without one, it is created in the working directory.",
     )
     host: str = _setting(_ANY_TEXT, "127.0.0.1", "The address the server listens on.")
     port: int = _setting(_whole(1, 65535), 8001, "The port the server listens on.")
@@ -297,6 +299,24 @@ class Settings:
                 "The configuration is not valid:\n" + "\n".join(f"  {fault}" for fault in faults)
             )
         return cls(**values)
+
+
+def find_home(directory: Path) -> Path:
+    """The nearest `.lineshaft` of this directory and those above it, as git finds its own.
+
+    One above that belongs to another account is passed over: its owner decides what its server does.
+    """
+    own = directory.absolute() / HOME_NAME
+    if own.is_dir():
+        return own
+    for folder in own.parent.parents:
+        home = folder / HOME_NAME
+        try:
+            if home.is_dir() and (not hasattr(os, "geteuid") or home.stat().st_uid == os.geteuid()):
+                return home
+        except OSError:
+            continue
+    return own
 
 
 class _Field(NamedTuple):

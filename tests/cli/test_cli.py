@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from lineshaft import NewTask, SyncLineshaft
+from lineshaft.cli.doctor import _cannot_create
 from lineshaft.embedded import describe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -229,3 +232,111 @@ def test_a_list_imports_no_server(dsn: str) -> None:
         "lineshaft.embedded",
     }
     assert heavy & set(loaded) == set()
+
+
+def test_commands_that_read_dont_create_a_database(run: Run, tmp_path: Path) -> None:
+    for command in (
+        ("task", "list"),
+        ("why", "task_1"),
+        ("events",),
+        ("stats",),
+        ("sql", "SELECT 1"),
+        ("migrate", "status"),
+        ("wait", "task_1"),
+    ):
+        result = run(*command)
+        assert (result.returncode, result.stdout) == (1, ""), command
+        assert f"There is no database in {tmp_path / '.lineshaft'}" in result.stderr
+    doctor = run("doctor")
+    assert (doctor.returncode, "created at first use" in doctor.stdout) == (0, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_where_nothing_can_be_created(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    doctor = run("doctor", LINESHAFT_HOME=str(tmp_path / "file" / "home"))
+
+    assert doctor.returncode == 1
+    assert f"it can't be created: {tmp_path / 'file'} is not a folder" in doctor.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_doctor_in_a_folder_that_cant_be_written_to(tmp_path: Path) -> None:
+    home = tmp_path / ".lineshaft"
+    assert _cannot_create(home) is None
+
+    os.seteuid(65534)
+    try:
+        fault = _cannot_create(home)
+    finally:
+        os.seteuid(0)
+
+    assert fault is not None
+    assert "can't be written to" in fault
+    assert "LINESHAFT_HOME" in fault
+
+
+def test_doctor_reads_every_configured_file(run: Run, dsn: str, tmp_path: Path) -> None:
+    files = {
+        "LINESHAFT_CIRCUIT_BREAKERS": "defaults: {failure_threshold: none}",
+        "LINESHAFT_NOTIFICATIONS": "destinations: [{name: x, kind: unknown}]",
+        "LINESHAFT_VALIDATION_COMMANDS": "tests: {argv: pytest}",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    variables = {name: str(tmp_path / name) for name in files}
+
+    doctor = run("doctor", "--json", LINESHAFT_DATABASE_URL=dsn, **variables)
+
+    assert doctor.returncode == 1
+    problems = json.loads(doctor.stdout)["problems"]
+    assert [name for name in files if any(variables[name] in problem for problem in problems)] == list(files)
+    missing = run("doctor", LINESHAFT_DATABASE_URL=dsn, LINESHAFT_NOTIFICATIONS=str(tmp_path / "none.yaml"))
+    assert (missing.returncode, "none.yaml" in missing.stdout) == (1, True)
+    valid = tmp_path / "valid.yaml"
+    valid.write_text("tests: {argv: [pytest]}")
+    assert run("doctor", LINESHAFT_DATABASE_URL=dsn, LINESHAFT_VALIDATION_COMMANDS=str(valid)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("events", "--follow", "--from-start"),
+        ("wait", "TASK"),
+        ("stats", "--watch"),
+        ("submit", "y", "--wait"),
+    ],
+)
+def test_ctrl_c_prints_no_traceback(dsn: str, command: tuple[str, ...]) -> None:
+    with SyncLineshaft(dsn) as shaft:
+        task = shaft.submit(NewTask("x"))
+    words = [task.id if word == "TASK" else word for word in command]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from lineshaft.cli.entry import main; sys.exit(main())", *words],
+        env=os.environ | {"LINESHAFT_DATABASE_URL": dsn, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first, "it waits"
+
+    process.send_signal(signal.SIGINT)
+
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in first + rest
+
+
+def test_a_list_over_http_imports_no_driver() -> None:
+    """Instead of a limit in seconds, which a busy machine would exceed."""
+    code = (
+        "import sys; from lineshaft.cli.main import main\n"
+        "main(['task', 'list', '--url', 'http://127.0.0.1:1']); print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    heavy = {"psycopg", "starlette", "uvicorn", "yaml", "structlog", "rich", "jsonschema_rs"}
+    assert heavy & {name.split(".")[0] for name in loaded.split()} == set()

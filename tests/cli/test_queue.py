@@ -102,10 +102,10 @@ def test_many_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (("submit",), 2, "Give either a TYPE or --file"),
         (("submit", "x", "--spec", "{"), 2, "--spec must be JSON"),
         (("submit", "x", "--spec", "[]", "--prompt", "p"), 2, "--spec must be a JSON object"),
-        (("submit", "x", "--spec", "@/nowhere.json"), 1, "Can't read /nowhere.json"),
-        (("submit", "--file", "/nowhere.json"), 1, "Can't read /nowhere.json"),
-        (("submit", "x", "--priority", "101"), 1, "priority"),
-        (("submit", "x", "--deadline", "soon"), 1, "deadline"),
+        (("submit", "x", "--spec", "@/nowhere.json"), 2, "Can't read /nowhere.json"),
+        (("submit", "--file", "/nowhere.json"), 2, "Can't read /nowhere.json"),
+        (("submit", "x", "--priority", "101"), 2, "priority"),
+        (("submit", "x", "--deadline", "soon"), 2, "deadline"),
         (("task", "show", "task_nowhere"), 1, "There is no task task_nowhere"),
         (("task", "change", "task_nowhere"), 2, "Nothing to change"),
         (("task", "change", "task_nowhere", "--deadline", "soon"), 2, "--deadline must be a time"),
@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(
 def test_a_file_with_a_mistake_names_the_place(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "dag.yaml").write_text("title: x\ntasks: [{type: a}, {type: b, priorty: 1}]")
     said = cli("submit", "--file", str(tmp_path / "dag.yaml"))
-    assert (said.code, said.err) == (1, "lineshaft: tasks[1].priorty: unknown field\n")
+    assert (said.code, said.err) == (2, "lineshaft: tasks[1].priorty: unknown field\n")
 
 
 def test_times_of_a_file_may_be_yaml_times(cli: Cli, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_cancel_retry_and_change(cli: Cli) -> None:
 
 
 def test_dead_letters_are_shown_and_resolved(cli: Cli, dsn: str) -> None:
-    assert cli("dlq", "list").out == "No dead letters.\n"
+    assert cli("dlq", "list").out == "No dead letters in the database of LINESHAFT_DATABASE_URL.\n"
     cli("submit", "x")
     task = work(dsn, error="no access", category="auth_failure")
     assert "no access" in cli("dlq", "list").out
@@ -249,7 +249,7 @@ def test_approvals(cli: Cli) -> None:
 
 
 def test_tokens(cli: Cli) -> None:
-    assert "No tokens." in cli("token", "list").out
+    assert "No tokens in the database" in cli("token", "list").out
     made = cli("token", "create", "--name", "ci", "--scope", "submit", "--json").json
     assert set(made) == {"id", "name", "scope", "token"}
     assert made["id"] in cli("token", "list").out
@@ -361,3 +361,41 @@ def test_the_limits_of_a_task(cli: Cli) -> None:
     changed = _json(cli, "task", "change", task_id, "--max-cost", "none", "--max-attempts", "7")
 
     assert (changed["max_cost_usd"], changed["max_attempts"]) == (None, 7)
+
+
+def test_a_wait_says_after_a_while_what_it_waits_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lineshaft.cli.wait._SILENT_SEC", 0.05)
+
+    said = cli("submit", "x", "--wait", "0.5")
+
+    task = cli("task", "list", "--json").json[0]["id"]
+    lines = said.err.splitlines()
+    assert lines[0] == f"Waiting for {task}"
+    assert (
+        lines[1]
+        == f"{task}: it is READY. It needs an active agent for type 'x'. No agent is active: register one."
+    )
+    assert lines[2].startswith(f"lineshaft: {task} has not ended after 0.5 s; it goes on.")
+    assert (said.code, len(lines), said.out) == (1, 3, "")
+
+
+def test_the_completion_script_of_fish(cli: Cli) -> None:
+    script = cli("completion", "fish").out
+
+    assert "        case dlq\n            string split ' ' -- " in script
+    assert "complete -c lineshaft -f -a '(__lineshaft_words)'" in script
+    assert script.count("case ") > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("tsak", "list"), "unknown command 'tsak'. Did you mean 'lineshaft task'?"),
+        (("dlq", "retyr", "x"), "unknown action 'retyr'. Did you mean 'lineshaft dlq retry'?"),
+        (("xyzzy",), "unknown command 'xyzzy'. Known: up, demo, "),
+    ],
+)
+def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ...], hint: str) -> None:
+    said = cli(*arguments)
+
+    assert (said.code, hint in said.err) == (2, True), said.err

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
+from lineshaft.model.short_ids import short_id
 from tests.cli.conftest import Cli
 from tests.cli.test_queue import work
 from tests.http_server import ServerThread
@@ -50,7 +51,7 @@ def test_json_is_that_of_the_http_api(cli: Cli, dsn: str, url: str) -> None:
         ("task", "show", task): f"/v1/tasks/{task}",
         ("task", "list"): "/v1/tasks",
         ("task", "why", task): f"/v1/tasks/{task}/why",
-        ("dag", "list"): "/v1/dags",
+        ("dag", "list", "--all"): "/v1/dags",
         ("dlq", "list"): "/v1/dead-letters?reviewed=false",
         ("dlq", "show", task): f"/v1/dead-letters/{task}",
         ("agents", "list"): "/v1/agents",
@@ -82,3 +83,14 @@ def test_a_task_is_submitted_and_operated_over_http(cli: Cli, dsn: str, url: str
     assert "COMPLETED" in cli("submit", "x", "--idempotency-key", "k", "--wait", "30", *flag).out
     refused = cli("task", "cancel", task, *flag)
     assert (refused.code, refused.err) == (1, cli("task", "cancel", task).err)
+
+
+def test_a_short_id_is_found_over_http(cli: Cli, url: str) -> None:
+    task = cli("submit", "x", "--url", url, "--json").json["id"]
+
+    assert cli("task", "show", short_id(task), "--url", url, "--json").json["id"] == task
+    unknown = cli("why", "J8K2M3N4-W1X2", "--url", url)
+    assert (unknown.code, unknown.err) == (
+        1,
+        f"lineshaft: There is no task J8K2M3N4-W1X2. (Looked in the server {url}.)\n",
+    )

@@ -36,6 +36,21 @@ def event(kind: str, data: dict[str, Any] | None = None, **ids: str) -> NoticeEv
         ),
         (event("task.dead_lettered", {"reason": "child c failed"}, task_id="t"), "dead_letter", None),
         (
+            event("task.dead_lettered", task_id="t")._replace(type="code", title="Implement it"),
+            "dead_letter",
+            "Task t (code: Implement it) moved to dead letter queue",
+        ),
+        (
+            event("approval.waiting", task_id="t")._replace(type="code", title="code"),
+            "approval_waiting",
+            "Task t (code) is waiting for approval",
+        ),
+        (
+            event("dag.failed", dag_id="d")._replace(title="Landing page"),
+            "dag_failed",
+            "DAG d (Landing page) is blocked by dead letters",
+        ),
+        (
             event("task.dead_lettered", {"error": "no", "poison_pill": True}, task_id="t"),
             "poison_pill",
             "Task t fails with every agent: no",

@@ -157,3 +157,9 @@ async def test_metrics_of_an_empty_queue(client: Client) -> None:
     found = await samples(client)
 
     assert found == {"tasks_dead_lettered_total": 0, "tasks_duplicate_total": 0, "daily_spend_usd": 0}
+
+
+async def test_the_root_leads_to_the_documentation(client: Client) -> None:
+    response = await client.get("/")
+
+    assert (response.status, response.headers["location"]) == (307, "/docs")

@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
-from lineshaft.cli.usage import UsageError, positive
+from lineshaft.cli.output import When, moment_and_age, print_facts, print_json, print_table, usd
+from lineshaft.cli.usage import UsageError, dollars, positive
 from lineshaft.model.instance_names import short_names
 
 if TYPE_CHECKING:
@@ -18,6 +18,16 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list agents", description="List agents.")
+    listing.add_argument(
+        "--status",
+        action="append",
+        default=[],
+        choices=("active", "draining", "offline"),
+        help="only this status; repeatable",
+    )
+    listing.add_argument("--type", metavar="TYPE", help="only agents that take tasks of this type")
+    listing.add_argument("--capability", metavar="NAME", help="only agents with this capability")
+    listing.add_argument("--search", metavar="TEXT", help="part of the id")
     listing.set_defaults(run=list_)
     show = actions.add_parser("show", help="show an agent", description="Show an agent.")
     show.set_defaults(run=show_)
@@ -50,7 +60,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     change.add_argument(
         "--add-budget",
-        type=float,
+        type=dollars,
         default=...,
         dest="add_budget_usd",
         metavar="USD",
@@ -75,12 +85,13 @@ def _slots(text: str) -> int | None:
 
 
 def _budget(text: str) -> float | None:
-    return None if text == "unlimited" else float(text)
+    return None if text == "unlimited" else dollars(text)
 
 
 def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        agents, _ = collect(lambda limit, cursor: shaft.agents(limit=limit, cursor=cursor))
+        found, _ = collect(lambda limit, cursor: shaft.agents(status=args.status, limit=limit, cursor=cursor))
+    agents = [agent for agent in found if _is_wanted(agent, args)]
     if args.json:
         print_json(agents)
         return 0
@@ -91,19 +102,29 @@ def list_(args: argparse.Namespace) -> int:
                 agent.id,
                 agent.status,
                 sum(each.status != "offline" for each in agent.instances),
-                f"{agent.current_tasks}/{agent.max_concurrent_tasks}",
-                "unlimited" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
+                f"{agent.current_tasks} of {agent.max_concurrent_tasks}",
+                "" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
                 "any" if agent.types is None else agent.types,
                 agent.capabilities,
-                moment(agent.last_heartbeat),
+                When(agent.last_heartbeat),
             )
             for agent in agents
         ],
-        empty="No agents. 'lineshaft agent --exec COMMAND --type TYPE' runs any command as an agent; "
-        "docs/agents.md shows how to write one in Python.",
-        optional=("LAST HEARTBEAT",),
+        empty=f"No agents match these filters in {args.place}."
+        if found or args.status
+        else f"No agents in {args.place}. 'lineshaft agent --exec COMMAND --type TYPE' runs any command as "
+        "an agent; docs/agents.md shows how to write one in Python.",
+        optional=("PROCESSES", "LEFT USD", "CAPABILITIES"),
     )
     return 0
+
+
+def _is_wanted(agent: "AgentInfo", args: argparse.Namespace) -> bool:
+    return (
+        (args.type is None or agent.types is None or args.type in agent.types)
+        and (args.capability is None or args.capability in agent.capabilities)
+        and (args.search is None or args.search.lower() in agent.id.lower())
+    )
 
 
 def show_(args: argparse.Namespace) -> int:
@@ -145,7 +166,7 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
     print_facts(
         [
             ("Agent", agent.id),
-            ("Status", f"{agent.status}, last heartbeat {moment(agent.last_heartbeat)}"),
+            ("Status", f"{agent.status}, last heartbeat {moment_and_age(agent.last_heartbeat) or 'unknown'}"),
             ("Busy", f"{agent.current_tasks} of {agent.max_concurrent_tasks} slots"),
             ("Budget", f"{budget}; {usd(agent.spent_usd)} spent, {usd(agent.reserved_usd)} reserved"),
             ("Types", "any" if agent.types is None else ", ".join(agent.types)),
@@ -162,10 +183,10 @@ def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
             (
                 name or f"(incarnation {each.incarnation})",
                 each.status,
-                f"{each.current_tasks}/{each.max_concurrent_tasks}",
+                f"{each.current_tasks} of {each.max_concurrent_tasks}",
                 each.version,
-                moment(each.started_at),
-                moment(each.last_heartbeat),
+                When(each.started_at),
+                When(each.last_heartbeat),
             )
             for name, each in zip(names, agent.instances, strict=True)
         ],

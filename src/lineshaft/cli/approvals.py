@@ -4,8 +4,9 @@ import argparse
 import getpass
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import age, print_json, print_table
-from lineshaft.cli.task import print_status
+from lineshaft.cli.ids import task_id
+from lineshaft.cli.output import Id, When, print_json, print_table
+from lineshaft.cli.task import own_title, print_status
 from lineshaft.cli.usage import json_value
 
 
@@ -35,7 +36,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     reject.set_defaults(run=reject_)
     for action in (approve, reject):
-        action.add_argument("id", metavar="TASK", help="the id of the task")
+        action.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
         action.add_argument("--note", default="", help="the reason")
         action.add_argument("--reviewer", help="who decides (default: your user name)")
     for action in (listing, approve, reject):
@@ -49,9 +50,18 @@ def list_(args: argparse.Namespace) -> int:
         print_json(items)
         return 0
     print_table(
-        ("TASK", "KIND", "TYPE", "TITLE", "AGE"),
-        [(item.task.id, item.kind, item.task.type, item.task.title[:50], age(item.since)) for item in items],
-        empty="No approvals.",
+        ("TASK", "KIND", "TYPE", "TITLE", "SINCE"),
+        [
+            (
+                Id(item.task.id),
+                item.kind,
+                item.task.type,
+                own_title(item.task.type, item.task.title),
+                When(item.since),
+            )
+            for item in items
+        ],
+        empty=f"Nothing waits for a person in {args.place}.",
     )
     return 0
 
@@ -59,13 +69,13 @@ def list_(args: argparse.Namespace) -> int:
 def approve_(args: argparse.Namespace) -> int:
     data = None if args.data is None else json_value("--data", args.data)
     with connect(args) as shaft:
-        task = shaft.approve(args.id, reviewer=_reviewer(args), note=args.note, data=data)
+        task = shaft.approve(task_id(shaft, args.id), reviewer=_reviewer(args), note=args.note, data=data)
     return print_status(args, task)
 
 
 def reject_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        task = shaft.reject(args.id, reviewer=_reviewer(args), note=args.note)
+        task = shaft.reject(task_id(shaft, args.id), reviewer=_reviewer(args), note=args.note)
     return print_status(args, task)
 
 

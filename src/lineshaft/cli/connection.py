@@ -2,11 +2,14 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from lineshaft.cli.output import add_json_flag
 from lineshaft.cli.usage import UsageError
+from lineshaft.errors import LineshaftError, NotFoundError
+from lineshaft.settings import HOME_NAME, PREFIX, Settings
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
@@ -25,14 +28,44 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def connect(args: argparse.Namespace) -> "Iterator[SyncLineshaft]":
+def connect(args: argparse.Namespace, *, create: bool = False) -> "Iterator[SyncLineshaft]":
+    """`create`: create the embedded database if there is none. Commands that only read never do."""
     from lineshaft.client.blocking import SyncLineshaft  # noqa: PLC0415 - slow to import
 
     url = args.url
     if url is not None and not url.startswith(("http://", "https://")):
         raise UsageError(f"--url must be http://HOST:PORT or https://HOST, got {url!r}.")
-    with SyncLineshaft(url, max_connections=2) as shaft:
-        yield shaft
+    settings = Settings.load()
+    url = url or settings.url
+    if url is None and not create:
+        require_database(settings)
+    #: For messages.
+    args.place = f"the server {url}" if url is not None else place(settings)
+    with SyncLineshaft(url, settings=settings, max_connections=2) as shaft:
+        try:
+            yield shaft
+        except NotFoundError as error:
+            raise NotFoundError(f"{error} (Looked in {args.place}.)") from None
+
+
+def place(settings: Settings) -> str:
+    """Which database the settings name, without secrets."""
+    if settings.database_url is None:
+        return f"the embedded database in {settings.home}"
+    named = f"{PREFIX}DATABASE_URL"
+    return f"the database of {named if os.environ.get(named) else 'lineshaft.toml'}"
+
+
+def require_database(settings: Settings) -> None:
+    """Refuse to create an embedded database: an empty one would answer a question about another one."""
+    if settings.database_url is not None or (settings.home / "postgres" / "PG_VERSION").exists():
+        return
+    above = "" if f"{PREFIX}HOME" in os.environ else f", and no folder above has a {HOME_NAME}"
+    raise LineshaftError(
+        f"There is no database in {settings.home}{above}. 'lineshaft up', 'lineshaft submit' or an agent "
+        "creates one there. To use another one, go to its folder, or set LINESHAFT_HOME, "
+        "LINESHAFT_DATABASE_URL or LINESHAFT_URL."
+    )
 
 
 def collect(read: "Callable[[int, str | None], Page[T]]", most: int | None = None) -> tuple[list[T], bool]:

@@ -5,8 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import age, print_facts, print_json, print_more, print_table, usd
-from lineshaft.cli.usage import positive
+from lineshaft.cli.ids import dag_id
+from lineshaft.cli.output import (
+    Id,
+    When,
+    moment_and_age,
+    print_facts,
+    print_json,
+    print_more,
+    print_table,
+    usd,
+)
+from lineshaft.cli.task import tries
+from lineshaft.cli.usage import dollars, positive
 
 if TYPE_CHECKING:
     from lineshaft.types import Task
@@ -25,6 +36,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     listing.add_argument(
         "--limit", type=positive, default=50, metavar="N", help="at most N DAGs (default: 50)"
     )
+    listing.add_argument("--all", action="store_true", help="also the DAGs of standalone tasks")
+    listing.add_argument(
+        "--status", action="append", default=[], metavar="STATUS", help="only this status; repeatable"
+    )
+    listing.add_argument("--search", default=None, metavar="TEXT", help="part of the title")
     listing.set_defaults(run=list_)
     show = actions.add_parser(
         "show", help="show a DAG as a tree", description="Show a DAG as a tree of tasks with their states."
@@ -41,37 +57,43 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Change the budget of a DAG. Tasks that it can afford now become available at once.",
     )
     amount = budget.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--add", type=float, metavar="USD", help="add to the budget")
-    amount.add_argument("--ceiling", type=float, metavar="USD", help="set the budget")
+    amount.add_argument("--add", type=dollars, metavar="USD", help="add to the budget")
+    amount.add_argument("--ceiling", type=dollars, metavar="USD", help="set the budget")
     amount.add_argument("--no-ceiling", action="store_true", help="remove the limit")
     budget.set_defaults(run=budget_)
     for action in (show, budget, cancel):
-        action.add_argument("id", metavar="DAG", help="the id of the DAG")
+        action.add_argument("id", metavar="DAG", help="the id of the DAG, or its short form")
     for action in (listing, show, budget, cancel):
         add_flags(action)
 
 
 def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        dags, more = collect(lambda limit, cursor: shaft.dags(limit=limit, cursor=cursor), args.limit)
+        dags, more = collect(
+            lambda limit, cursor: shaft.dags(
+                status=args.status, q=args.search or (), virtual=args.all, limit=limit, cursor=cursor
+            ),
+            args.limit,
+        )
     if args.json:
         print_json(dags)
         return 0
     print_table(
-        ("DAG", "STATUS", "TITLE", "TASKS", "DONE", "USD", "AGE"),
+        ("DAG", "STATUS", "TITLE", "DONE", "USD", "CREATED"),
         [
             (
-                dag.id,
+                Id(dag.id),
                 dag.status,
-                dag.title[:40],
-                len(dag.tasks),
-                dag.counts.get("COMPLETED", 0),
-                usd(dag.spent_usd),
-                age(dag.created_at),
+                dag.title,
+                f"{dag.counts.get('COMPLETED', 0)} of {len(dag.tasks)}",
+                usd(dag.spent_usd) if dag.spent_usd else "",
+                When(dag.created_at),
             )
             for dag in dags
         ],
-        empty="No DAGs. Submit one with 'lineshaft submit --file dag.yaml'.",
+        empty=f"No DAGs in {args.place}. Submit one with 'lineshaft submit --file dag.yaml'; --all also "
+        "lists standalone tasks.",
+        optional=("USD",),
     )
     print_more(len(dags), "--limit N shows more.", more=more)
     return 0
@@ -79,7 +101,7 @@ def list_(args: argparse.Namespace) -> int:
 
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        dag = shaft.get_dag(args.id)
+        dag = shaft.get_dag(dag_id(shaft, args.id))
         found, _ = collect(lambda limit, cursor: shaft.list(dag_id=dag.id, limit=limit, cursor=cursor))
     if args.json:
         print_json({"dag": dag, "tasks": found})
@@ -92,13 +114,16 @@ def show_(args: argparse.Namespace) -> int:
             ("DAG", dag.id),
             ("Title", dag.title),
             ("Status", dag.status),
-            ("Tasks", ", ".join(f"{count} {status}" for status, count in sorted(dag.counts.items()))),
+            ("Created", " by ".join(filter(None, (moment_and_age(dag.created_at), dag.created_by)))),
+            ("Tasks", ", ".join(f"{count} {status}" for status, count in dag.counts.items())),
             ("Cost", money),
         ]
     )
     print()
     tree = _tree({task.id: task for task in found})
-    print_table(("TASK", "STATUS", "TRIES", "AGENT", "ID"), tree, empty="No tasks.")
+    print_table(
+        ("TASK", "STATUS", "TRIES", "AGENT", "ID"), tree, empty="No tasks.", optional=("AGENT", "TRIES")
+    )
     return 0
 
 
@@ -121,11 +146,11 @@ def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
         is_root = not any(other in tasks for other in task.depends_on)
         branch = "" if is_root else ("└─ " if is_last else "├─ ")
         yield (
-            f"{indent}{branch}{task.title[:50]}" + (f" (also after {named})" if named else ""),
+            f"{indent}{branch}{task.title}" + (f" (also after {named})" if named else ""),
             task.status,
-            f"{task.attempts}/{task.max_attempts}",
+            tries(task),
             task.claim.agent_id,
-            name,
+            Id(name),
         )
         deeper = indent + (("   " if is_last else "│  ") if branch else "")
         stack = [(child, deeper, last) for child, last in _marked(below.get(name, []))] + stack
@@ -138,9 +163,9 @@ def _marked(names: list[str]) -> list[tuple[str, bool]]:
 def budget_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         if args.add is not None:
-            dag = shaft.add_dag_budget(args.id, args.add)
+            dag = shaft.add_dag_budget(dag_id(shaft, args.id), args.add)
         else:
-            dag = shaft.set_dag_budget(args.id, args.ceiling)
+            dag = shaft.set_dag_budget(dag_id(shaft, args.id), args.ceiling)
     if args.json:
         print_json(dag)
         return 0
@@ -158,7 +183,7 @@ def budget_(args: argparse.Namespace) -> int:
 
 def cancel_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        dag = shaft.cancel_dag(args.id, args.reason)
+        dag = shaft.cancel_dag(dag_id(shaft, args.id), args.reason)
     if args.json:
         print_json(dag)
     else:

@@ -7,13 +7,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import connect
-from lineshaft.cli.output import print_table, usd
+from lineshaft.cli.output import print_table, print_text, usd
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import CONFIG_VARIABLE, PREFIX
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SEC = 55.0
 _PAUSE_SEC = 0.2
+_COLUMNS, _INDENT = 80, " " * 9
 TITLE = "Landing page for client X"
 TASKS: list[dict[str, Any]] = [
     {"type": "research", "title": "Research competitors", "spec": {"prompt": "client X"}},
@@ -59,15 +61,20 @@ def run(args: argparse.Namespace) -> int:
     with _home(args.keep) as home:
         settings = _own_settings(home)
         print("Starting an embedded PostgreSQL …", flush=True)
-        with connect(args) as shaft, _fleet():
+        with connect(args, create=True) as shaft, _fleet():
             started = time.monotonic()
             made = shaft.submit_dag(TITLE, _tasks(), budget_ceiling_usd=2, created_by="agent:orchestrator")
             ids = {task.id: str(TASKS[number]["title"]) for number, task in enumerate(made.tasks.values())}
             print(f"Submitted '{TITLE}': {len(ids)} tasks in one transaction.\n", flush=True)
             _watch(shaft, made.id, ids, started)
             _summary(shaft, made.id, ids, time.monotonic() - started)
-        if args.keep is not None:
-            print(f"\nThe data is in {home}. Look around: {settings} lineshaft task list")
+        print()
+        if args.keep is None:
+            print_text("To keep its database and look around: lineshaft demo --keep DIR")
+        else:
+            print_text(f"The database is kept in {home}. Look around with these commands:")
+            print(f"  export {settings}")
+            print("  lineshaft task list; lineshaft dag list; lineshaft events")
     return 0
 
 
@@ -148,7 +155,7 @@ def _watch(shaft: "SyncLineshaft", dag_id: str, titles: Mapping[str, str], start
         for event in page.items:
             _show(event, titles, time.monotonic() - started)
             if event.kind == "task.dead_lettered" and event.task_id is not None:
-                _resolve(shaft, event.task_id, titles)
+                _resolve(shaft, event.task_id)
         if any(event.kind == "dag.completed" for event in page.items):
             return
         if time.monotonic() - started > _LONGEST_SEC:
@@ -168,25 +175,25 @@ def _show(event: "Event", titles: Mapping[str, str], after_sec: float) -> None:
     agent = f" ({event.agent_id})" if event.agent_id else ""
     data = event.data or {}
     cause = "" if event.kind == "task.resolved" else data.get("error") or data.get("reason") or ""
-    print(
-        f"{after_sec:5.1f} s  {about} {message}{agent}{': ' + str(cause)[:90] if cause else ''}", flush=True
-    )
+    text = f"{about} {message}{agent}{f': {cause}' if cause else ''}"
+    lines = textwrap.wrap(text, _COLUMNS - len(_INDENT), break_on_hyphens=False)
+    print(f"{after_sec:5.1f} s  " + f"\n{_INDENT}".join(lines), flush=True)
 
 
-def _resolve(shaft: "SyncLineshaft", task_id: str, titles: Mapping[str, str]) -> None:
+def _resolve(shaft: "SyncLineshaft", task_id: str) -> None:
     """The decision of a person."""
     from lineshaft.types import Resolution  # noqa: PLC0415 - slow to import
 
     note = "renewed the deploy key"
     shaft.resolve(task_id, Resolution.RETRY, reviewer="demo", note=note)
-    print(f"         You review its history and decide: retry {titles[task_id]!r} ({note})")
+    print(f"{_INDENT}You review its history and decide: retry it ({note})")
 
 
 def _summary(shaft: "SyncLineshaft", dag_id: str, ids: Mapping[str, str], seconds: float) -> None:
     rows = []
     for task_id, title in ids.items():
         task, attempts, steps = shaft.get(task_id), shaft.attempts(task_id), shaft.steps(task_id)
-        failures = [": ".join(filter(None, (a.outcome, a.category))) for a in attempts[:-1]]
+        failures = [a.category or a.outcome for a in attempts[:-1]]
         agents = dict.fromkeys(a.agent_id or "" for a in attempts)
         rows.append(
             (
@@ -199,11 +206,12 @@ def _summary(shaft: "SyncLineshaft", dag_id: str, ids: Mapping[str, str], second
         ("TASK", "STATUS", "CLAIMS", "AGENTS", "FAILURES", "STEPS", "USD"),
         rows,
         empty="",
-        optional=("CLAIMS", "STEPS"),
+        optional=("CLAIMS", "STEPS", "STATUS"),
     )
     dag = shaft.get_dag(dag_id)
-    print(
-        f"\n{dag.status.capitalize()} in {seconds:.1f} s for {usd(dag.spent_usd)} USD. One agent was killed "
-        "in the middle of its work:\nthe steps it had finished and paid for were not repeated. Every step is "
-        "a row that you can query."
+    text = (
+        f"{dag.status.capitalize()} in {seconds:.1f} s for {usd(dag.spent_usd)} USD. One agent was killed in "
+        "the middle of its work: the steps it had finished and paid for were not repeated. Every step is a "
+        "row that you can query."
     )
+    print("\n" + textwrap.fill(text, _COLUMNS))

@@ -6,8 +6,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import age, moment, pretty, print_facts, print_json, print_more, print_table, usd
-from lineshaft.cli.task import print_failures
+from lineshaft.cli.ids import task_id
+from lineshaft.cli.output import (
+    Id,
+    When,
+    moment_and_age,
+    pretty,
+    print_facts,
+    print_json,
+    print_more,
+    print_note,
+    print_table,
+    usd,
+)
+from lineshaft.cli.task import own_title, print_failures
 from lineshaft.cli.usage import UsageError, json_value, positive, time_value
 from lineshaft.errors import LineshaftError
 
@@ -17,14 +29,13 @@ if TYPE_CHECKING:
 
 RESOLUTIONS = ("retry", "modify_and_retry", "cancel", "delete", "escalate")
 _CHOICES = {name[0]: name for name in RESOLUTIONS}
-_NONE = "No dead letters."
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "dlq",
-        help="list, show, resolve and review dead letters",
-        description="List, show, resolve and review dead letters: tasks that failed permanently.",
+        help="list, show, retry, resolve and review dead letters",
+        description="List, show, retry, resolve and review dead letters: tasks that failed permanently.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list dead letters", description="List open dead letters.")
@@ -38,7 +49,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     show = actions.add_parser(
         "show", help="show a dead letter", description="Show a dead letter with its whole history."
     )
-    show.add_argument("id", metavar="TASK", help="the id of the task")
+    show.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
     show.set_defaults(run=show_)
     resolve = actions.add_parser(
         "resolve",
@@ -46,19 +57,28 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Resolve dead letters: retry, modify_and_retry (with --spec), cancel, delete (hides the "
         "entry) or escalate.",
     )
-    resolve.add_argument("ids", nargs="+", metavar="TASK", help="the ids of the tasks")
+    retry = actions.add_parser(
+        "retry",
+        help="retry one or more dead letters",
+        description="Retry dead letters: short for 'resolve --resolution retry'.",
+    )
+    retry.set_defaults(run=resolve_, resolution="retry", spec=None)
+    for action in (resolve, retry):
+        action.add_argument("ids", nargs="+", metavar="TASK", help="ids of the tasks, or short forms")
+        action.add_argument("--not-before", metavar="TIME", help="retry at this time (ISO 8601)")
+        forget = action.add_mutually_exclusive_group()
+        forget.add_argument(
+            "--forget-step",
+            action="append",
+            dest="forget_steps",
+            metavar="NAME",
+            help="forget the recorded result of this step, so that the retry runs it again; repeatable",
+        )
+        forget.add_argument(
+            "--forget-steps", choices=("all",), help="forget the recorded results of all steps"
+        )
     resolve.add_argument("--resolution", required=True, choices=RESOLUTIONS)
     resolve.add_argument("--spec", metavar="JSON", help="the new spec, for modify_and_retry")
-    resolve.add_argument("--not-before", metavar="TIME", help="retry at this time (ISO 8601)")
-    forget = resolve.add_mutually_exclusive_group()
-    forget.add_argument(
-        "--forget-step",
-        action="append",
-        dest="forget_steps",
-        metavar="NAME",
-        help="forget the recorded result of this step, so that the retry runs it again; repeatable",
-    )
-    forget.add_argument("--forget-steps", choices=("all",), help="forget the recorded results of all steps")
     resolve.set_defaults(run=resolve_)
     review = actions.add_parser(
         "review",
@@ -66,10 +86,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Show the open dead letters one by one and ask for a resolution.",
     )
     review.set_defaults(run=review_)
-    for action in (resolve, review):
+    for action in (resolve, retry, review):
         action.add_argument("--reviewer", help="who decides (default: your user name)")
         action.add_argument("--note", default="", help="the reason, stored with the resolution")
-    for action in (listing, show, resolve, review):
+    for action in (listing, show, resolve, retry, review):
         add_flags(action)
 
 
@@ -91,21 +111,22 @@ def list_(args: argparse.Namespace) -> int:
         print_json(letters)
         return 0
     print_table(
-        ("TASK", "TYPE", "AGE", "CATEGORY", "USD", "POISON", "ERROR"),
+        ("TASK", "TYPE", "TITLE", "SINCE", "CATEGORY", "USD", "POISON", "ERROR"),
         [
             (
-                letter.task_id,
+                Id(letter.task_id),
                 letter.type,
-                age(letter.dead_lettered_at),
+                own_title(letter.type, letter.title),
+                When(letter.dead_lettered_at),
                 letter.category,
-                usd(letter.total_cost_usd),
-                letter.poison_pill,
-                letter.error[:70],
+                usd(letter.total_cost_usd) if letter.total_cost_usd else "",
+                "yes" if letter.poison_pill else "",
+                letter.error,
             )
             for letter in letters
         ],
-        empty=_NONE,
-        optional=("POISON", "USD"),
+        empty=f"No dead letters in {args.place}.",
+        optional=("USD", "POISON", "TITLE", "CATEGORY"),
     )
     print_more(len(letters), "--limit N shows more.", more=more)
     return 0
@@ -113,7 +134,7 @@ def list_(args: argparse.Namespace) -> int:
 
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        letter = shaft.get_dead_letter(args.id)
+        letter = shaft.get_dead_letter(task_id(shaft, args.id))
     if args.json:
         print_json(letter)
     else:
@@ -125,9 +146,8 @@ def _print(letter: "DeadLetter") -> None:
     print_facts(
         [
             ("Task", f"{letter.task_id} ({letter.status})"),
-            ("Title", letter.title),
-            ("Type", letter.type),
-            ("Since", moment(letter.dead_lettered_at)),
+            ("Type", " · ".join(filter(None, (letter.type, own_title(letter.type, letter.title))))),
+            ("Since", moment_and_age(letter.dead_lettered_at)),
             ("Error", f"{letter.category}: {letter.error}"),
             ("Poison pill", "yes: it failed on several agents" if letter.poison_pill else "no"),
             ("Cost", f"{usd(letter.total_cost_usd)} USD in total"),
@@ -156,14 +176,14 @@ def resolve_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         for name in args.ids:
             try:
-                resolved.append(shaft.resolve(name, resolution, **decision))
+                resolved.append(shaft.resolve(task_id(shaft, name), resolution, **decision))
             except LineshaftError as error:
                 failed += 1
-                print(f"{name}: {error}", file=sys.stderr)
+                print_note(f"{name}: {error}")
     if args.json:
         print_json(resolved)
     elif resolved:
-        print_table(("TASK", "STATUS"), [(task.id, task.status) for task in resolved], empty="")
+        print_table(("TASK", "STATUS"), [(Id(task.id), task.status) for task in resolved], empty="")
     return 1 if failed else 0
 
 
@@ -179,7 +199,7 @@ def review_(args: argparse.Namespace) -> int:
             lambda limit, cursor: shaft.dead_letters(reviewed=False, limit=limit, cursor=cursor)
         )
         if not letters:
-            print(_NONE)
+            print(f"No dead letters in {args.place}.")
         for number, letter in enumerate(letters, 1):
             print(f"\n{number} of {len(letters)}")
             _print(letter)

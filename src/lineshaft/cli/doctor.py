@@ -4,11 +4,13 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineshaft import __version__
+from lineshaft.cli.connection import place
 from lineshaft.cli.output import add_json_flag, print_facts, print_json
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import CONFIG_FILE, CONFIG_VARIABLE, PREFIX, Settings
@@ -50,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
         found.problems.append(str(error))
     else:
         found.facts.append(("Settings", _settings_source()))
+        _check_files(found, settings)
         if settings.url is not None:
             _check_server(found, settings)
         if settings.database_url is not None:
-            found.facts.append(("Database", "from LINESHAFT_DATABASE_URL or lineshaft.toml"))
+            use = " ('up', 'migrate' and 'sql' use it, not clients)" if settings.url is not None else ""
+            found.facts.append(("Database", f"{place(settings)}{use}"))
             found.report["database"] = {"kind": "configured"}
             _check_database(found, settings.database_url)
         elif settings.url is None:
@@ -74,12 +78,41 @@ def _settings_source() -> str:
     return f"{file}; {', '.join(variables) or 'no LINESHAFT_ variables'}"
 
 
+def _check_files(found: Findings, settings: Settings) -> None:
+    """Read every file that the settings name, as the server does."""
+    from lineshaft.checks.command import read_commands  # noqa: PLC0415 - slow to import
+    from lineshaft.engine.guards.rules import breaker_faults  # noqa: PLC0415
+    from lineshaft.integrations.notify.config import load  # noqa: PLC0415
+
+    readers: dict[str, Callable[[Path], object]] = {
+        "circuit_breakers": breaker_faults,
+        "notifications": lambda path: load(path, os.environ),
+        "validation_commands": read_commands,
+    }
+    files = {name: path for name in readers if (path := getattr(settings, name)) is not None}
+    for name, path in files.items():
+        before = len(found.problems)
+        try:
+            faults = readers[name](path)
+        except LineshaftError as error:
+            found.problems.append(str(error))
+        else:
+            if name == "circuit_breakers" and faults:
+                found.problems.append(str(faults))
+        state = "is not valid, see below" if len(found.problems) > before else "is valid"
+        found.facts.append(("  file", f"{path} ({PREFIX}{name.upper()}) {state}"))
+    found.report["files"] = {name: str(path) for name, path in files.items()}
+
+
 def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
     from lineshaft.embedded import EmbeddedServer, describe, find_binaries  # noqa: PLC0415 - slow to import
     from lineshaft.engine.postgres.inspection import with_search_path  # noqa: PLC0415
 
     about = describe(home)
     binaries = about.running or about.binaries
+    fault = _cannot_create(about.home) if about.data_major is None else None
+    # With such a fault, the other problems are its consequences.
+    found.problems += about.problems if fault is None else [fault]
     found.facts += [
         (
             "Database",
@@ -106,8 +139,7 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
         "status": about.status or "stopped",
         "log": str(about.log),
     }
-    found.problems += about.problems
-    if not about.problems and (start or about.pid is not None):
+    if not found.problems and (start or about.pid is not None):
         try:
             with EmbeddedServer.start(home) as server:
                 shown = with_search_path(server.dsn)
@@ -119,8 +151,20 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
 
 
 def _data_line(about: "Description") -> str:
-    made = f"created by PostgreSQL {about.data_major}" if about.data_major else "created at the first start"
+    made = f"created by PostgreSQL {about.data_major}" if about.data_major else "created at first use"
     return f"{about.data} ({made})"
+
+
+def _cannot_create(home: Path) -> str | None:
+    """Why a new database can't be created there; None: it can."""
+    folder = next((each for each in (home, *home.parents) if os.path.exists(each)), home)  # noqa: PTH110 - false for what can't be seen
+    if folder.is_dir() and _is_writable(folder):
+        return None
+    reason = "can't be written to" if folder.is_dir() else "is not a folder"
+    return (
+        f"There is no database in {home} yet, and it can't be created: {folder} {reason}. Go to another "
+        "folder, or set LINESHAFT_HOME, LINESHAFT_DATABASE_URL or LINESHAFT_URL."
+    )
 
 
 def _account_line(about: "Description") -> str:
@@ -133,6 +177,11 @@ def _server_line(about: "Description") -> str:
     if about.pid is None:
         return "not running; starts automatically when needed, and stops after its last user"
     return f"process {about.pid}, {about.status}"
+
+
+def _is_writable(folder: Path) -> bool:
+    effective = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
 
 
 def _check_database(found: Findings, dsn: str, *, embedded: bool = False) -> None:

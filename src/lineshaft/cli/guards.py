@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, print_json, print_table
+from lineshaft.cli.output import Id, When, print_json, print_table
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
@@ -67,7 +67,7 @@ def _list(
     if args.json:
         print_json(items)
     else:
-        print_table(columns, [row(item) for item in items], empty=empty)
+        print_table(columns, [row(item) for item in items], empty=f"{empty} in {args.place}.")
     return 0
 
 
@@ -75,9 +75,12 @@ def list_breakers(args: argparse.Namespace) -> int:
     return _list(
         args,
         lambda shaft, limit, cursor: shaft.breakers(limit=limit, cursor=cursor),
-        ("KEY", "STATE", "FAILURES", "OPENED", "PROBE", "FORCED"),
-        lambda b: (b.key, b.state, b.failures, moment(b.opened_at), b.probe_task_id, b.forced),
-        "No breaker has counted a failure: all are closed.",
+        ("KEY", "STATE", "FAILURES", "OPENED", "PROBE", "BY HAND"),
+        lambda b: (
+            *(b.key, b.state, b.failures, When(b.opened_at)),
+            *(b.probe_task_id and Id(b.probe_task_id), "yes" if b.forced else ""),
+        ),
+        "All breakers are closed",
     )
 
 
@@ -87,10 +90,10 @@ def list_locks(args: argparse.Namespace) -> int:
         lambda shaft, limit, cursor: shaft.locks(limit=limit, cursor=cursor),
         ("KEY", "TASK", "AGENT", "WAITING", "EXPIRES"),
         lambda lock: (
-            *(lock.key, lock.holder_task_id, lock.agent_id, lock.waiting),
-            moment(lock.expires_at),
+            *(lock.key, Id(lock.holder_task_id), lock.agent_id, lock.waiting),
+            When(lock.expires_at),
         ),
-        "No locks.",
+        "No locks",
     )
 
 
@@ -99,8 +102,8 @@ def list_slowdowns(args: argparse.Namespace) -> int:
         args,
         lambda shaft, limit, cursor: shaft.slowdowns(limit=limit, cursor=cursor),
         ("KEY", "UNTIL", "REASON"),
-        lambda slowdown: (slowdown.key, moment(slowdown.until), slowdown.reason),
-        "No slowdowns.",
+        lambda slowdown: (slowdown.key, When(slowdown.until), slowdown.reason),
+        "No slowdowns",
     )
 
 
@@ -136,7 +139,7 @@ def _act(
     args: argparse.Namespace, act: "Callable[[SyncLineshaft], Any]", message: str, json: Any = None
 ) -> int:
     """`json`: printed instead of the result with --json."""
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         result = act(shaft)
     if args.json:
         print_json(result if json is None else json)

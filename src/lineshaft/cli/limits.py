@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.output import print_facts, print_json, usd
-from lineshaft.cli.usage import UsageError
+from lineshaft.cli.usage import UsageError, dollars, seconds
 
 if TYPE_CHECKING:
     from lineshaft.types import Limits
@@ -41,7 +41,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     change.add_argument(
         "--velocity-window",
         dest="velocity_window_sec",
-        type=float,
+        type=seconds,
         default=...,
         metavar="SECONDS",
         help="the window of --velocity",
@@ -67,7 +67,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _amount(text: str) -> float | None:
-    return None if text == "none" else float(text)
+    return None if text == "none" else dollars(text)
 
 
 def show_(args: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def set_(args: argparse.Namespace) -> int:
     changes: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not ...}
     if not changes:
         raise UsageError("Nothing to change. 'lineshaft limits set --help' lists the limits.")
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         _show(args, shaft.change_limits(**changes))
     return 0
 

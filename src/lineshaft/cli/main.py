@@ -30,10 +30,11 @@ from lineshaft.cli import (
     task,
     token,
     up,
+    wait,
 )
-from lineshaft.cli.output import discard_output, prepare_streams
+from lineshaft.cli.output import discard_output, prepare_streams, print_note
 from lineshaft.cli.usage import UsageError
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import InvalidInputError, LineshaftError
 
 #: In the order of the help.
 COMMANDS = (
@@ -41,6 +42,7 @@ COMMANDS = (
     demo,
     submit,
     task,
+    wait,
     dag,
     dlq,
     approvals,
@@ -58,8 +60,24 @@ COMMANDS = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Suggests the command that was probably meant."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        known = action.choices
+        if not isinstance(action, argparse._SubParsersAction) or known is None or value in known:  # noqa: SLF001
+            super()._check_value(action, value)
+            return
+        import difflib  # noqa: PLC0415 - only for the error
+
+        near = difflib.get_close_matches(str(value), [str(name) for name in known], n=1, cutoff=0.5)
+        what = "action" if " " in self.prog else "command"
+        hint = f"Did you mean '{self.prog} {near[0]}'?" if near else f"Known: {', '.join(map(str, known))}."
+        raise argparse.ArgumentError(None, f"unknown {what} {value!r}. {hint}")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="lineshaft",
         formatter_class=_help_formatter,
         description="A durable task queue for fleets of AI agents, on PostgreSQL.",
@@ -108,8 +126,8 @@ def _report(error: Exception) -> int:
         message = f"Operating system error: {error}. Is the disk full, or is standard output closed?"
     else:
         message = str(error) if isinstance(error, LineshaftError) else _unexpected(error)
-    print(f"lineshaft: {' '.join(message.split())}", file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
+    print_note(f"lineshaft: {' '.join(message.split())}")
+    return 2 if isinstance(error, UsageError | InvalidInputError) else 1
 
 
 def _unexpected(error: Exception) -> str:

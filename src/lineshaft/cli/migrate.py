@@ -4,6 +4,7 @@ import argparse
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from lineshaft.cli.connection import require_database
 from lineshaft.cli.output import add_json_flag, moment, print_facts, print_json
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import Settings
@@ -56,7 +57,9 @@ def status(args: argparse.Namespace) -> int:
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
 
-    with database(Settings.load()) as dsn:
+    settings = Settings.load()
+    require_database(settings)
+    with database(settings) as dsn:
         statuses = migrate.status(dsn)
     if args.json:
         print_json(
@@ -82,7 +85,9 @@ def verify(args: argparse.Namespace) -> int:
     from lineshaft.engine.postgres import describe, migrate  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
 
-    with database(Settings.load()) as dsn:
+    settings = Settings.load()
+    require_database(settings)
+    with database(settings) as dsn:
         unsettled = [s for s in migrate.status(dsn) if s.state is not migrate.State.APPLIED]
         # A difference means nothing before all migrations are applied.
         drift = "" if unsettled else describe.drift(dsn)

@@ -8,14 +8,17 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from lineshaft.model.printable import printable
+from lineshaft.model.short_ids import short_id, short_ids
 
 #: ANSI colours of states, on a terminal.
 _COLOURS = {
@@ -27,8 +30,13 @@ _COLOURS = {
     "VALIDATING": "34",
 }
 #: Cells that are useless if they are cut off: ids, states, numbers and times.
-_FIXED = re.compile(r"(task|dag|token)_\w+|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|yes|no|unlimited")
+_FIXED = re.compile(
+    r"(task|dag|token)_\w+|\w{8}-\w{4,16}|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|\d+ of \d+|yes|no|unlimited"
+    r"|now|in \d+[smhd]|\d+[smhd] ago"
+)
 _GAP = "  "
+#: The narrowest terminal for which text is wrapped.
+_LEAST_COLUMNS = 40
 #: Widths of long texts: optional columns are left out below the first, texts are never cut below the second.
 _COMFORTABLE, _NARROWEST = 24, 8
 
@@ -116,22 +124,77 @@ def as_json(value: Any, *, indent: int = -1) -> str:
     return text
 
 
-def pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+class Id(str):
+    """An id in a table or a sentence: its short form on a terminal, the whole id in a pipe."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A time in a table: relative on a terminal, in ISO 8601 in a pipe."""
+
+    at: datetime | None
+
+
+class Verbatim(str):
+    """Text that is never wrapped, because it is copied: JSON, commands, tracebacks."""
+
+    __slots__ = ()
+
+
+def pretty(value: Any) -> Verbatim:
+    return Verbatim(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def id_for_people(name: str) -> str:
+    return short_id(name) if on_terminal() else name
+
+
+def print_text(text: str) -> None:
+    """A paragraph, wrapped on a terminal."""
+    print("\n".join(_wrapped(text, 0)))
+
+
+def print_note(text: str) -> None:
+    """A line on standard error, at once: standard output has only results. Wrapped on a terminal."""
+    width = columns() if sys.stderr.isatty() else 0
+    wrapped = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
+    print(wrapped, file=sys.stderr, flush=True)
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Names on the left, values on the right; a value may have several lines."""
-    width = max((len(name) for name, _ in facts), default=0) + 2
+    width = max((display_width(name) for name, _ in facts), default=0) + 2
     for name, value in facts:
-        first, *others = value.splitlines() or [""]
-        print(f"{name:<{width}}{first}".rstrip())
+        lines = value.splitlines() if isinstance(value, Verbatim) else _wrapped(value, width)
+        first, *others = lines or [""]
+        print(f"{name}{' ' * (width - display_width(name))}{first}".rstrip())
         for line in others:
             print(f"{'':<{width}}{line}".rstrip())
 
 
+def _wrapped(text: str, indent: int) -> list[str]:
+    room = columns() - indent
+    if not on_terminal() or room < _LEAST_COLUMNS:
+        return text.splitlines()
+    return [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) or [""]
+    ]
+
+
 def print_table(
-    columns: Sequence[str],
+    names: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
     empty: str,
@@ -139,27 +202,49 @@ def print_table(
 ) -> None:
     """A table, or the text `empty` if there are no rows. In a pipe everything is printed in full.
 
-    On a narrow terminal the `optional` columns are left out, in this order, and long texts are cut off.
+    On a terminal columns without a value are left out. On a narrow one the `optional` columns are left out
+    too, in this order, and long texts are cut off.
     """
-    table = [list(columns), *([shown(cell) for cell in row] for row in rows)]
-    if len(table) == 1:
-        print(empty)
+    cells = [list(row) for row in rows]
+    if not cells:
+        print_text(empty)
         return
-    if not sys.stdout.isatty():
-        for row in _aligned(table):
-            print(_GAP.join(row).rstrip())
+    short = short_ids(cell for row in cells for cell in row if isinstance(cell, Id)) if on_terminal() else {}
+    table = [list(names), *([_cell(cell, short) for cell in row] for row in cells)]
+    if not on_terminal():
+        for line in _aligned(table):
+            print(_GAP.join(line).rstrip())
         return
-    most = shutil.get_terminal_size().columns
+    most = columns()
+    for name in names:
+        if not any(row[table[0].index(name)] for row in table[1:]):
+            table = _without(table, name)
     for name in optional:
-        if _width(table, shrunk=True) > most:
-            at = table[0].index(name)
-            table = [row[:at] + row[at + 1 :] for row in table]
+        if name in table[0] and _width(table, shrunk=True) > most:
+            table = _without(table, name)
     table = _cut(table, most)
     head, *body = _aligned(table)
-    colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    colours = use_colours()
     print_styled(f"\033[1m{_GAP.join(head).rstrip()}\033[0m" if colours else _GAP.join(head).rstrip())
-    for row in body:
-        print_styled(_GAP.join(_coloured(cell) if colours else cell for cell in row).rstrip())
+    for line in body:
+        print_styled(_GAP.join(_coloured(cell) if colours else cell for cell in line).rstrip())
+
+
+def use_colours() -> bool:
+    return on_terminal() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _cell(value: object, short: Mapping[str, str]) -> str:
+    if isinstance(value, Id):
+        return short.get(value, str(value))
+    if isinstance(value, When):
+        return relative(value.at) if on_terminal() else iso(value.at)
+    return shown(value)
+
+
+def _without(table: list[list[str]], name: str) -> list[list[str]]:
+    at = table[0].index(name)
+    return [row[:at] + row[at + 1 :] for row in table]
 
 
 def _width(table: Sequence[Sequence[str]], *, shrunk: bool = False) -> int:
@@ -187,10 +272,11 @@ def _cut(table: list[list[str]], most: int) -> list[list[str]]:
             break
         limits[at] -= 1
         excess -= 1
-    return [[_shortened(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in table]
+    return [[cut(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in table]
 
 
-def _shortened(text: str, limit: int) -> str:
+def cut(text: str, limit: int) -> str:
+    """At most so many columns of the text."""
     if display_width(text) <= limit:
         return text
     while display_width(text) > limit - 1:
@@ -239,13 +325,33 @@ def moment(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def age(time: datetime) -> str:
-    """The time since then in one unit, such as 5m."""
-    seconds = max((datetime.now(UTC) - time).total_seconds(), 0)
+def iso(time: datetime | None) -> str:
+    """A time in this machine's time zone, for programs."""
+    return "" if time is None else time.astimezone().isoformat(timespec="seconds")
+
+
+def relative(time: datetime | None) -> str:
+    """The time from now in one unit, such as `5m ago` or `in 3h`."""
+    if time is None:
+        return ""
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
+
+
+def moment_and_age(time: datetime | None) -> str:
+    if time is None or not on_terminal():
+        return iso(time)
+    return f"{moment(time)} ({relative(time)})"
+
+
+def duration(seconds: float) -> str:
+    """In one unit, rounded down, such as 5m."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"
+            return f"{int(seconds / length)}{unit}"
+    return f"{int(seconds)}s"
 
 
 def usd(amount: Decimal | None) -> str:
@@ -255,4 +361,4 @@ def usd(amount: Decimal | None) -> str:
 def print_more(count: int, hint: str, *, more: bool) -> None:
     """Say that a list was cut off; on standard error, so that a pipe gets only the table."""
     if more:
-        print(f"Showing the first {count}. {hint}", file=sys.stderr)
+        print_note(f"Showing the first {count}. {hint}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lineshaft.cli.connection import require_database
 from lineshaft.cli.output import add_json_flag, print_json, print_table
 from lineshaft.errors import DatabaseError
 from lineshaft.settings import Settings
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
 
     settings = Settings.load()
+    require_database(settings)
     with database(settings) as dsn:
         inspection.prepare(dsn, settings)
         program = None if args.no_psql or args.json else inspection.psql()

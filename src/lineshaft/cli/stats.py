@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_styled, print_table, usd
+from lineshaft.cli.output import moment, print_facts, print_json, print_styled, print_table, relative, usd
+from lineshaft.cli.usage import seconds
 
 if TYPE_CHECKING:
     from lineshaft.types import Stats
@@ -21,7 +22,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     command.add_argument(
         "--watch",
-        type=float,
+        type=seconds,
         nargs="?",
         const=2.0,
         metavar="SEC",
@@ -40,18 +41,17 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 print_json(stats)
             else:
-                _show(stats)
+                _show(stats, args.place)
             if args.watch is None:
                 return 0
             sys.stdout.flush()
             time.sleep(args.watch)
 
 
-def _show(stats: "Stats") -> None:
-    oldest = stats.oldest_ready_sec
+def _show(stats: "Stats", place: str) -> None:
     facts = [
-        ("As of", moment(stats.as_of)),
-        ("Oldest ready", "none" if oldest is None else f"{oldest:.0f} s"),
+        ("As of", f"{moment(stats.as_of)}, {place}"),
+        ("Oldest ready", relative(stats.oldest_ready_at) or "none"),
         ("Spent today", f"{usd(stats.spend_today_usd)} USD"),
     ]
     if stats.paused:

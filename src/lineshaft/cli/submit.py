@@ -4,19 +4,18 @@ import argparse
 import contextlib
 import json
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, connect
-from lineshaft.cli.output import print_facts, print_json, print_table
-from lineshaft.cli.usage import UsageError, json_value
-from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.cli.ids import dag_id, task_id, task_ids
+from lineshaft.cli.output import Id, print_facts, print_json, print_table
+from lineshaft.cli.usage import UsageError, json_value, seconds
+from lineshaft.cli.wait import DEFAULT_SEC, wait
+from lineshaft.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import Task
 
 #: Flags that are fields of the task.
 _FIELDS = (
@@ -55,11 +54,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     _add_fields(command)
     command.add_argument(
         "--wait",
-        type=float,
+        type=_seconds_or_text,
         nargs="?",
-        const=3600.0,
+        const=DEFAULT_SEC,
         metavar="SEC",
-        help="wait until all tasks have ended, at most SEC seconds (default: 3600)",
+        help=f"wait until all tasks have ended, at most SEC seconds (default: {DEFAULT_SEC:g})",
     )
     add_flags(command)
     command.set_defaults(run=run)
@@ -71,12 +70,20 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     field("--prompt", help="sets 'prompt' in the spec")
     field("--title", help="the title in lists")
     field("--priority", type=int, help="0 (first) to 100 (last); default: 50")
-    field("--depends-on", nargs="+", metavar="ID", help="tasks that must complete first")
+    field("--depends-on", action="append", metavar="ID", help="a task that must complete first; repeatable")
     field(
-        "--capability", nargs="+", dest="required_capabilities", metavar="NAME", help="required of the agent"
+        "--capability",
+        action="append",
+        dest="required_capabilities",
+        metavar="NAME",
+        help="required of the agent; repeatable",
     )
     field(
-        "--model", nargs="+", dest="model_preferences", metavar="NAME", help="models, the preferred one first"
+        "--model",
+        action="append",
+        dest="model_preferences",
+        metavar="NAME",
+        help="a model, the preferred one first; repeatable",
     )
     field("--max-cost", type=float, dest="max_cost_usd", metavar="USD", help="cost limit of an attempt")
     field("--max-attempts", type=int, metavar="N", help="attempts before it becomes a dead letter")
@@ -89,7 +96,7 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     )
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
     field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
-    field("--tag", nargs="+", dest="tags", metavar="TAG", help="labels for filters")
+    field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
     field("--preset", choices=("factory", "loki", "officeplane"), help="defaults for retries and limits")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
     field(
@@ -104,7 +111,19 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     field("--parent-id", metavar="ID", help=argparse.SUPPRESS)
 
 
+def _seconds_or_text(text: str) -> float | str:
+    """In `submit --wait research` the type is not a number of seconds."""
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError:
+        return text
+
+
 def run(args: argparse.Namespace) -> int:
+    if isinstance(args.wait, str):
+        if args.type is not None:
+            raise UsageError(f"--wait must be a number of seconds above 0, got {args.wait!r}.")
+        args.type, args.wait = args.wait, DEFAULT_SEC
     if (args.type is None) == (args.file is None):
         raise UsageError("Give either a TYPE or --file FILE.")
     given = _from_file(args.file) if args.file is not None else _from_flags(args)
@@ -194,10 +213,12 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
 
     from lineshaft.types import NewTask, documents  # noqa: PLC0415
 
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
+        if args.file is None:
+            _resolve_ids(shaft, given)
         made = shaft.submit(documents.converted(given, NewTask, documents.task))
         if args.wait is not None:
-            return _wait(shaft, [made.id], args)
+            return wait(shaft, [made.id], args.wait, as_json=args.json)
         task = shaft.get(made.id)
     if args.json:
         print_json(replace(task, duplicate=True, mismatch=made.mismatch or UNSET) if made.duplicate else task)
@@ -207,13 +228,22 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
     return 0
 
 
+def _resolve_ids(shaft: "SyncLineshaft", given: dict[str, Any]) -> None:
+    if "depends_on" in given:
+        given["depends_on"] = task_ids(shaft, given["depends_on"])
+    if "parent_id" in given:
+        given["parent_id"] = task_id(shaft, given["parent_id"])
+    if "dag_id" in given:
+        given["dag_id"] = dag_id(shaft, given["dag_id"])
+
+
 def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
     from lineshaft.types import NewTask, documents  # noqa: PLC0415 - slow to import
 
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         made = shaft.submit_many(documents.converted(given, list[NewTask], documents.tasks))
         if args.wait is not None:
-            return _wait(shaft, [item.id for item in made], args)
+            return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
     if args.json:
         items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
         print_json({"items": items})
@@ -227,7 +257,7 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
     from lineshaft.types import NewDag, documents  # noqa: PLC0415 - slow to import
 
     new = documents.converted(given, NewDag, documents.dag)
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         made = shaft.submit_dag(
             new.title,
             new.tasks,
@@ -237,36 +267,12 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
         )
         ids = {key: task.id for key, task in made.tasks.items()}
         if args.wait is not None:
-            return _wait(shaft, list(ids.values()), args)
+            return wait(shaft, list(ids.values()), args.wait, as_json=args.json)
         dag = shaft.get_dag(made.id)
     if args.json:
         print_json({"dag": dag, "tasks": ids, **({"duplicate": True} if made.duplicate else {})})
     else:
         note = " (existing DAG with this idempotency key)" if made.duplicate else ""
         print_facts([("DAG", dag.id + note), ("Status", dag.status)])
-        print_table(("KEY", "TASK"), sorted(ids.items()), empty="")
+        print_table(("KEY", "TASK"), [(key, Id(name)) for key, name in ids.items()], empty="")
     return 0
-
-
-def _wait(shaft: "SyncLineshaft", ids: Sequence[str], args: argparse.Namespace) -> int:
-    """Wait until all tasks have ended; returns 0 if all are COMPLETED."""
-    deadline = time.monotonic() + args.wait
-    ended: list[Task] = []
-    for name in ids:
-        try:
-            shaft.wait(name, max(deadline - time.monotonic(), 0))
-        except TimeoutError:
-            raise LineshaftError(
-                f"{name} has not ended after {args.wait:g} s ({len(ended)} of {len(ids)} tasks have). Tasks "
-                f"continue; 'lineshaft why {name}' shows what it waits for."
-            ) from None
-        ended.append(shaft.get(name))
-    if args.json:
-        print_json(ended[0] if len(ids) == 1 else ended)
-    elif len(ended) == 1:
-        (task,) = ended
-        print_facts([("Task", task.id), ("Status", task.status)])
-        print_json(task.output.data)
-    else:
-        print_table(("TASK", "STATUS"), [(task.id, task.status) for task in ended], empty="")
-    return 0 if all(task.status == "COMPLETED" for task in ended) else 1

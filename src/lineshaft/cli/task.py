@@ -4,15 +4,35 @@ import argparse
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import age, moment, pretty, print_facts, print_json, print_more, print_table, usd
+from lineshaft.cli.ids import dag_id, task_id, task_ids
+from lineshaft.cli.output import (
+    Id,
+    Verbatim,
+    When,
+    id_for_people,
+    moment_and_age,
+    pretty,
+    print_facts,
+    print_json,
+    print_more,
+    print_table,
+    usd,
+)
 from lineshaft.cli.usage import UsageError, positive, time_value
+from lineshaft.cli.why import print_why, summary
+from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
+    from lineshaft.client.blocking import SyncLineshaft
     from lineshaft.types import FailedAttempt, MatchedTasks, Task, TaskFilters
 
+#: Statuses of a task in an attempt that is not counted in `attempts` yet.
+_IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
+#: The results of steps that are shown whole.
+_MOST_STEPS = 20
 _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q")
 
 
@@ -65,16 +85,28 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     change.add_argument("--max-attempts", type=int, metavar="N", help="attempts before it is a dead letter")
     change.add_argument("--max-duration", type=float, metavar="SEC", help="time limit of an attempt")
     change.add_argument("--deadline", metavar="TIME", help="ISO 8601, or 'none' to remove it")
-    change.add_argument("--tag", nargs="*", dest="tags", metavar="TAG", help="replace all tags")
+    tags = change.add_mutually_exclusive_group()
+    tags.add_argument("--tag", action="append", dest="tags", metavar="TAG", help="the new tags; repeatable")
+    tags.add_argument("--no-tags", action="store_const", const=[], dest="tags", help="remove all tags")
     change.set_defaults(run=change_)
-    help_ = "explain why a task is not running"
-    why = actions.add_parser("why", help=help_, description="Explain why a task is not running.")
-    top = commands.add_parser("why", help=help_, description="Explain why a task is not running.")
+    result = actions.add_parser(
+        "result",
+        help="print the output of a task",
+        description="Print the output of a COMPLETED task as JSON. Otherwise it is an error that says why "
+        "there is no output.",
+    )
+    result.set_defaults(run=result_)
+    help_ = "explain what a task is waiting for or doing"
+    why = actions.add_parser("why", help=help_, description=_WHY)
+    top = commands.add_parser("why", help=help_, description=_WHY)
     for action in (why, top):
         action.set_defaults(run=why_)
-    for action in (show, cancel, retry, change, why, top):
-        action.add_argument("id", metavar="TASK", help="the id of the task")
+    for action in (show, result, cancel, retry, change, why, top):
+        action.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
         add_flags(action)
+
+
+_WHY = "Explain what a task is waiting for, what it is doing, or how it ended."
 
 
 def _add_list(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -102,8 +134,8 @@ def _add_filters(command: argparse.ArgumentParser) -> None:
 
 
 def list_(args: argparse.Namespace) -> int:
-    filters = {name: getattr(args, name) for name in _FILTERS}
     with connect(args) as shaft:
+        filters = _resolved(shaft, args)
         tasks, more = collect(
             lambda limit, cursor: shaft.list(**filters, order=args.order, limit=limit, cursor=cursor),
             None if args.all else args.limit,
@@ -112,101 +144,155 @@ def list_(args: argparse.Namespace) -> int:
         print_json(tasks)
         return 0
     print_table(
-        ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "AGE"),
+        ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "CREATED"),
         [
             (
-                task.id,
+                Id(task.id),
                 task.status,
                 task.type,
-                task.title[:40],
+                own_title(task.type, task.title),
                 _priority(task),
-                f"{task.attempts}/{task.max_attempts}",
+                tries(task),
                 task.claim.agent_id,
-                usd(task.cost_usd),
-                age(task.created_at),
+                usd(task.cost_usd) if task.cost_usd else "",
+                When(task.created_at),
             )
             for task in tasks
         ],
-        empty="No tasks. Submit one with 'lineshaft submit TYPE'."
-        if not any(filters.values())
-        else "No tasks match these filters.",
-        optional=("USD", "PRIO", "TRIES", "TYPE"),
+        empty=f"No tasks in {args.place}. Submit one with 'lineshaft submit TYPE'."
+        if not filters
+        else f"No tasks match these filters in {args.place}.",
+        optional=("PRIO", "USD", "AGENT", "TRIES"),
     )
     print_more(len(tasks), "--all lists all.", more=more)
     return 0
 
 
+def _resolved(shaft: "SyncLineshaft", args: argparse.Namespace) -> "TaskFilters":
+    """The filters that were given, with whole ids."""
+    filters: TaskFilters = {name: given for name in _FILTERS if (given := getattr(args, name))}  # type: ignore[assignment]  # names of the filters
+    if args.dag_id:
+        filters["dag_id"] = [dag_id(shaft, text) for text in args.dag_id]
+    if args.parent_id:
+        filters["parent_id"] = task_ids(shaft, args.parent_id)
+    return filters
+
+
+def own_title(type_: str | None, title: str | None) -> str:
+    """The title, unless it only repeats the type."""
+    return "" if title is None or title == type_ else title
+
+
+def tries(task: "Task") -> str:
+    """The number of the current or last attempt, such as `1 of 3`."""
+    if task.is_batch:
+        return ""
+    counted = task.status not in _IN_ATTEMPT and (task.status != "COMPLETED" or task.claim.claimed_at is None)
+    return f"{task.attempts if counted else task.attempts + 1} of {task.max_attempts}"
+
+
 def _priority(task: "Task") -> str:
-    return str(task.priority) if task.effective_priority is None else f"{task.effective_priority:.1f}"
+    return "" if task.effective_priority is None else f"{task.effective_priority:.0f}"
 
 
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        task = shaft.get(args.id)
-        attempts = [] if args.json else shaft.attempts(args.id)
-    if args.json:
-        print_json(task)
-    else:
-        print_task(task, version=attempts[-1].version if attempts else None)
+        task = shaft.get(task_id(shaft, args.id))
+        if args.json:
+            print_json(task)
+            return 0
+        attempts, steps = shaft.attempts(task.id), shaft.steps(task.id)
+    print_task(task, version=attempts[-1].version if attempts else None)
+    if steps:
+        print()
+        _print_steps(steps)
+    if task.failure_history:
+        print()
+        print_failures(task.failure_history)
     return 0
 
 
 def print_task(task: "Task", *, version: str | None = None) -> None:
     """`version`: of the agent of the current or last attempt."""
     output = task.output.data
+    waits_for = ", ".join(id_for_people(name) for name in task.blocked_by)
     facts = [
         ("Task", task.id),
-        ("Title", task.title),
+        ("Title", own_title(task.type, task.title)),
         ("Type", task.type),
         ("Status", task.status + (f" (waits for {task.parked})" if task.parked else "")),
-        ("Priority", f"{task.priority}, now {_priority(task)} ({task.tier or 'ended'})"),
+        ("Priority", _priorities(task)),
         ("DAG", task.dag_id),
         ("Parent", task.parent_id or ""),
-        ("Waits for", ", ".join(task.blocked_by)),
+        ("Waits for", waits_for),
         ("Blocked", task.blocked_reason or ""),
         ("Agent", task.claim.agent_id or ""),
         ("Model", task.model or ""),
         ("Version", version or ""),
-        ("Attempts", f"{task.attempts} of {task.max_attempts} used"),
-        ("Retry at", moment(task.retry_at)),
-        ("Run at", moment(task.run_at)),
-        ("Deadline", moment(task.deadline)),
+        ("Tries", tries(task)),
+        ("Retry at", moment_and_age(task.retry_at)),
+        ("Run at", moment_and_age(task.run_at)),
+        ("Deadline", moment_and_age(task.deadline)),
         ("Lock", task.lock_key or ""),
-        ("Cost", f"{usd(task.cost_usd)} USD"),
-        ("Created", " by ".join(filter(None, (moment(task.created_at), task.created_by)))),
+        ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
+        ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),
         ("Token", task.created_by_token or ""),
-        ("Started", moment(task.started_at)),
-        ("Completed", moment(task.completed_at)),
-        ("Cancelled", " ".join(filter(None, (moment(task.cancelled_at), task.cancel_reason)))),
-        ("Failure", " · ".join(filter(None, (task.failure_category, task.failure_reason)))),
+        ("Started", moment_and_age(task.started_at)),
+        ("Completed", moment_and_age(task.completed_at)),
+        ("Cancelled", ": ".join(filter(None, (moment_and_age(task.cancelled_at), task.cancel_reason)))),
+        ("Failure", ": ".join(filter(None, (task.failure_category, task.failure_reason)))),
         ("Tags", ", ".join(task.tags)),
-        ("Spec", pretty(task.spec)),
-        ("Progress", "" if task.progress is None else json.dumps(task.progress, ensure_ascii=False)),
+        ("Spec", pretty(task.spec) if task.spec else ""),
+        ("Progress", "" if task.progress is None else _compact(task.progress)),
         ("Output", "" if output is None else pretty(output)),
     ]
     print_facts([(name, value) for name, value in facts if value])
-    if task.failure_history:
-        print()
-        print_failures(task.failure_history)
+
+
+def _priorities(task: "Task") -> str:
+    now = task.effective_priority
+    if now is None:
+        return str(task.priority)
+    return f"{task.priority} ({task.tier})" + (f", now {now:.1f}" if round(now) != task.priority else "")
+
+
+def _compact(value: object) -> Verbatim:
+    return Verbatim(json.dumps(value, ensure_ascii=False))
+
+
+def _print_steps(steps: "dict[str, Any]") -> None:
+    rows = [(name, _compact(result)) for name, result in list(steps.items())[:_MOST_STEPS]]
+    print_table(("STEP", "RESULT"), rows, empty="")
+    if len(steps) > _MOST_STEPS:
+        print(f"… and {len(steps) - _MOST_STEPS} more steps.")
+
+
+def result_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        task = shaft.get(task_id(shaft, args.id))
+        if task.status != "COMPLETED":
+            raise LineshaftError(f"{task.id} has no output: {summary(shaft.why(task.id))}")
+    print_json(task.output.data)
+    return 0
 
 
 def print_failures(history: "Sequence[FailedAttempt]") -> None:
     print_table(
-        ("ATTEMPT", "AGENT", "VERSION", "CATEGORY", "SEC", "USD", "ERROR"),
+        ("TRY", "AGENT", "VERSION", "CATEGORY", "SEC", "USD", "ERROR"),
         [
             (
                 failure.attempt,
                 failure.agent,
                 failure.version,
                 failure.category,
-                failure.duration_sec,
-                usd(failure.cost_usd),
-                failure.error[:100],
+                f"{failure.duration_sec:.1f}",
+                usd(failure.cost_usd) if failure.cost_usd else "",
+                failure.error,
             )
             for failure in history
         ],
         empty="No failed attempts.",
-        optional=("VERSION",),
+        optional=("VERSION", "SEC", "USD"),
     )
     for failure in reversed(history):
         if failure.traceback:
@@ -224,28 +310,29 @@ def print_status(args: argparse.Namespace, task: "Task") -> int:
 
 def cancel_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        return print_status(args, shaft.cancel(args.id, args.reason, cascade=not args.no_cascade))
+        name = task_id(shaft, args.id)
+        return print_status(args, shaft.cancel(name, args.reason, cascade=not args.no_cascade))
 
 
 def retry_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        return print_status(args, shaft.retry(args.id))
+        return print_status(args, shaft.retry(task_id(shaft, args.id)))
 
 
 def cancel_matching_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        found = shaft.cancel_matching(args.reason, dry_run=args.dry_run, **_filters(args))
+        found = shaft.cancel_matching(args.reason, dry_run=args.dry_run, **_filters(shaft, args))
     return _print_matched(args, found, "Cancelled")
 
 
 def retry_matching_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        found = shaft.retry_matching(dry_run=args.dry_run, **_filters(args))
+        found = shaft.retry_matching(dry_run=args.dry_run, **_filters(shaft, args))
     return _print_matched(args, found, "Retried")
 
 
-def _filters(args: argparse.Namespace) -> "TaskFilters":
-    filters: TaskFilters = {name: given for name in _FILTERS if (given := getattr(args, name))}  # type: ignore[assignment]  # names of the filters
+def _filters(shaft: "SyncLineshaft", args: argparse.Namespace) -> "TaskFilters":
+    filters = _resolved(shaft, args)
     if not filters:
         raise UsageError("Give at least one filter, such as --status or --type.")
     return filters
@@ -257,7 +344,7 @@ def _print_matched(args: argparse.Namespace, found: "MatchedTasks", done: str) -
         return 0
     for name in found.ids:
         print(name)
-    print(f"{'Matching' if args.dry_run else done}: {found.count} tasks.")
+    print(f"{'Matching' if args.dry_run else done}: {found.count} task{'s' * (found.count != 1)}.")
     return 0
 
 
@@ -270,7 +357,7 @@ def change_(args: argparse.Namespace) -> int:
     deadline = UNSET if args.deadline is None else _deadline(args.deadline)
     with connect(args) as shaft:
         task = shaft.change(
-            args.id,
+            task_id(shaft, args.id),
             priority=UNSET if args.priority is None else args.priority,
             deadline=deadline,
             tags=UNSET if args.tags is None else args.tags,
@@ -297,15 +384,9 @@ def _deadline(text: str) -> datetime | None:
 
 def why_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        why = shaft.why(args.id)
+        why = shaft.why(task_id(shaft, args.id))
     if args.json:
         print_json(why)
-        return 0
-    if why.runnable:
-        print(f"{args.id} is {why.status} and runnable: the next free agent claims it in order of priority.")
-    elif why.reasons:
-        print(f"{args.id} is {why.status}.")
     else:
-        print(f"{args.id} is {why.status}: it is not waiting for anything.")
-    print_facts([(reason.code, reason.detail) for reason in why.reasons])
+        print_why(why)
     return 0

@@ -4,9 +4,11 @@ import argparse
 import sys
 
 from lineshaft.cli.connection import add_flags, connect
-from lineshaft.cli.output import moment, print_facts, print_json, print_table, usd
-from lineshaft.cli.usage import UsageError
+from lineshaft.cli.ids import ambiguous
+from lineshaft.cli.output import Id, When, print_facts, print_json, print_table, usd
+from lineshaft.cli.usage import UsageError, dollars
 from lineshaft.errors import NotFoundError
+from lineshaft.model.short_ids import matches
 from lineshaft.saved_token import save_token
 from lineshaft.settings import Settings
 
@@ -43,7 +45,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     create.add_argument(
         "--budget",
-        type=float,
+        type=dollars,
         dest="budget_usd",
         metavar="USD",
         help="with --agent: the agent's budget, in place of the one that it declares when it registers",
@@ -65,7 +67,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Revoke a token. Servers reject it from the next request on.",
     )
     revoke.add_argument(
-        "which", metavar="ID-OR-NAME", help="a token's id, or a name: all tokens of that name"
+        "which",
+        metavar="ID-OR-NAME",
+        help="a token's id or its short form, or a name: all tokens of that name",
     )
     revoke.set_defaults(run=revoke_)
     for action in (create, listing, revoke):
@@ -77,7 +81,7 @@ def create_(args: argparse.Namespace) -> int:
         raise UsageError("--agent needs --scope agent.")
     if args.budget_usd is not None and args.agent_id is None:
         raise UsageError("--budget is the budget of one agent: use --agent ID too.")
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         if not shaft.tokens():
             print(_FIRST, file=sys.stderr)
         made = shaft.create_token(args.name, args.scope, agent_id=args.agent_id, budget_usd=args.budget_usd)
@@ -107,17 +111,18 @@ def list_(args: argparse.Namespace) -> int:
         ("TOKEN", "NAME", "SCOPE", "AGENT", "BUDGET USD", "CREATED", "REVOKED"),
         [
             (
-                token.id,
+                Id(token.id),
                 token.name,
                 token.scope,
                 token.agent_id,
                 None if token.budget_usd is None else usd(token.budget_usd),
-                moment(token.created_at),
-                moment(token.revoked_at),
+                When(token.created_at),
+                When(token.revoked_at),
             )
             for token in tokens
         ],
-        empty="No tokens. Create one with 'lineshaft token create --name NAME --scope SCOPE'.",
+        empty=f"No tokens in {args.place}. Create one with 'lineshaft token create --name NAME --scope "
+        "SCOPE'.",
     )
     return 0
 
@@ -127,8 +132,12 @@ def revoke_(args: argparse.Namespace) -> int:
         in_force = [token for token in shaft.tokens() if token.revoked_at is None]
         found = [token for token in in_force if args.which in {token.id, token.name}]
         if not found:
+            found = [token for token in in_force if matches("token", args.which, token.id)]
+            if len(found) > 1:
+                raise ambiguous(args.which, [token.id for token in found])
+        if not found:
             raise NotFoundError(f"There is no token in force with id or name {args.which!r}.")
-        shaft.revoke_token(args.which)
+        shaft.revoke_token(args.which if args.which == found[0].name else found[0].id)
     if args.json:
         print_json({"revoked": [token.id for token in found]})
     else:

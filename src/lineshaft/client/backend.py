@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import UnsetType
 
@@ -168,6 +168,8 @@ class Backend(Protocol):
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         """For each id: `open`, `unknown`, or ended as a `task` or as a `dag`."""
         ...
+
+    async def find_ids(self, text: str, kind: Literal["task", "dag"] | None) -> list[str]: ...
 
     async def dag(self, dag_id: str) -> Dag: ...
 

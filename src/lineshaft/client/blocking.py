@@ -262,6 +262,7 @@ class SyncLineshaft:
     retry = _blocking(Lineshaft.retry)
     cancel_matching = _blocking(Lineshaft.cancel_matching)
     retry_matching = _blocking(Lineshaft.retry_matching)
+    find_ids = _blocking(Lineshaft.find_ids)
     get_dag = _blocking(Lineshaft.get_dag)
     dags = _blocking(Lineshaft.dags)
     cancel_dag = _blocking(Lineshaft.cancel_dag)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UnsetType
 
@@ -219,6 +219,9 @@ class DatabaseBackend:
 
     async def finished(self, ids: Sequence[str]) -> dict[str, str]:
         return await self.engine.read.ended(ids)
+
+    async def find_ids(self, text: str, kind: Literal["task", "dag"] | None) -> list[str]:
+        return await self.engine.read.find_ids(text, kind)
 
     async def dag(self, dag_id: str) -> Dag:
         return await self.engine.read.dag(dag_id)

@@ -117,7 +117,7 @@ class TaskHandle(TaskReference, Generic[R_co]):
         return await self._shaft.cancel(self, reason, cascade=cascade)
 
     async def why(self) -> Why:
-        """Why the task is not running."""
+        """What the task is waiting for, what it is doing, or how it ended."""
         return await self._shaft.why(self)
 
 
@@ -216,7 +216,7 @@ class SyncTaskHandle(TaskReference, Generic[R_co]):
         return self._shaft.loop.run(self._handle.cancel(reason, cascade=cascade))
 
     def why(self) -> Why:
-        """Why the task is not running."""
+        """What the task is waiting for, what it is doing, or how it ended."""
         return self._shaft.loop.run(self._handle.why())
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
@@ -243,6 +243,9 @@ class HttpBackend:
             part = list(ids[start : start + _MAX_IDS])
             found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
         return found
+
+    async def find_ids(self, text: str, kind: Literal["task", "dag"] | None) -> list[str]:
+        return (await self._get("/v1/ids", responses.FoundIds, name=text, kind=kind)).ids
 
     async def dag(self, dag_id: str) -> Dag:
         return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)

@@ -254,7 +254,7 @@ class Lineshaft(Administration):
         return await self.backend.steps(id_of(task))
 
     async def why(self, task: TaskRef) -> Why:
-        """Why a task is not running."""
+        """What a task is waiting for, what it is doing, or how it ended."""
         return await self.backend.why(id_of(task))
 
     async def change(
@@ -309,6 +309,10 @@ class Lineshaft(Administration):
         """Retry all tasks that match and are DEAD_LETTERED, CANCELLED or RETRYING; as `cancel_matching`."""
         return await self.backend.retry_matching(_filter(filters), dry_run=dry_run)
 
+    async def find_ids(self, text: str, *, kind: Literal["task", "dag"] | None = None) -> Sequence[str]:
+        """The tasks and DAGs that a short form (`J8K2M3N4-W1X2`) or a prefix of an id means, up to 20."""
+        return await self.backend.find_ids(text, kind)
+
     # DAGs.
 
     async def get_dag(self, dag: DagRef) -> Dag:
@@ -355,7 +359,10 @@ class Lineshaft(Administration):
         kinds: Collection[str] | None = None,
         limit: int = MAX_LIMIT,
     ) -> EventPage:
-        """One page of events after a cursor; None is the beginning, "now" the end."""
+        """One page of events after a cursor; None is the beginning, "now" the end.
+
+        `last:50` is the page of the last 50 events, `since:2030-01-31T09:00:00Z` starts at a time.
+        """
         return await self.backend.events(after, limit=limit, task_id=task_id, dag_id=dag_id, kinds=kinds)
 
     async def events(

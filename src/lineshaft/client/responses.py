@@ -20,5 +20,9 @@ class NewDag(Struct, frozen=True):
         return SubmittedDag(self.dag.id, self.submitted, self.duplicate)
 
 
+class FoundIds(Struct, frozen=True):
+    ids: list[str]
+
+
 class Ended(Struct, frozen=True):
     ids: dict[str, str]

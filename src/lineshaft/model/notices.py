@@ -69,6 +69,10 @@ class NoticeEvent(NamedTuple):
     dag_id: str | None
     agent_id: str | None
     data: Mapping[str, Any] | None
+    #: Of the task.
+    type: str | None = None
+    #: Of the task or the DAG.
+    title: str | None = None
 
 
 class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +82,10 @@ class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     task_id: str | None = None
     dag_id: str | None = None
     agent_id: str | None = None
+    #: Of the task.
+    type: str | None = None
+    #: Of the task or the DAG.
+    title: str | None = None
     data: Any = None
 
 
@@ -132,14 +140,26 @@ def _notice(event: NoticeEvent) -> Notice | None:
         task_id=event.task_id,
         dag_id=event.dag_id,
         agent_id=event.agent_id,
+        type=event.type,
+        title=event.title,
         data=small,
     )
 
 
 def _subject(event: NoticeEvent) -> str:
     if event.task_id is not None:
-        return f"Task {event.task_id}"
-    return f"DAG {event.dag_id}" if event.dag_id is not None else f"Agent {event.agent_id}"
+        return _task(event)
+    return _dag(event) if event.dag_id is not None else f"Agent {event.agent_id}"
+
+
+def _task(event: NoticeEvent) -> str:
+    # A task without a title of its own is named by its type.
+    names = dict.fromkeys(filter(None, (event.type, _quoted(event.title))))
+    return f"Task {event.task_id}" + (f" ({': '.join(names)})" if names else "")
+
+
+def _dag(event: NoticeEvent) -> str:
+    return f"DAG {event.dag_id}" + (f" ({_quoted(event.title)})" if event.title else "")
 
 
 def _message(data: Mapping[str, Any]) -> str:
@@ -158,23 +178,21 @@ def _quoted(value: object) -> str:
 
 _Text = Callable[[NoticeEvent, Mapping[str, Any]], str]
 _TEXTS: dict[NoticeKind, _Text] = {
-    NoticeKind.DEAD_LETTER: lambda event, data: (
-        f"Task {event.task_id} moved to dead letter queue{_cause(data)}"
-    ),
-    NoticeKind.POISON_PILL: lambda event, data: f"Task {event.task_id} fails with every agent{_cause(data)}",
+    NoticeKind.DEAD_LETTER: lambda event, data: f"{_task(event)} moved to dead letter queue{_cause(data)}",
+    NoticeKind.POISON_PILL: lambda event, data: f"{_task(event)} fails with every agent{_cause(data)}",
     NoticeKind.BREAKER_OPENED: lambda _, data: (
         _message(data) or f"Circuit breaker {data.get('key', '')} is open"
     ),
     NoticeKind.BUDGET_BLOCKED: lambda event, data: _message(data) or f"{_subject(event)} is out of budget",
-    NoticeKind.DAG_FAILED: lambda event, _: f"DAG {event.dag_id} is blocked by dead letters",
-    NoticeKind.SINGLE_DAG_FAILED: lambda event, _: f"DAG {event.dag_id} has failed, with its only task",
-    NoticeKind.APPROVAL_WAITING: lambda event, _: f"Task {event.task_id} is waiting for approval",
+    NoticeKind.DAG_FAILED: lambda event, _: f"{_dag(event)} is blocked by dead letters",
+    NoticeKind.SINGLE_DAG_FAILED: lambda event, _: f"{_dag(event)} has failed, with its only task",
+    NoticeKind.APPROVAL_WAITING: lambda event, _: f"{_task(event)} is waiting for approval",
     NoticeKind.AGENT_OFFLINE: lambda event, data: (
         f"Agent {event.agent_id} is offline; last heartbeat at {data['last_heartbeat']}"
     ),
     NoticeKind.ALERT: lambda _, data: _message(data) or "Attention needed",
     NoticeKind.REVIEW: lambda event, data: (
-        f"Task {event.task_id}: {data.get('resolution', 'retry')} by {data.get('reviewer') or 'hand'}"
+        f"{_task(event)}: {data.get('resolution', 'retry')} by {data.get('reviewer') or 'hand'}"
     ),
     NoticeKind.SLOWDOWN: lambda _, data: (
         f"Slowdown of {data.get('key')}: no claims until {data.get('until')}"

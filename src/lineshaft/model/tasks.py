@@ -7,11 +7,11 @@ if it is in both, the values must be equal.
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -48,6 +48,20 @@ LIMITS_IN_SPEC = (
     "model_preferences",
     "fallback_models",
 )
+
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class _Model(Protocol):
+        """A model of pydantic."""
+
+        def model_dump(self, *, mode: str = "python") -> dict[str, Any]: ...
+
+    Spec = Mapping[str, Any] | DataclassInstance | Struct | _Model
+else:
+    # What a task contains once it is created, and what JSON is decoded to.
+    Spec = Mapping[str, Any]
 
 
 class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +135,17 @@ class TaskOptions(TaskDefaults, total=False):
     children: "Sequence[NewTask]"
 
 
+def _plain(spec: object) -> object:
+    """The fields of an object; what has none is refused later, when the task is checked."""
+    if isinstance(spec, Mapping):
+        return spec
+    if hasattr(spec, "model_dump"):
+        return spec.model_dump(mode="json")
+    if isinstance(spec, Struct) or (is_dataclass(spec) and not isinstance(spec, type)):
+        return msgspec.to_builtins(spec)
+    return spec
+
+
 class _NewTaskMeta(msgspec.StructMeta):
     """Explains wrong arguments."""
 
@@ -174,7 +199,8 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: str | None = None
     id: str | None = None
     title: str | None = None
-    spec: Mapping[str, Any] = {}
+    #: For the handler. The fields of a dataclass, a Struct or a pydantic model become the object.
+    spec: Spec = {}
     priority: int | None = None
     priority_boost_per_minute: float | None = None
     deadline: datetime | None = None
@@ -213,6 +239,10 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preset: str | None = None
     #: What a compatible API received and must return unchanged.
     surface: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.spec) is not dict:
+            msgspec.structs.force_setattr(self, "spec", _plain(self.spec))
 
     def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return a copy with these fields."""
@@ -399,7 +429,8 @@ def _contract(given: Any, faults: Faults) -> OutputContract:
 
 def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
     """The limits, from the task or from `spec.constraints`, which may also be a list of sentences."""
-    given = task.spec["constraints"]
+    spec: Any = task.spec
+    given = spec["constraints"]
     limits = {name: getattr(task, name) for name in LIMITS_IN_SPEC}
     if isinstance(given, dict):
         for name in LIMITS_IN_SPEC:
@@ -427,8 +458,9 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _title(task: NewTask) -> str:
+    spec: Any = task.spec
     for name in ("goal", "action"):
-        value = task.spec.get(name)
+        value = spec.get(name)
         if isinstance(value, str) and value.strip():
             return value.strip()[:MAX_TEXT]
     return task.type

@@ -60,6 +60,7 @@ def create_app(service: Service, officeplane: Officeplane | None = None) -> App:
             *sockets.routes(guest),
             openapi.route(describe, service),
             docs_page.route(describe, service),
+            docs_page.root(),
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Figures about the whole queue, and why a task is not running."""
+"""Figures about the whole queue, and what a task is waiting for."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -70,6 +70,13 @@ class ReasonCode(StrEnum):
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
     DEADLINE_MISSED = "deadline_missed"
+    #: It is held by an agent.
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    #: It has ended.
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    DEAD_LETTERED = "dead_lettered"
 
 
 class Reason(Struct, frozen=True):
@@ -78,7 +85,7 @@ class Reason(Struct, frozen=True):
 
 
 class Why(Struct, frozen=True):
-    """Why a task is not running."""
+    """What a task is waiting for, what it is doing, or how it ended."""
 
     #: A claim would get it now. Always false for a task that is held or has ended.
     runnable: bool

@@ -18,7 +18,7 @@ from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, ReasonCode
-from lineshaft.types.work import ClaimRef, Completion, Presence
+from lineshaft.types.work import ClaimRef, Completion, HeldTask, Presence
 from tests.factory import Factory
 from tests.world import Actions, World
 
@@ -91,16 +91,50 @@ async def test_a_retry_names_the_time_and_the_failure(world: World) -> None:
     assert "after timeout; 1 of 3 attempts" in found["waiting_retry"]
 
 
-async def test_what_is_held_or_has_ended_needs_no_reason(world: World) -> None:
+async def test_what_is_held_says_by_whom_since_when_and_until_when(world: World) -> None:
     ann = await world.agent("ann")
-    await world.one()
-    (task,) = await world.claim(ann)
+    await world.one(max_duration_sec=120)
+    (task,) = await world.claim(ann, start=False)
 
+    (claimed,) = (await world.engine.read.why(task.id)).reasons
+    await world.engine.work.start([ClaimRef(task.id, task.epoch)])
+    me = Presence(ann.id, ann.incarnation)
+    await world.engine.work.heartbeat([me], [HeldTask(task.id, task.epoch, me, b'{"percent": 50}')])
     why = await world.engine.read.why(task.id)
-    assert (why.status, why.runnable, why.reasons) == (Status.RUNNING, False, [])
-    await world.engine.operations.cancel(task.id, "x")
-    why = await world.engine.read.why(task.id)
-    assert (why.status, why.runnable, why.reasons) == (Status.CANCELLED, False, [])
+
+    assert claimed.code == "claimed"
+    assert "Agent ann claimed it at" in claimed.detail
+    assert (why.status, why.runnable, [reason.code for reason in why.reasons]) == (
+        Status.RUNNING,
+        False,
+        ["running"],
+    )
+    (running,) = why.reasons
+    for words in (
+        "Agent ann has worked on it since 20",
+        "try 1 of 3",
+        'Progress: {"percent": 50}.',
+        "Last heartbeat 0.0 s ago",
+        "the lease expires at 20",
+        "The time limit of the attempt is 120 s, until 20",
+    ):
+        assert words in running.detail, running.detail
+
+
+async def test_what_has_ended_says_how(world: World) -> None:
+    ann = await world.agent("ann")
+    ids = [await world.one(), await world.one(), await world.one()]
+    first, second, third = await world.claim(ann, limit=3)
+    await world.complete(first)
+    await world.engine.operations.cancel(second.id, "no longer needed")
+    await world.fail(third, "no access", category="auth_failure")
+
+    found = {name: await reasons(world.engine, name) for name in ids}
+
+    assert [list(each) for each in found.values()] == [["completed"], ["cancelled"], ["dead_lettered"]]
+    assert "Completed by agent ann at 20" in found[first.id]["completed"]
+    assert ": no longer needed. Retry it to run it." in found[second.id]["cancelled"]
+    assert "auth_failure: no access" in found[third.id]["dead_lettered"]
 
 
 # Who could take it.
@@ -418,6 +452,7 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "scheduled",
         "deadline_missed",
         "daily_budget",
+        *("claimed", "running", "completed", "cancelled", "dead_lettered"),
     }
 
 

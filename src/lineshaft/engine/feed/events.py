@@ -31,6 +31,7 @@ import base64
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from msgspec import Raw
@@ -53,6 +54,8 @@ _HAS_UNTIL, _WIDE, _BEGINNING = 1, 2, 4
 _REUSED_IDS = 10_000
 #: Limit of numbers in a cursor: never reached, and sums with it still fit into a bigint.
 _LARGEST = 2**62
+#: How much earlier an event may be than one with a lower number, for a search by time.
+_LONGEST_TRANSACTION = timedelta(minutes=1)
 #: The data of a virtual DAG's events.
 _SINGLE = Raw(b'{"single":true}')
 #: Characters of an invalid cursor in the error.
@@ -223,6 +226,28 @@ class Events:
                 cursor = await self._read_window(connection, cursor, wanted, items, limit)
         return EventPage(items, cursor.encode(), caught_up=fresh and cursor.until is None)
 
+    async def cursor_before_end(self, numbers: int) -> tuple[str, bool]:
+        """A cursor for the events with the last so many numbers; and whether these are all."""
+        async with self._database.connection() as connection:
+            seq = await fetch_value(connection, _SQL["last_seq"], {}) + 1 - numbers
+        return replace(_FROM_THE_BEGINNING, seq=max(seq, 0)).encode(), seq <= 0
+
+    async def cursor_of_time(self, time: datetime) -> str:
+        """A cursor for the events since about this time; some of the minute before come first.
+
+        Numbers grow with time, apart from the duration of transactions, so this is a binary search.
+        """
+        time -= _LONGEST_TRANSACTION
+        async with self._database.connection() as connection:
+            low, high = 0, await fetch_value(connection, _SQL["last_seq"], {}) + 1
+            while high - low > self._most_recent:
+                middle = (low + high) // 2
+                place = {"seq": middle, "span": self._span}
+                at = await fetch_value(connection, _SQL["first_at"], place)
+                # Without an event: retention has deleted it.
+                low, high = (middle, high) if at is None or at < time else (low, middle)
+        return replace(_FROM_THE_BEGINNING, seq=low).encode()
+
     async def _read_window(
         self, connection: Connection, cursor: Cursor, wanted: _Filter, items: list[Event], limit: int
     ) -> Cursor:
@@ -286,7 +311,7 @@ def _take(
     head = cursor.head()
     room = limit - len(items)
     seq, skip = cursor.seq, cursor.skip
-    for _, _, _, _, number, kinds, at, task_id, dag_id, agent_id, epoch, data, dag_kind in rows:
+    for _, _, _, _, number, kinds, at, task_id, dag_id, agent_id, epoch, data, dag_kind, type_, title in rows:
         passed = cursor.skip if number == cursor.seq else 0
         if dag_kind is not None:
             kinds.append(dag_kind)
@@ -299,9 +324,10 @@ def _take(
             sealed = _seal(head, seq, skip)
             if kind is dag_kind:
                 agent = agent_id if kind == "dag.running" else None
-                items.append(Event(sealed, kind, at, None, dag_id, agent, None, _SINGLE))
+                items.append(Event(sealed, kind, at, None, dag_id, agent, None, _SINGLE, None, title))
             else:
-                items.append(Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data)))
+                event = Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data), type_, title)
+                items.append(event)
     if len(rows) > room:
         return replace(cursor, seq=seq, skip=skip)
     if end is not None:

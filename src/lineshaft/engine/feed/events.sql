@@ -13,11 +13,16 @@ SELECT
 -- fragment: picked
 -- Events of a standalone task are written without its DAG, which has no row; those of the DAG are derived from them.
     picked.seq, picked.kinds, picked.at, picked.task_id,
-    coalesce(picked.dag_id, (SELECT task.dag_id FROM lineshaft.task WHERE task.id = picked.task_id)) AS dag_id,
-    picked.agent_id, picked.epoch, picked.data,
-    CASE WHEN picked.dag_id IS NULL AND %(task_id)s::text IS NULL THEN lineshaft.dag_kind(picked.kinds, picked.epoch) END AS dag_kind
+    coalesce(picked.dag_id, task.dag_id) AS dag_id, picked.agent_id, picked.epoch, picked.data,
+    CASE WHEN picked.dag_id IS NULL AND %(task_id)s::text IS NULL THEN lineshaft.dag_kind(picked.kinds, picked.epoch) END AS dag_kind,
+    task.type,
+    CASE WHEN picked.task_id IS NOT NULL THEN task.title ELSE (SELECT dag.title FROM lineshaft.dag WHERE dag.id = picked.dag_id) END AS title
 FROM bounds
 LEFT JOIN picked ON true
+-- OFFSET: one look-up by the primary key for each row of the page, whatever the planner expects.
+LEFT JOIN LATERAL (
+    SELECT task.dag_id, task.type, task.title FROM lineshaft.task WHERE task.id = picked.task_id OFFSET 0
+) AS task ON true
 ORDER BY picked.seq
 
 -- fragment: wanted
@@ -45,6 +50,18 @@ ORDER BY picked.seq
 
 -- name: read_now
 SELECT pg_current_snapshot()::text AS now
+
+-- name: last_seq
+SELECT last_value FROM lineshaft.event_seq_seq
+
+-- name: first_at
+-- The time of the first event from a number on, by event_by_seq; NULL: there is none within `span` numbers.
+SELECT (
+    SELECT at FROM lineshaft.event
+    WHERE seq >= %(seq)s::bigint AND seq < %(seq)s::bigint + %(span)s::bigint
+    ORDER BY seq
+    LIMIT 1
+) AS at
 
 -- name: settle
 -- Before a cursor relies on `until`: see "Crashes" in events.py. Does nothing if all transactions since `since` have committed; for more

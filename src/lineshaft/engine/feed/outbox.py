@@ -211,4 +211,6 @@ def _notice_event(event: Event) -> NoticeEvent:
     except msgspec.DecodeError:
         # Numbers that only PostgreSQL can hold: the notice goes out without data.
         data = None
-    return NoticeEvent(event.kind, event.at, event.task_id, event.dag_id, event.agent_id, data)
+    return NoticeEvent(
+        event.kind, event.at, event.task_id, event.dag_id, event.agent_id, data, event.type, event.title
+    )

@@ -70,15 +70,25 @@ class Rules:
 
 def read_breakers(path: Path) -> BreakerPolicy:
     """The thresholds in a circuit-breakers file; for invalid ones the defaults, with one warning."""
+    policy, fault = _read_breakers(path)
+    if fault is not None:
+        _log.warning("%s", fault)
+    return policy
+
+
+def breaker_faults(path: Path) -> str | None:
+    """What is wrong with a circuit-breakers file."""
+    return _read_breakers(path)[1]
+
+
+def _read_breakers(path: Path) -> tuple[BreakerPolicy, str | None]:
     try:
         document = msgspec.yaml.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
-        _log.warning("%s can't be read, circuit breakers use the defaults: %s", path, _short(error))
-        return DEFAULT_POLICY
+        fault = f"{path} can't be read, circuit breakers use the defaults: {_short(error)}"
+        return DEFAULT_POLICY, fault
     policy, faults = policy_from_document(document)
-    if faults:
-        _log.warning("%s: %s", path, "; ".join(faults))
-    return policy
+    return policy, f"{path}: {'; '.join(faults)}" if faults else None
 
 
 def _short(error: Exception) -> str:

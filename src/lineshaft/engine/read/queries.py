@@ -18,6 +18,7 @@ from lineshaft.engine.read.guards import (
     read_pauses,
     read_slowdowns,
 )
+from lineshaft.engine.read.ids import IdKind, find_ids
 from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
@@ -104,6 +105,11 @@ class Queries:
         """For each id: `open`, ended as a `task` or as a `dag`, or `unknown`."""
         return await read_ended(self._database, ids)
 
+    async def find_ids(self, text: str, kind: IdKind | None = None) -> list[str]:
+        """The ids of tasks and DAGs that a short form or a prefix may mean, at most 20 of each."""
+        kinds: tuple[IdKind, ...] = ("task", "dag") if kind is None else (kind,)
+        return await in_snapshot(self._database, lambda reader: find_ids(reader, text, kinds))
+
     async def attempts(self, task_id: str) -> list[Attempt]:
         """All claims, in order, including the current and the successful one."""
         return await self._of_task(task_id, read_attempts)
@@ -113,7 +119,7 @@ class Queries:
         return await self._of_task(task_id, read_steps)
 
     async def why(self, task_id: str) -> Why:
-        """Why a task is not running, and whether the claim of any agent would get it."""
+        """What a task is waiting for or doing, and whether the claim of any agent would get it."""
 
         async def read(reader: Reader, name: str) -> Why | None:
             return await read_why(reader, name)

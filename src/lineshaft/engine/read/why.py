@@ -1,4 +1,4 @@
-"""Why a task is not running, derived from the same rows that a claim reads.
+"""What a task is waiting for, derived from the same rows that a claim reads; what it is doing; how it ended.
 
 `claim_tasks` decides what can be claimed; this module explains it. A READY task is `runnable` if the claim of
 at least one active agent would get it in its turn: its place in the queue is not a reason. One agent must
@@ -8,7 +8,7 @@ pass all tests: a free agent without money and a busy agent with money don't add
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from lineshaft.checks.registry import HUMAN
@@ -24,6 +24,7 @@ from lineshaft.errors import (
     LineshaftError,
     NotClaimableError,
 )
+from lineshaft.model.instance_names import short_names
 from lineshaft.model.states import Status
 from lineshaft.types import Reason, ReasonCode, Why
 
@@ -31,6 +32,10 @@ from lineshaft.types import Reason, ReasonCode, Why
 _NAMED = 3
 #: Characters of an error that are shown.
 _ERROR = 300
+#: Characters of a progress report that are shown.
+_PROGRESS = 200
+#: From here on fractions of a second don't matter.
+_WHOLE_SECONDS = 10
 
 _SQL = catalog.load(__name__)
 
@@ -84,6 +89,10 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
         reasons = [_retry(task)]
     elif status is Status.VALIDATING:
         reasons = [_gate(task)]
+    elif status in {Status.CLAIMED, Status.RUNNING}:
+        reasons = [_held(task, status)]
+    elif status.ended and task["end_reason"] != DEADLINE_MISSED:
+        reasons = [_ended(task, status)]
     elif status is Status.READY:
         named = {*task["models"], *(model for row in agents for model in row["models_available"])}
         unusable = _unusable(named, list(models))
@@ -183,7 +192,7 @@ def _retry(task: Row) -> Reason:
     after = f" after {task['last_category']}" if task["last_category"] else ""
     return Reason(
         ReasonCode.WAITING_RETRY,
-        f"Waits until {_when(task['due_at'], task['now'])}{after}; {task['attempts']} of "
+        f"Waits{after} until {_when(task['due_at'], task['now'])}; {task['attempts']} of "
         f"{task['max_attempts']} attempts are used. Retry it to start at once.",
     )
 
@@ -208,6 +217,49 @@ def _gate(task: Row) -> Reason:
             f"again at {_when(task['gate_due_at'], task['now'], 'a validator')}."
         )
     return Reason(ReasonCode.WAITING_GATE, f"Its output is at {place}. {how}")
+
+
+def _held(task: Row, status: Status) -> Reason:
+    now, since = task["now"], task["started_at"] or task["claimed_at"]
+    place = f" ({short_names([task['instance']])[0]})" if task["instance"] else ""
+    agent = f"Agent {task['holder']}{place}"
+    lease = (
+        f"Last heartbeat {_seconds(now - task['heartbeat_at'])} ago; without another one the lease expires "
+        f"at {_when(task['lease_until'], now, 'the reaper')}, and another agent takes the task."
+    )
+    if status is Status.CLAIMED:
+        return Reason(
+            ReasonCode.CLAIMED, f"{agent} claimed it at {_iso(since)} and has not started it yet. {lease}"
+        )
+    progress = "" if task["progress"] is None else f" Progress: {_cut(task['progress'])}."
+    limit = since + timedelta(seconds=task["limit_sec"])
+    return Reason(
+        ReasonCode.RUNNING,
+        f"{agent} has worked on it since {_iso(since)}, for {_seconds(now - since)}, try "
+        f"{task['attempts'] + 1} of {task['max_attempts']}.{progress} {lease} The time limit of the attempt "
+        f"is {task['limit_sec']:g} s, until {_iso(limit)}.",
+    )
+
+
+def _ended(task: Row, status: Status) -> Reason:
+    at = _iso(task["ended_at"])
+    cause = ": ".join(filter(None, (task["end_category"], task["end_reason"] and _short(task["end_reason"]))))
+    if status is Status.COMPLETED:
+        began, agent = task["started_at"], task["holder"]
+        took = "" if began is None else f", {_seconds(task['ended_at'] - began)} after the attempt began"
+        tries = f", try {task['attempts'] + 1} of {task['max_attempts']}" if task["claimed_at"] else ""
+        cost = f", for {_usd(task['spent_in_all_usd'])}" if task["spent_in_all_usd"] else ""
+        by = f"by agent {agent} " if agent else ""
+        return Reason(ReasonCode.COMPLETED, f"Completed {by}at {at}{took}{tries}{cost}.")
+    if status is Status.CANCELLED:
+        return Reason(
+            ReasonCode.CANCELLED, f"Cancelled at {at}: {cause or 'no reason given'}. Retry it to run it."
+        )
+    return Reason(
+        ReasonCode.DEAD_LETTERED,
+        f"Failed permanently at {at} after {task['attempts']} of {task['max_attempts']} tries: {cause}. It "
+        "waits for a decision: retry it, modify and retry it, or cancel it.",
+    )
 
 
 def _guards(task: Row) -> Iterable[Reason]:
@@ -401,6 +453,15 @@ def _listed(items: Iterable[str], most: int = _NAMED) -> str:
     found = list(dict.fromkeys(items))
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
+
+
+def _cut(text: str) -> str:
+    return text if len(text) < _PROGRESS else f"{text[:_PROGRESS]}…"
+
+
+def _seconds(length: timedelta) -> str:
+    seconds = max(length.total_seconds(), 0)
+    return f"{seconds:.0f} s" if seconds >= _WHOLE_SECONDS else f"{seconds:.1f} s"
 
 
 def _short(error: str) -> str:

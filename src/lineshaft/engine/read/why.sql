@@ -3,7 +3,11 @@
 -- name: why_task
 SELECT
     clock.now, task.id, coalesce(live.status, ended.status)::text AS status,
-    live.due_at, live.is_batch, live.parked, live.last_category, live.attempts, task.max_attempts,
+    live.due_at, live.is_batch, live.parked, live.last_category, coalesce(live.attempts, ended.attempts) AS attempts, task.max_attempts,
+    coalesce(live.agent_id, ended.agent_id) AS holder, instance.name AS instance,
+    coalesce(live.claimed_at, ended.claimed_at) AS claimed_at, coalesce(live.started_at, ended.started_at) AS started_at,
+    live.heartbeat_at, live.lease_until, live.limit_sec, left(live.progress::text, 300) AS progress,
+    ended.ended_at, ended.category AS end_category, ended.cost_usd AS spent_in_all_usd,
     lane.type, lane.required_capabilities, lane.models, coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
     live.max_cost_usd IS NULL AS open_ended,
     live.expires AND live.deadline <= clock.now AS expired,
@@ -30,6 +34,9 @@ CROSS JOIN lineshaft.limits
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
 LEFT JOIN lineshaft.attempt AS gated ON gated.task_id = live.id AND gated.epoch = live.epoch AND gated.outcome = 'validating'
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+LEFT JOIN lineshaft.instance
+    ON instance.agent_id = coalesce(live.agent_id, ended.agent_id)
+    AND instance.incarnation = coalesce(live.incarnation, ended.incarnation)
 LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
 LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id

@@ -23,6 +23,9 @@ routes = Routes()
 async def list_events(call: Call, query: requests.EventQuery) -> Answer | Response:
     """Read all events, in order; without `after` from the beginning.
 
+    `after` is a cursor, `now`, `last:N` for the last N events (at most `limit`), or `since:TIME` in ISO 8601
+    for those since then; some of the minute before may come first.
+
     Continue from `next_cursor`, which is always present; a page may be short, even empty, while `caught_up`
     is false. With `Accept: text/event-stream` it streams, from `Last-Event-ID` or `after`, else from now. No
     event is missed, repeated or out of order.

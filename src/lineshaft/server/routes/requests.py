@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -112,6 +112,13 @@ class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class RetryQuery(TypesQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     within_sec: Seconds = 0.0
+
+
+class IdQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: A short form, such as `J8K2M3N4-W1X2`, or the first characters of an id, at least 4.
+    name: Name
+    #: Only ids of tasks or of DAGs; null: of both.
+    kind: Literal["task", "dag"] | None = None
 
 
 class TaskQuery(TaskFilter, frozen=True, kw_only=True):

@@ -31,6 +31,10 @@ class Health(Struct, frozen=True):
     version: str
 
 
+class FoundIds(Struct, frozen=True):
+    ids: list[str]
+
+
 class Ended(Struct, frozen=True):
     #: By id: `open`, or ended as a `task` or as a `dag`, or `unknown`.
     ids: dict[str, str]

@@ -91,7 +91,7 @@ async def list_steps(call: Call) -> Answer:
 
 @routes.get("/v1/tasks/{id}/why", Scope.READ, Why, codes=("not_found",))
 async def explain_task(call: Call) -> Answer:
-    """Explain why a task is not running."""
+    """Explain what a task is waiting for, what it is doing, or how it ended."""
     return Answer(await call.service.engine.read.why(call.path["id"]))
 
 
@@ -173,6 +173,15 @@ async def retry_matching(call: Call, body: requests.RetryMatching) -> Answer:
 async def which_ended(call: Call, body: requests.AskEnded) -> Answer:
     """Report which of these tasks and DAGs have ended."""
     return Answer(responses.Ended(await call.service.engine.read.ended(body.ids)))
+
+
+@routes.get("/v1/ids", Scope.READ, responses.FoundIds)
+async def find_ids(call: Call, query: requests.IdQuery) -> Answer:
+    """Find the tasks and DAGs that a short form or a prefix of an id means, at most 20 of each.
+
+    The short form of `task_01J8K2M3N4P5Q6R7S8T9V0W1X2` is `J8K2M3N4-W1X2`. A complete id means only itself.
+    """
+    return Answer(responses.FoundIds(await call.service.engine.read.find_ids(query.name, query.kind)))
 
 
 async def _task(call: Call) -> Answer:
