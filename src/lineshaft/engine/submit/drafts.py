@@ -132,8 +132,9 @@ def draft_task(
 
 def _inputs(task: NewTask, row: TaskRow, place: str) -> Inputs:
     declared = task.inputs or {}
+    spec: Any = task.spec
     for name in declared:
-        if name in task.spec:
+        if name in spec:
             fault = f"{name!r} is in the spec too: leave it out of one of them"
             raise InvalidInputError(errors=[(f"{place}.inputs" if place else "inputs", fault)])
     refs = {f"task:{name}:output": name for name in row.context_tasks}
