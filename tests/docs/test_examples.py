@@ -1,7 +1,7 @@
 """Examples in the documentation: each page runs from top to bottom, on its own database.
 
-Python blocks share their names. A shell block that begins with #! is saved under the name in its second line;
-any other shell block is run.
+Python blocks share their names, except those whose first line names a file, which are saved there. A shell
+block that begins with #! is saved under the name in its second line; any other shell block is run.
 """
 
 import ast
@@ -10,10 +10,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,12 +33,28 @@ def blocks(page: str) -> list[Block]:
     return [Block(found[1], text.count("\n", 0, found.start(2)), found[2]) for found in _BLOCK.finditer(text)]
 
 
+def saved(block: Block, directory: Path) -> bool:
+    """Save a Python block that begins with `# FILE.py` or `# at the end of FILE.py`; whether it is one."""
+    found = re.match(r"# (at the end of )?(\S+\.py)\n", block.text)
+    if found is None:
+        return False
+    with (directory / found[2]).open("a" if found[1] else "w") as file:
+        file.write("\n" + block.text)
+    return True
+
+
 async def run_python(block: Block, page: str, names: dict[str, Any]) -> None:
     # With the line numbers of the page, so that a failure shows where it is.
     code = compile("\n" * block.line + block.text, str(ROOT / page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, names)  # noqa: S307 - our own documentation
     if inspect.isawaitable(result):
         await result
+
+
+def url_of(parts: Mapping[str, str]) -> str:
+    """As people write it."""
+    query = urlencode({"host": parts["host"], "passfile": parts["passfile"]})
+    return f"postgresql://{parts['user']}@/{parts['dbname']}?{query}"
 
 
 def run_shell(block: Block, directory: Path) -> None:
@@ -57,22 +76,31 @@ def run_shell(block: Block, directory: Path) -> None:
         "docs/agents.md",
         "docs/durable-steps.md",
         pytest.param("docs/deploying-agents.md", marks=pytest.mark.slow("three processes")),
+        pytest.param("docs/transactional-submit.md", marks=pytest.mark.slow("a Django project")),
     ],
 )
 async def test_a_page_from_top_to_bottom(
     page: str, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", url_of(parts))
+    for variable, name in (
+        ("PGHOST", "host"),
+        ("PGUSER", "user"),
+        ("PGDATABASE", "dbname"),
+        ("PGPASSFILE", "passfile"),
+    ):
+        monkeypatch.setenv(variable, parts[name])
     monkeypatch.setenv("LINESHAFT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks(page)
     assert len(found) >= 5
     for block in found:
-        if block.language == "python":
-            await run_python(block, page, names)
-        else:
+        if block.language != "python":
             run_shell(block, tmp_path)
+        elif not saved(block, tmp_path):
+            await run_python(block, page, names)
 
 
 async def test_readme_examples(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
