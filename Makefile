@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-footprint bench-peers bench-page chaos fuzz lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-footprint bench-peers bench-page docs chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -104,6 +104,10 @@ bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in 
 bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers --page
 
+docs: $(DEVELOPMENT) ## Build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "Open site/index.html"
+
 chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)
 
@@ -115,4 +119,4 @@ lock: ## Choose new versions of all dependencies (needs uv)
 	$(COMPILE) --constraints requirements/development.txt --output-file requirements/package.txt pyproject.toml requirements/build.in
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis site

@@ -59,7 +59,8 @@ def structs() -> Iterator[tuple[str, frozenset[str]]]:
         if module.name.endswith("__main__"):
             continue
         for kind in vars(importlib.import_module(module.name)).values():
-            if isinstance(kind, type) and kind.__module__ == module.name:
+            # Not `isinstance`: lazy objects, such as Django's settings, would be loaded.
+            if issubclass(type(kind), type) and kind.__module__ == module.name:
                 names = fields(kind)
                 if names is not None and len(names) >= LEAST_FIELDS and not extends_another(kind):
                     yield f"{module.name}.{kind.__name__}".removeprefix("lineshaft."), names

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.database_only("a transaction of the caller's is one of 
 #: Below and above where rows are copied in.
 SIZES = [1, 120]
 
-CLIENT_PAGE = Path(__file__).parents[2] / "docs/client.md"
+PAGE = Path(__file__).parents[2] / "docs/transactional-submit.md"
 
 
 class Base(DeclarativeBase):
@@ -402,7 +402,7 @@ async def test_a_dag_with_a_known_key_in_a_transaction(shaft: Lineshaft, dsn: st
 @pytest.fixture
 def submitter(dsn: str) -> Iterator[str]:
     """The DSN of a role with exactly the grants of docs/client.md."""
-    (grants,) = re.findall(r"```sql\n(GRANT USAGE.*?)```", CLIENT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (grants,) = re.findall(r"```sql\n(GRANT USAGE.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     role = f"app_{conninfo_to_dict(dsn)['dbname']}"
     with psycopg.connect(superuser(dsn), autocommit=True) as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())

@@ -87,12 +87,17 @@ def followed(page: str, folder: Path, **options: Any) -> Iterator[None]:
 
 class Page:
     def __init__(
-        self, folder: Path, *, programs: Path = Path(sys.executable).parent, user: str | None = None
+        self,
+        folder: Path,
+        *,
+        programs: Path = Path(sys.executable).parent,
+        user: str | None = None,
+        variables: dict[str, str] | None = None,
     ) -> None:
         """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
         self._user = user
-        self._environment = environment(folder.parent, programs)
+        self._environment = environment(folder.parent, programs) | (variables or {})
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
         self._output = ""
 

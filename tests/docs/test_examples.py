@@ -3,8 +3,10 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.docs.pages import ROOT, all_pages, blocks, followed, matches
 from tests.embedded.helpers import stop_server
@@ -13,6 +15,7 @@ from tests.embedded.helpers import stop_server
 _SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml"}
 #: Their commands need an account, a service manager or a cluster.
 _NOT_RUN = {"docs/security.md"}
+_OWN_DATABASE = "docs/transactional-submit.md"
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
 
 
@@ -27,8 +30,23 @@ def folder() -> Iterator[Path]:
         stop_server(work / ".lineshaft")
 
 
+@pytest.mark.slow("a Django project, and some programs")
+def test_the_page_for_a_database_of_ones_own_runs_as_printed(dsn: str, folder: Path) -> None:
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    others = {name: parts[name] for name in parts.keys() - {"user", "dbname"}}
+    variables = {
+        "LINESHAFT_DATABASE_URL": f"postgresql://{parts['user']}@/{parts['dbname']}?{urlencode(others)}",
+        "PGHOST": parts["host"],
+        "PGUSER": parts["user"],
+        "PGDATABASE": parts["dbname"],
+        "PGPASSFILE": parts["passfile"],
+    }
+    with followed(_OWN_DATABASE, folder, variables=variables):
+        pass
+
+
 @pytest.mark.slow("initdb, and some programs")
-@pytest.mark.parametrize("page", sorted(set(_RUN) - _NOT_RUN))
+@pytest.mark.parametrize("page", sorted(set(_RUN) - _NOT_RUN - {_OWN_DATABASE}))
 def test_a_page_runs_as_printed(page: str, folder: Path) -> None:
     with followed(page, folder):
         pass

@@ -92,9 +92,12 @@ class DatabaseBackend:
         *,
         clock: Clock | None = None,
         max_connections: int = 10,
+        keep_connections: int = 1,
         checks: Checks | None = None,
     ) -> None:
+        """`keep_connections` are open at all times, up to `max_connections` when they are needed."""
         self._settings = settings
+        self._keep_connections = keep_connections
         self._checks = checks
         self._clock = clock
         self._max_connections = max_connections
@@ -125,6 +128,7 @@ class DatabaseBackend:
                     dsn,
                     clock=self._clock,
                     max_connections=self._max_connections,
+                    keep_connections=self._keep_connections,
                     prepare=self._settings.sessions,
                     rules=Rules.of(self._settings),
                     checks=self._checks or Checks.from_settings(self._settings),

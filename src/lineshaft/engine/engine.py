@@ -56,6 +56,7 @@ class Engine:
         clock: Clock | None = None,
         max_connections: int = 10,
         read_connections: int = 0,
+        keep_connections: int = 1,
         prepare: bool = True,
         rules: Rules | None = None,
         checks: Checks | None = None,
@@ -71,6 +72,7 @@ class Engine:
             clock=clock,
             max_connections=max_connections,
             read_connections=read_connections,
+            keep_connections=keep_connections,
             prepare=prepare,
         )
         lanes = Lanes(self.rules.max_lanes)

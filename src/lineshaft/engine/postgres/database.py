@@ -102,10 +102,14 @@ class Database:
         clock: Clock | None = None,
         max_connections: int = 10,
         read_connections: int = 0,
+        keep_connections: int = 1,
         prepare: bool = True,
         idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
     ) -> None:
-        """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements."""
+        """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements.
+
+        `keep_connections` are open at all times.
+        """
         self.dsn = dsn
         #: A connection in use for longer than this is considered dead, and shut down. None: no limit.
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
@@ -114,6 +118,7 @@ class Database:
         self._idle_in_transaction_sec = idle_in_transaction_sec
         self._limits_lock_wait = "lock_timeout" not in str(checked_dsn(dsn).get("options"))
         self._in_use: set[Connection] = set()
+        self._keep_connections = keep_connections
         self._pool = self._make_pool(max_connections)
         #: For calls that only read; none: they share the other one.
         self._read_pool = self._make_pool(read_connections) if read_connections else self._pool
@@ -124,7 +129,7 @@ class Database:
                 self.dsn,
                 name=POOL_NAME,
                 connection_class=_Connection,
-                min_size=1,
+                min_size=self._keep_connections,
                 max_size=connections,
                 open=False,
                 configure=self._configure,

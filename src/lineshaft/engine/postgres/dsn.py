@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lineshaft.errors import SettingsError
 
@@ -22,6 +23,12 @@ def checked_dsn(dsn: str) -> dict[str, object]:
             "as %XX: @ as %40, / as %2F, : as %3A, # as %23, % as %25."
         )
     return dict(parts)
+
+
+def dsn_from(parameters: Mapping[str, object]) -> str:
+    """A DSN with those of a driver's parameters that libpq knows; the rest concerns the driver."""
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    return make_conninfo("", **{name: str(value) for name, value in parameters.items() if name in known})
 
 
 def _text(parts: Mapping[str, object], name: str) -> str:

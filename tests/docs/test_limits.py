@@ -1,0 +1,171 @@
+"""docs/limits.md, generated from the constants of the source by `python -m tests.docs.test_limits`."""
+
+import inspect
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lineshaft import Agent, Lineshaft, RetryPolicy, Settings
+from lineshaft.agent import outcome, steps
+from lineshaft.agent.exec import command, messages
+from lineshaft.checks import decision_report, json_schema, registry
+from lineshaft.checks.command import DEFAULT_LIMIT_SEC
+from lineshaft.engine import agents as engine_agents
+from lineshaft.engine.review import dead_letters
+from lineshaft.engine.submit import drafts
+from lineshaft.model import fields, priority, ratelimit, retry, reviews, tasks
+from lineshaft.server.framework import limits as server_limits
+from lineshaft.server.framework import streams
+from lineshaft.types import page, protocol, review, work
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+HEAD = """# Limits and defaults
+
+Every limit and default in one place; this page is generated from the source. A request beyond a limit is
+refused with an error that names it, and nothing is changed. [configuration.md](configuration.md) has all
+settings.
+"""
+_STANDARD = retry.PRESETS[retry.Preset.FACTORY]
+_SETTINGS = Settings()
+
+
+def size(number: int) -> str:
+    for unit, bits in (("MiB", 20), ("KiB", 10)):
+        if number >= 1 << bits and not number % (1 << bits):
+            return f"{number >> bits} {unit}"
+    return f"{number:,} bytes"
+
+
+def seconds(number: float) -> str:
+    if number >= 365 * 86_400:
+        return f"{number / 86_400:.0f} days"
+    return f"{number:g} s"
+
+
+def setting(name: str) -> str:
+    getattr(_SETTINGS, name)
+    return f"`LINESHAFT_{name.upper()}`"
+
+
+LIMITS: dict[str, list[tuple[str, str, str]]] = {
+    "Tasks": [
+        ("`spec`, `surface` and each schema, as JSON", size(fields.MAX_SPEC_BYTES), ""),
+        ("a text: `type`, `title`, `key`, a tag and so on", f"{fields.MAX_TEXT:,} characters", ""),
+        ("`tags`, `inputs`, `required_capabilities` and other lists", f"{fields.MAX_LIST:,} entries", ""),
+        ("`depends_on`", f"{fields.MAX_DEPENDENCIES:,} tasks", ""),
+        ("`id`", "128 characters", ""),
+        ("`priority`", "0 (first) to 100 (last)", ""),
+        ("`max_attempts`", f"{fields.MAX_ATTEMPTS:,}", ""),
+        ("durations", f"{seconds(fields.MIN_SECONDS)} to {seconds(fields.LONGEST_SECONDS)}", ""),
+        ("gates of a task", str(registry.MAX_GATES), ""),
+        ("a JSON schema of a gate", size(json_schema.MAX_BYTES), ""),
+        ("tasks of one call, including children", f"{drafts.MAX_BATCH:,}", ""),
+        ("tasks of a DAG", f"{_SETTINGS.max_dag_tasks:,}", setting("max_dag_tasks")),
+        ("… at most", f"{drafts.LARGEST_DAG:,}", ""),
+        ("levels of children in a submission", str(tasks.MAX_CHILD_DEPTH), ""),
+        ("levels of spawned tasks", str(_SETTINGS.max_spawn_depth), setting("max_spawn_depth")),
+        ("spawned tasks of a DAG", f"{_SETTINGS.max_spawned_tasks:,}", setting("max_spawned_tasks")),
+        ("lanes with waiting tasks", f"{_SETTINGS.max_lanes:,}", setting("max_lanes")),
+    ],
+    "Attempts": [
+        ("an output, a checkpoint, the result of a step, as JSON", size(outcome.MAX_OUTPUT_BYTES), ""),
+        ("the inputs of a task together, as they are stored", size(work.MAX_INPUT_BYTES), ""),
+        ("`ctx.progress`, as JSON", size(work.MAX_PROGRESS_BYTES), ""),
+        ("the name of a step", f"{steps.MAX_NAME} characters", ""),
+        ("an error; more is cut off", f"{work.MAX_ERROR:,} characters", ""),
+        ("a traceback; the end is kept", size(work.MAX_TRACEBACK_BYTES), ""),
+        ("a decision report, as JSON", size(decision_report.MAX_BYTES), ""),
+        ("`ctx.spend` of one attempt", f"{work.MOST_COST:,} USD", ""),
+        ("rate limits of a task in a row before it counts as failed", str(ratelimit.MAX_WAITS), ""),
+        (
+            "a wait that a provider asks for",
+            seconds(_SETTINGS.max_retry_after_sec),
+            setting("max_retry_after_sec"),
+        ),
+        ("standard output of a command", size(command.MAX_OUTPUT_BYTES), ""),
+        ("a line to `$LINESHAFT_FD`", size(messages.MAX_LINE_BYTES), ""),
+        ("slots of an agent", f"{engine_agents.MAX_SLOTS:,}", ""),
+    ],
+    "Calls": [
+        ("a request body", size(_SETTINGS.max_body_bytes), setting("max_body_bytes")),
+        ("nesting of a request body", f"{server_limits.MAX_DEPTH} levels", ""),
+        ("values in a request body", f"{server_limits.MAX_VALUES:,}", ""),
+        ("items of a call of the work protocol", f"{protocol.MAX_ITEMS:,}", ""),
+        ("`wait_sec` of a claim", seconds(protocol.MAX_WAIT_SEC), ""),
+        ("a page of a list", f"{page.MAX_LIMIT} entries, {page.DEFAULT_LIMIT} by default", ""),
+        ("dead letters resolved by one call", f"{dead_letters.MAX_BULK:,}", ""),
+        ("a note about an approval", f"{review.MAX_NOTE:,} characters", ""),
+        ("a note about a dead letter", f"{reviews.MAX_NOTE:,} characters", ""),
+        ("event streams of a server", f"{streams.MAX_STREAMS}", ""),
+        ("… of one token", f"{streams.MAX_STREAMS_PER_TOKEN}", ""),
+    ],
+}
+
+
+def defaults() -> dict[str, list[tuple[str, str, str]]]:
+    policy = asdict(RetryPolicy().effective)
+    return {
+        "Tasks": [
+            ("`priority`", str(priority.DEFAULT_PRIORITY), ""),
+            ("`priority_boost_per_minute`", str(_STANDARD.boost_per_minute), ""),
+            ("`max_attempts`", str(_STANDARD.max_attempts), ""),
+            (
+                "`max_duration_sec`",
+                f"{_SETTINGS.default_max_duration_sec:g}",
+                setting("default_max_duration_sec"),
+            ),
+            ("`max_cost_usd`", "no limit", setting("default_max_cost_usd")),
+            *((f"`retry.{name}`", shown(value), "") for name, value in policy.items()),
+            ("the time limit of a command gate", seconds(DEFAULT_LIMIT_SEC), ""),
+        ],
+        "Agents": [
+            (f"`{name}`", shown(value), "")
+            for name, value in parameters(Agent.__init__).items()
+            if isinstance(value, int | float)
+        ],
+        "Clients": [("`max_connections`", shown(parameters(Lineshaft.__init__)["max_connections"]), "")],
+        "Retention": [
+            ("finished tasks", kept(_SETTINGS.keep_tasks_days), setting("keep_tasks_days")),
+            ("dead letters", "forever", ""),
+            ("events", kept(_SETTINGS.keep_events_days), setting("keep_events_days")),
+            (
+                "agents without a process, budget or spend",
+                kept(_SETTINGS.keep_agents_days),
+                setting("keep_agents_days"),
+            ),
+        ],
+    }
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
+
+
+def kept(days: float | None) -> str:
+    return "forever" if days is None else f"{days:g} days"
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, list | tuple | frozenset | set):
+        return ", ".join(f"`{each}`" for each in value) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def page_text() -> str:
+    parts = [HEAD]
+    for title, tables in (("Limits", LIMITS), ("Defaults", defaults())):
+        parts.append(f"## {title}\n")
+        for name, rows in tables.items():
+            parts.append(f"### {name}\n" if title == "Limits" else f"### {name} by default\n")
+            parts.append("| what | value | setting |\n|---|---|---|")
+            parts += [f"| {' | '.join(row)} |" for row in rows]
+            parts.append("")
+    return "\n".join(parts)
+
+
+def test_the_page_has_the_limits_of_the_source() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page_text(), "Run: python -m tests.docs.test_limits"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_text(), encoding="utf-8")
