@@ -52,7 +52,7 @@ def test_a_page_runs_as_printed(page: str, folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("page", all_pages())
+@pytest.mark.parametrize("page", sorted(set(all_pages()) - {"docs/python-reference.md"}))
 def test_examples_are_complete_programs(page: str) -> None:
     """A reader can save each Python block as a file: it has a name, and imports nothing internal."""
     for block in blocks(page):
