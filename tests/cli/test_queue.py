@@ -262,7 +262,7 @@ def test_the_first_token_comes_with_a_notice(cli: Cli) -> None:
     create = ("token", "create", "--name", "ci", "--scope", "submit", "--json")
     first, second = cli(*create), cli(*create)
 
-    assert "From now on every call over HTTP needs one, on this machine too" in first.err
+    assert "From now on every call over HTTP needs one, on this" in first.err
     assert "LINESHAFT_TOKEN" in first.err
     assert first.json["token"], "it isn't mixed with the output"
     assert second.err == ""

@@ -11,6 +11,7 @@ import pytest
 
 from lineshaft import Lineshaft, NewTask, SyncLineshaft
 from lineshaft.errors import CycleError, InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.model.short_ids import short_id
 from lineshaft.server.app import OPERATIONS
 from lineshaft.types import NewAgent, Scope, Status
 from tests.client.helpers import engine_of, finish_all, kill_one
@@ -242,3 +243,28 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
     assert (blocking.attempts(task), blocking.steps(task)) == ([], {})
     assert (blocking.agents().items, blocking.locks().items, blocking.tokens()) == ([], [], [])
     assert blocking.stats().by_status[Status.READY] == 1
+
+
+async def test_ids_by_their_short_form(shaft: Lineshaft) -> None:
+    task = await shaft.submit(NewTask("sum"))
+    dag_id = (await task.task()).dag_id
+
+    assert list(await shaft.find_ids(short_id(task.id), kind="task")) == [task.id]
+    assert list(await shaft.find_ids(task.id[:-3])) == [task.id]
+    assert list(await shaft.find_ids(short_id(task.id), kind="dag")) == [dag_id]
+    assert list(await shaft.find_ids("nothing")) == []
+
+
+async def test_the_last_events_and_those_since_a_time(shaft: Lineshaft) -> None:
+    await shaft.submit(NewTask("sum", title="Add it up"))
+
+    page = await shaft.read_events("last:2")
+    since = await shaft.read_events("since:2026-01-01T00:00:00Z")
+
+    assert [(event.kind, event.title) for event in page.items] == [
+        ("task.ready", "Add it up"),
+        ("dag.created", "Add it up"),
+    ]
+    assert [event.kind for event in since.items[-2:]] == ["task.ready", "dag.created"]
+    with pytest.raises(InvalidInputError, match="last:N"):
+        await shaft.read_events("last:none")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lineshaft import __version__
 from lineshaft.cli.connection import place
-from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.cli.output import Verbatim, add_json_flag, print_facts, print_json
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import CONFIG_FILE, CONFIG_VARIABLE, PREFIX, Settings
 
@@ -143,7 +143,7 @@ def _describe_embedded(found: Findings, home: Path, *, start: bool) -> None:
         try:
             with EmbeddedServer.start(home) as server:
                 shown = with_search_path(server.dsn)
-                found.facts.append(("  connect", f'lineshaft sql, or psql "{shown}"'))
+                found.facts.append(("  connect", Verbatim(f'lineshaft sql, or psql "{shown}"')))
                 found.report["database"]["dsn"] = shown
                 _check_database(found, server.dsn, embedded=True)
         except LineshaftError as error:

@@ -9,6 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from lineshaft import __version__
 from lineshaft.cli import (
@@ -61,7 +62,12 @@ COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggests the command that was probably meant."""
+    """Suggests the command that was probably meant; wraps its errors on a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        print_note(f"{self.prog}: error: {message}")
+        sys.exit(2)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         known = action.choices

@@ -13,11 +13,13 @@ from lineshaft.saved_token import save_token
 from lineshaft.settings import Settings
 
 _FIRST = """\
-This is the first token. From now on every call over HTTP needs one, on this machine too, also after all are
-revoked (LINESHAFT_AUTH=off lifts this on loopback). Agents and clients that call over HTTP without a token
-are refused. Give each its own, and start it again:
+This is the first token. From now on every call over HTTP needs one, on this
+machine too, also after all are revoked (LINESHAFT_AUTH=off lifts this on
+loopback). Agents and clients that call over HTTP without a token are refused.
+Give each its own, and start it again:
   lineshaft token create --name NAME --scope agent --agent ID
-  LINESHAFT_TOKEN=… lineshaft agent …        (or, for all on this machine, token create --save)
+  LINESHAFT_TOKEN=… lineshaft agent …
+Or, for all on this machine: lineshaft token create --save
 Agents and clients on the database need none.
 """
 SCOPES = ("read", "submit", "agent", "operate", "admin")

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lineshaft import __version__
-from lineshaft.cli.output import add_json_flag, print_facts, print_json
+from lineshaft.cli.connection import place
+from lineshaft.cli.output import Verbatim, add_json_flag, print_facts, print_json
 from lineshaft.cli.usage import port
 from lineshaft.settings import Settings
 
@@ -119,7 +120,7 @@ def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Seq
                 ("Lineshaft", f"{__version__}, process {os.getpid()}"),
                 (
                     "Database",
-                    home if embedded else "from LINESHAFT_DATABASE_URL or lineshaft.toml",
+                    Verbatim(home) if embedded else place(settings),
                 ),
                 ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
                 ("Duties", ", ".join(duties) or "none (--no-duties)"),
