@@ -2,7 +2,7 @@
 
 import sys
 
-from lineshaft.cli.main import main
+from lineshaft.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())
