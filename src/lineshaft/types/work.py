@@ -374,12 +374,13 @@ class RecordedStep:
         return self.data
 
 
-_decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]] | None).decode
+_decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]]).decode
 
 
 def decoded_inputs(inputs: msgspec.Raw) -> dict[str, str | list[str]]:
     """The upstream tasks of a claimed task, by the name of the input."""
-    return _decode_inputs(inputs) or {}
+    # Most tasks have none.
+    return {} if bytes(inputs) == b"null" else _decode_inputs(inputs)
 
 
 def input_ids(inputs: msgspec.Raw) -> list[str]:
