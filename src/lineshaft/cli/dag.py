@@ -127,6 +127,11 @@ def show_(args: argparse.Namespace) -> int:
     return 0
 
 
+def _label(task: "Task") -> str:
+    """The name that its DAG was written with."""
+    return task.key or task.title
+
+
 def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
     """Each task once, below the first of its dependencies; the other dependencies are named."""
     below: dict[str | None, list[str]] = {}
@@ -141,12 +146,12 @@ def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
             continue
         seen.add(name)
         task = tasks[name]
-        others = [tasks[other].title for other in task.depends_on[1:] if other in tasks]
+        others = [_label(tasks[other]) for other in task.depends_on[1:] if other in tasks]
         named = ", ".join(others[:_MOST_NAMED]) + ("…" if len(others) > _MOST_NAMED else "")
         is_root = not any(other in tasks for other in task.depends_on)
         branch = "" if is_root else ("└─ " if is_last else "├─ ")
         yield (
-            f"{indent}{branch}{task.title}" + (f" (also after {named})" if named else ""),
+            f"{indent}{branch}{_label(task)}" + (f" (also after {named})" if named else ""),
             task.status,
             tries(task),
             task.claim.agent_id,

@@ -94,6 +94,8 @@ class TaskOutput(JsonStruct, frozen=True, kw_only=True):
 class Task(JsonStruct, frozen=True, kw_only=True):
     id: str
     dag_id: str
+    #: Its name among the tasks of its DAG, as submitted.
+    key: str | None
     parent_id: str | None
     #: Of a task with a parent: what its dead letter does to the DAG, `block` or `ignore`.
     on_failure: str | None

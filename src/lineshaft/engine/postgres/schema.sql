@@ -391,6 +391,7 @@ CREATE TABLE lineshaft.task (
     preset text NOT NULL DEFAULT 'factory'::text,
     spec jsonb NOT NULL DEFAULT '{}'::jsonb,
     inputs jsonb,
+    key text,
     required_capabilities text[] NOT NULL DEFAULT '{}'::text[],
     model_preferences text[] NOT NULL DEFAULT '{}'::text[],
     fallback_models text[] NOT NULL DEFAULT '{}'::text[],

@@ -115,6 +115,7 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
         "dag_id": [draft.dag_id for draft in drafts],
         "spec": [draft.spec.decode() for draft in drafts],
         "inputs": [json_text(draft.stored_inputs()) for draft in drafts],
+        "key": [draft.key for draft in drafts],
         "parent_id": [draft.parent_id for draft in drafts],
         "is_batch": [draft.is_batch for draft in drafts],
         **columns,

@@ -42,6 +42,8 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     depends_on: Sequence[str] = ()
     #: What the task gets of others: `inputs`, `depends_on` and `spec.context_refs`.
     inputs: Inputs = _NONE
+    #: Its name in the call.
+    key: str | None = None
     batch: "Draft | None" = None
     first_child: "Draft | None" = None
     is_batch: bool = False
@@ -308,6 +310,7 @@ def draft_by_key(
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]"
         head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
+        head.key = task.key
         key = task.key or head.id
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])

@@ -35,7 +35,7 @@ new AS MATERIALIZED (
     SELECT *
     FROM unnest(
         %(id)s::text[], %(dag_id)s::text[], %(live_dag_id)s::text[], %(parent_id)s::text[], %(idempotency_key)s::text[], %(type)s::text[],
-        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
+        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
         %(fallback_models)s::text[], %(max_cost_usd)s::numeric[], %(max_total_cost_usd)s::numeric[], %(lock_key)s::text[],
         %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[], %(created_by_token)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
@@ -43,7 +43,7 @@ new AS MATERIALIZED (
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
         %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
-        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, required_capabilities, model_preferences,
+        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by,
         created_by_token, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, lane_id, boost, blocked, downstream, n
@@ -51,13 +51,13 @@ new AS MATERIALIZED (
 ),
 stored AS (
     INSERT INTO lineshaft.task (
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, required_capabilities, model_preferences, fallback_models,
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
         ignore_failure, expire_at_deadline, is_batch, created_at
     )
     SELECT
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, required_capabilities::text[], model_preferences::text[],
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, clock.now

@@ -123,6 +123,7 @@ CREATE TABLE lineshaft.task (
     spec jsonb NOT NULL DEFAULT '{}',
     -- The tasks whose outputs it gets, by name: {"notes": "task_…", "sections": ["task_…", "task_…"]}; NULL: none.
     inputs jsonb,
+    key text,
     required_capabilities text[] NOT NULL DEFAULT '{}',
     model_preferences text[] NOT NULL DEFAULT '{}',
     fallback_models text[] NOT NULL DEFAULT '{}',
@@ -1245,6 +1246,7 @@ COMMENT ON COLUMN lineshaft.task.type IS 'The task type.';
 COMMENT ON COLUMN lineshaft.task.title IS 'For people.';
 COMMENT ON COLUMN lineshaft.task.preset IS 'Defaults for retry, boost, limits and reports: factory, loki or officeplane.';
 COMMENT ON COLUMN lineshaft.task.spec IS 'What to do, as it was submitted.';
+COMMENT ON COLUMN lineshaft.task.key IS 'Its name among the tasks of its DAG, as submitted; NULL: none.';
 COMMENT ON COLUMN lineshaft.task.inputs IS 'The tasks whose outputs it gets, by the name of the input: an id or a list of ids; NULL: none.';
 COMMENT ON COLUMN lineshaft.task.required_capabilities IS 'What an agent must be capable of.';
 COMMENT ON COLUMN lineshaft.task.model_preferences IS 'Preferred models, best first.';

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -16,6 +15,9 @@ from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
 
 from lineshaft.agent.agent import Agent
+from lineshaft.agent.program import run_agents
+from lineshaft.cli.agent_modules import load_agents
+from lineshaft.cli.usage import UsageError
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError
 from lineshaft.integrations.django.submission import dsn_of
@@ -43,26 +45,15 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, agents: list[str], until_idle: bool, retries_within: float, **__: Any) -> None:
-        found = [_named(name) for name in agents] if agents else _discovered()
-        for agent in found:
-            _keep_connections_fresh(agent)
         try:
+            found = load_agents(agents) if agents else _discovered()
+            for agent in found:
+                _keep_connections_fresh(agent)
             asyncio.run(_run(found, until_idle=until_idle, retries_within_sec=retries_within))
+        except UsageError as error:
+            raise CommandError(str(error), returncode=2) from None
         except LineshaftError as error:
             raise CommandError(str(error), returncode=1) from None
-
-
-def _named(name: str) -> Agent:
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise CommandError(f"{name!r} must be MODULE:AGENT, such as shop.agents:agent.", returncode=2)
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise CommandError(f"{name!r} can't be loaded: {error}.", returncode=2) from None
-    if not isinstance(found, Agent):
-        raise CommandError(f"{name!r} must be an Agent, got {type(found).__name__}.", returncode=2)
-    return found
 
 
 def _discovered() -> list[Agent]:
@@ -83,11 +74,8 @@ def _discovered() -> list[Agent]:
 async def _run(agents: list[Agent], *, until_idle: bool, retries_within_sec: float) -> None:
     url = getattr(settings, "LINESHAFT_URL", None) or dsn_of("default")
     async with Lineshaft(url, token=getattr(settings, "LINESHAFT_TOKEN", None)) as shaft:
-        await asyncio.gather(
-            *(
-                agent.run(shaft, until_idle=until_idle, retries_within_sec=retries_within_sec)
-                for agent in agents
-            )
+        await run_agents(
+            agents, shaft, until_idle=until_idle, retries_within_sec=retries_within_sec, optimize=True
         )
 
 
