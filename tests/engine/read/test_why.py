@@ -88,7 +88,8 @@ async def test_a_retry_names_the_time_and_the_failure(world: World) -> None:
     found = await reasons(world.engine, task.id)
 
     assert list(found) == ["waiting_retry"]
-    assert "after timeout; 1 of 3 attempts" in found["waiting_retry"]
+    assert found["waiting_retry"].startswith("Waits after timeout until ")
+    assert "1 of 3 attempts are used" in found["waiting_retry"]
 
 
 async def test_what_is_held_says_by_whom_since_when_and_until_when(world: World) -> None:
