@@ -78,7 +78,7 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     lines = cli("dag", "show", made["dag"]["id"]).out.splitlines()
     tree = lines[lines.index("") + 2 :]
     assert [line.split("  ")[0] for line in tree[:2]] == ["research", "└─ implement"]
-    assert tree[2].startswith("   └─ Test")
+    assert tree[2].startswith("   └─ test")
     assert made["dag"]["id"] in cli("dag", "list").out
     budget = cli("dag", "budget", made["dag"]["id"], "--ceiling", "5")
     assert "5 USD" in budget.out
