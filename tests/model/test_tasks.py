@@ -491,9 +491,9 @@ def test_gates_may_be_plain_dictionaries() -> None:
 @pytest.mark.parametrize(
     ("contract", "place", "said"),
     [
-        (OutputContract(validation=[{"metod": "regex"}]), "output.validation", "metod"),  # type: ignore[arg-type]
+        (OutputContract(validation=[{"metod": "regex"}]), "output.validation", "metod"),  # type: ignore[list-item]
         (OutputContract(validation=[Gate(7)]), "output.validation", "`str`, got `int`"),  # type: ignore[arg-type]
-        (OutputContract(validation=["regex"]), "output.validation", "`object`, got `str`"),  # type: ignore[arg-type]
+        (OutputContract(validation=["regex"]), "output.validation", "`object`, got `str`"),  # type: ignore[list-item]
         (OutputContract(validation=7), "output.validation", "a list of gates"),  # type: ignore[arg-type]
         ({"valdation": "regex"}, "output", "valdation"),
         ("regex", "output", "must be an OutputContract"),

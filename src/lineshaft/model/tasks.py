@@ -84,7 +84,7 @@ class Gate(Struct, frozen=True, forbid_unknown_fields=True):
 class OutputContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: str | None = None
     #: One method, with its schema in `validation_schema`, or several gates in order.
-    validation: str | tuple[Gate, ...] = "none"
+    validation: str | Sequence[Gate] = "none"
     validation_schema: Any = None
     require_decision_report: bool | None = None
 
