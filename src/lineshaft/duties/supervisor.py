@@ -11,6 +11,7 @@ from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox
@@ -29,10 +30,13 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             engine.fleet,
             Partitions(engine.database),
             Tally(engine.database),
+            engine.sources,
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),
+            keep_firings=timedelta(days=settings.keep_firings_days),
         ),
+        Scheduler(engine.schedules),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]

@@ -27,6 +27,9 @@ from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
+from lineshaft.engine.sources.firing import Firings
+from lineshaft.engine.sources.registry import Sources
+from lineshaft.engine.sources.schedules import Schedules
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.tokens import Tokens
@@ -145,6 +148,11 @@ class Engine:
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)
         self.tokens = Tokens(self.database)
+
+        # Sources.
+        self.sources = Sources(self.database)
+        self.firings = Firings(self.database, self.submission, self.operations)
+        self.schedules = Schedules(self.database, self.firings)
 
     async def __aenter__(self) -> Self:
         await self.database.open()
