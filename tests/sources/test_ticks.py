@@ -35,7 +35,9 @@ def local_ticks(cron: str, timezone: str, day: str) -> list[str]:
         ("Europe/Berlin", "2026-06-01", ["02:30+0200"]),
     ],
 )
-def test_a_job_at_half_past_two_runs_once_in_every_night(timezone: str, day: str, expected: list[str]) -> None:
+def test_a_job_at_half_past_two_runs_once_in_every_night(
+    timezone: str, day: str, expected: list[str]
+) -> None:
     assert local_ticks("30 2 * * *", timezone, day) == expected
 
 
@@ -58,7 +60,15 @@ def test_a_job_of_every_hour_runs_by_elapsed_time(timezone: str, day: str, hours
 
 
 CRONS = st.sampled_from(
-    ["30 2 * * *", "*/7 * * * *", "0 9 * * MON", "15,45 1-3 * * *", "@hourly", "0 0 L * *", "5 2 25-31 3,10 *"]
+    [
+        "30 2 * * *",
+        "*/7 * * * *",
+        "0 9 * * MON",
+        "15,45 1-3 * * *",
+        "@hourly",
+        "0 0 L * *",
+        "5 2 25-31 3,10 *",
+    ]
 )
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
 

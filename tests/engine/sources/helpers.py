@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import msgspec
+
 from lineshaft.engine.engine import Engine
 from lineshaft.types.sources import NewSource, Source, SourceKind
+from tests.world import World
 
 TASK: dict[str, Any] = {"task": {"type": "report", "spec": {"tick": "${event.tick}"}}}
 
@@ -16,8 +19,6 @@ def schedule(name: str = "s", **fields: Any) -> NewSource:
 
 def webhook(name: str = "w", **fields: Any) -> NewSource:
     given = {"template": {"task": {"type": "hook"}}, "verify": {"scheme": "none"}, **fields}
-    import msgspec  # noqa: PLC0415
-
     return msgspec.convert({"name": name, "kind": "webhook", **given}, NewSource)
 
 
@@ -29,3 +30,8 @@ async def outcomes(engine: Engine, name: str = "s") -> list[str]:
     """Oldest first."""
     page = await engine.sources.firings(name, limit=500)
     return [firing.outcome for firing in page.items][::-1]
+
+
+def column(world: World, query: str) -> list[Any]:
+    """The first column of all rows."""
+    return [next(iter(row.values())) for row in world.rows(query)]

@@ -10,7 +10,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.sources.firing import Key, Occasion
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.types.sources import FiringOutcome
-from tests.engine.sources.helpers import outcomes, put, schedule, webhook
+from tests.engine.sources.helpers import column, outcomes, put, schedule, webhook
 from tests.world import World
 
 
@@ -20,7 +20,10 @@ def on(event: dict[str, Any], *keys: Key) -> Occasion:
 
 async def test_a_task_is_created_with_its_label(world: World) -> None:
     engine = world.engine
-    await put(engine, webhook(template={"task": {"type": "review", "title": "PR ${event.n}", "spec": {"n": "${event.n}"}}}))
+    await put(
+        engine,
+        webhook(template={"task": {"type": "review", "title": "PR ${event.n}", "spec": {"n": "${event.n}"}}}),
+    )
 
     fired = await engine.firings.fire("w", on({"n": 7}))
 
@@ -35,7 +38,10 @@ async def test_a_task_is_created_with_its_label(world: World) -> None:
 
 
 async def test_a_dag_is_created_as_a_whole(world: World) -> None:
-    tasks = [{"key": "a", "type": "a"}, {"key": "b", "type": "b", "depends_on": ["a"], "spec": {"x": "${event.x}"}}]
+    tasks = [
+        {"key": "a", "type": "a"},
+        {"key": "b", "type": "b", "depends_on": ["a"], "spec": {"x": "${event.x}"}},
+    ]
     await put(world.engine, webhook(template={"dag": {"title": "Build ${event.x}", "tasks": tasks}}))
 
     fired = await world.engine.firings.fire("w", on({"x": [1, 2]}))
@@ -68,7 +74,7 @@ async def test_twenty_deliveries_of_one_key_create_one_task(world: World) -> Non
     fired = await asyncio.gather(*(world.engine.firings.fire("w", on({"n": 1})) for _ in range(20)))
 
     assert sorted(each.outcome for each in fired if each.outcome) == ["created"] + ["duplicate"] * 19
-    assert world.rows("SELECT count(*) FROM lineshaft.task") == [(1,)]
+    assert column(world, "SELECT count(*) FROM lineshaft.task") == [1]
 
 
 async def test_a_failed_rendering_creates_nothing_and_is_an_alert(world: World) -> None:
@@ -81,20 +87,25 @@ async def test_a_failed_rendering_creates_nothing_and_is_an_alert(world: World) 
     assert fired.outcome == "failed"
     assert "template.task.type" in str(fired.error)
     assert again.outcome == "created", "the key wasn't used up by the failure"
-    assert world.rows("SELECT data->>'key' FROM lineshaft.event WHERE 'alert' = ANY (kinds)") == [("source:w",)]
+    assert column(world, "SELECT data->>'key' FROM lineshaft.event WHERE 'alert' = ANY (kinds)") == [
+        "source:w"
+    ]
     assert (await engine.sources.get("w")).is_enabled
     assert await engine.sources.totals() == [("w", "created", 1), ("w", "failed", 1)]
 
 
 async def test_refused_work_is_a_failure(world: World) -> None:
-    cycle = [{"key": "a", "type": "a", "depends_on": ["${event.on}"]}, {"key": "b", "type": "b", "depends_on": ["a"]}]
+    cycle = [
+        {"key": "a", "type": "a", "depends_on": ["${event.on}"]},
+        {"key": "b", "type": "b", "depends_on": ["a"]},
+    ]
     await put(world.engine, webhook(template={"dag": {"title": "x", "tasks": cycle}}))
 
     for event, error in (({"on": "b"}, "cycle"), ({"on": "task_nope"}, "task_nope")):
         fired = await world.engine.firings.fire("w", on(event))
         assert fired.outcome == "failed"
         assert error in str(fired.error)
-    assert world.rows("SELECT count(*) FROM lineshaft.task, lineshaft.source_work") == [(0,)]
+    assert column(world, "SELECT count(*) FROM lineshaft.task, lineshaft.source_work") == [0]
 
 
 async def test_an_existing_idempotency_key_of_the_task_is_a_duplicate(world: World) -> None:
@@ -154,7 +165,7 @@ async def test_a_dry_run_creates_nothing(world: World) -> None:
         await engine.firings.preview("w", {})
     with pytest.raises(NotFoundError, match="no source 'nope'"):
         await engine.firings.preview("nope")
-    assert world.rows("SELECT count(*) FROM lineshaft.task, lineshaft.firing") == [(0,)]
+    assert column(world, "SELECT count(*) FROM lineshaft.task, lineshaft.firing") == [0]
 
 
 async def test_history_and_keys_are_kept_for_a_while(world: World) -> None:
@@ -170,14 +181,14 @@ async def test_history_and_keys_are_kept_for_a_while(world: World) -> None:
     await engine.sources.forget(timedelta(days=30).total_seconds(), 1)
 
     assert await outcomes(engine, "w") == ["created"]
-    assert world.rows("SELECT key FROM lineshaft.source_key") == [("forever",)]
-    assert world.rows("SELECT count(*) FROM lineshaft.firing") == [(1,)]
-    assert world.rows("SELECT count(*) FROM lineshaft.source_work WHERE is_open") == [(3,)], "all are open"
+    assert column(world, "SELECT key FROM lineshaft.source_key") == ["forever"]
+    assert column(world, "SELECT count(*) FROM lineshaft.firing") == [1]
+    assert column(world, "SELECT count(*) FROM lineshaft.source_work WHERE is_open") == [3], "all are open"
     agent = await world.agent(max_concurrent_tasks=3)
     for _ in range(3):
         await world.complete(await world.take(agent))
     await engine.sources.forget(timedelta(days=30).total_seconds(), 1)
-    assert world.rows("SELECT is_open FROM lineshaft.source_work") == [(False,)]
+    assert column(world, "SELECT is_open FROM lineshaft.source_work") == [False]
     assert await engine.sources.totals() == [("w", "created", 2)]
 
 

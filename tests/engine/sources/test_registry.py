@@ -8,13 +8,12 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.sources.firing import Occasion
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from lineshaft.types.sources import SourceFields
-from tests.engine.sources.helpers import put, schedule, webhook
+from tests.engine.sources.helpers import column, put, schedule, webhook
 from tests.world import World
 
 
 def kinds(world: World) -> list[str]:
-    rows = world.rows("SELECT kinds[1] FROM lineshaft.event WHERE kinds[1] LIKE 'source%' ORDER BY seq")
-    return [kind for (kind,) in rows]
+    return column(world, "SELECT kinds[1] FROM lineshaft.event WHERE kinds[1] LIKE 'source%%' ORDER BY seq")
 
 
 async def test_a_source_is_created_read_changed_and_deleted(world: World) -> None:
@@ -46,7 +45,7 @@ async def test_a_source_is_created_read_changed_and_deleted(world: World) -> Non
     with pytest.raises(NotFoundError):
         await sources.delete("s")
     assert kinds(world) == ["source.created", "source.changed", "source.changed", "source.deleted"]
-    (data,) = world.rows("SELECT data FROM lineshaft.event WHERE 'source.created' = ANY (kinds)")[0]
+    (data,) = column(world, "SELECT data FROM lineshaft.event WHERE 'source.created' = ANY (kinds)")
     assert data == {"source": "s", "kind": "schedule", "by": "ann"}
 
 
