@@ -29,7 +29,7 @@ async def put(engine: Engine, source: NewSource) -> Source:
 async def outcomes(engine: Engine, name: str = "s") -> list[str]:
     """Oldest first."""
     page = await engine.sources.firings(name, limit=500)
-    return [firing.outcome for firing in page.items][::-1]
+    return [str(firing.outcome) for firing in page.items][::-1]
 
 
 def column(world: World, query: str) -> list[Any]:

@@ -31,7 +31,8 @@ def stop_at(window: str) -> None:
 
 
 async def _wait_for_the_end() -> None:
-    print("stopped", flush=True)
+    sys.stdout.write("stopped\n")
+    sys.stdout.flush()
     await asyncio.Event().wait()
 
 

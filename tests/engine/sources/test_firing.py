@@ -28,7 +28,8 @@ async def test_a_task_is_created_with_its_label(world: World) -> None:
     fired = await engine.firings.fire("w", on({"n": 7}))
 
     assert (fired.outcome, fired.error) == (FiringOutcome.CREATED, None)
-    (task_id,) = fired.task_ids or ()
+    assert isinstance(fired.task_ids, list)
+    (task_id,) = fired.task_ids
     task = await engine.read.task(task_id)
     assert (task.status, task.title, task.spec, task.created_by) == ("READY", "PR 7", {"n": 7}, "event:w")
     source = await engine.sources.get("w")

@@ -19,8 +19,8 @@ async def test_a_tick_fires_once_whenever_its_server_is_killed(dsn: str) -> None
             await put(other, schedule("s", catch_up="all"))
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(
-                    "UPDATE lineshaft.source SET next_tick = now() - interval '1 s', next_at = now() - interval '1 s',"
-                    " created_at = now() - interval '61 s'"
+                    "UPDATE lineshaft.source SET next_tick = now() - interval '1 s',"
+                    " next_at = now() - interval '1 s', created_at = now() - interval '61 s'"
                 )
                 server = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tests.engine.sources.scheduler_program", dsn, window,

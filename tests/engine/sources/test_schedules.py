@@ -190,8 +190,8 @@ async def test_a_schedule_that_cant_be_computed_doesnt_stop_the_others(world: Wo
     await put(world.engine, schedule("broken"))
     await put(world.engine, schedule("fine"))
     world.connection.execute(
-        """UPDATE lineshaft.source SET definition = definition || '{"timezone": "Gone/Zone", "every_sec": null, "cron": "@daily"}'
-        WHERE name = 'broken'"""
+        "UPDATE lineshaft.source SET definition = definition || "
+        """'{"timezone": "Gone/Zone", "every_sec": null, "cron": "@daily"}' WHERE name = 'broken'"""
     )
     world.clock.advance(MINUTE)
 
@@ -209,9 +209,12 @@ async def test_a_tick_costs_the_same_with_ten_thousand_idle_schedules(world: Wor
     world.clock.advance(MINUTE)
     before = _buffers(world)
     world.connection.execute(
-        """INSERT INTO lineshaft.source (created_at, updated_at, next_tick, next_at, name, kind, origin, definition)
-        SELECT now(), now(), '2027-01-01'::timestamptz + n * interval '1 s', '2027-01-01'::timestamptz + n * interval '1 s', 'idle' || n, kind, origin, definition
-        FROM lineshaft.source, generate_series(1, 10000) AS n WHERE name = 'due'"""
+        """INSERT INTO lineshaft.source
+            (created_at, updated_at, next_tick, next_at, name, kind, origin, definition)
+        SELECT now(), now(), later.at, later.at, 'idle' || n, kind, origin, definition
+        FROM lineshaft.source, generate_series(1, 10000) AS n,
+            LATERAL (SELECT '2027-01-01'::timestamptz + n * interval '1 s' AS at) AS later
+        WHERE name = 'due'"""
     )
     plan, after = _plan(world), _buffers(world)
 

@@ -15,6 +15,7 @@ from lineshaft.engine.operations import Operations
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.read.pages import refuse_unstorable
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.errors import (
     DatabaseError,
@@ -107,6 +108,7 @@ class Firings:
         self, name: str, occasion: Occasion | None = None, *, unless_disabled: bool = False
     ) -> Fired:
         """Fire a source now. `unless_disabled`: one that is disabled counts as unknown."""
+        refuse_unstorable(name=[name])
 
         async def work(connection: Connection) -> Fired:
             row = await self._share(connection, name)
@@ -116,10 +118,27 @@ class Firings:
 
         return await self.run(work)
 
+    async def look_up(self, name: str) -> SourceRow | None:
+        """A source as it is now, without a lock."""
+        refuse_unstorable(name=[name])
+        async with self._database.connection() as connection:
+            return await self._share(connection, name)
+
+    async def note(self, name: str, outcome: FiringOutcome, error: str) -> Fired:
+        """Record an event that creates nothing."""
+
+        async def work(connection: Connection) -> Fired:
+            row = await self._share(connection, name)
+            if row is None:
+                raise unknown_source(name)
+            await self.record(connection, row, outcome, error=error)
+            return Fired(outcome=outcome, task_ids=[], error=error)
+
+        return await self.run(work)
+
     async def preview(self, name: str, event: Mapping[str, Any] | None = None) -> Fired:
         """What firing would create; raises InvalidInputError if it can't be rendered."""
-        async with self._database.connection() as connection:
-            row = await self._share(connection, name)
+        row = await self.look_up(name)
         if row is None:
             raise unknown_source(name)
         rendered = row.compiled.render(_default_event(row) if event is None else event, row.now)
