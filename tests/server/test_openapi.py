@@ -92,6 +92,8 @@ METRICS = {
     "agent_utilization": ("gauge", {"agent_id"}),
     "agent_heartbeat_misses_total": ("counter", {"agent_id"}),
     "agent_claim_success_rate": ("gauge", {"agent_id"}),
+    "source_firings_total": ("counter", {"source", "outcome"}),
+    "source_lag_seconds": ("gauge", set()),
 }
 
 

@@ -140,6 +140,15 @@ class SourceChanges(Struct, frozen=True):
     items: list[SourceChange]
 
 
+def escaped(value: Any) -> Any:
+    """A value as a template that renders to it: `${` in its strings isn't an expression."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, dict):
+        return {name: escaped(inner) for name, inner in value.items()}
+    return [escaped(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 #: Of a definition, besides the fields that can be changed.
 _IDENTITY = ("name", "kind")
 DEFINED = (*_IDENTITY, *(name for name in SourceFields.__struct_fields__))

@@ -4,7 +4,7 @@ import os
 from datetime import UTC, datetime
 
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.sources.firing import Key, Occasion, SourceRow, unknown_source
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, UnauthorizedError, UnavailableError
@@ -27,14 +27,20 @@ class HookAnswer(Struct, frozen=True):
     dag_id: str | None
 
 
-class Challenge(Struct, frozen=True):
-    challenge: str
+class TestAnswer(Struct, frozen=True, kw_only=True):
+    """The response to a delivery that only tests the connection."""
+
+    outcome: FiringOutcome | UnsetType = UNSET
+    task_ids: list[str] | UnsetType = UNSET
+    dag_id: str | UnsetType | None = UNSET
+    #: Slack's, returned as it came.
+    challenge: str | UnsetType = UNSET
 
 
 @routes.post(
     "/hooks/{name}",
     None,
-    {202: HookAnswer, 200: HookAnswer},
+    {202: HookAnswer, 200: TestAnswer},
     codes=("unauthorized", "not_found", "payload_too_large", "invalid_input"),
 )
 async def deliver_webhook(call: Call) -> Answer:
@@ -60,7 +66,7 @@ async def deliver_webhook(call: Call) -> Answer:
         _log.warning("Webhook refused", source=name, reason=str(error))
         raise
     if delivery.challenge is not None:
-        return Answer(Challenge(delivery.challenge))
+        return Answer(TestAnswer(challenge=delivery.challenge))
     firings = call.service.engine.firings
     if delivery.is_ping:
         return _answer(await firings.note(name, FiringOutcome.FILTERED, "GitHub's ping"), 200)
