@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from lineshaft.duties.deliverer import Deliverer
+from lineshaft.duties.event_watcher import EventWatcher
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.offline_detector import OfflineDetector
@@ -37,6 +38,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_firings=timedelta(days=settings.keep_firings_days),
         ),
         Scheduler(engine.schedules),
+        EventWatcher(engine.event_sources),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]

@@ -27,6 +27,7 @@ from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
+from lineshaft.engine.sources.event_sources import EventSources
 from lineshaft.engine.sources.firing import Firings
 from lineshaft.engine.sources.registry import Sources
 from lineshaft.engine.sources.schedules import Schedules
@@ -153,6 +154,7 @@ class Engine:
         self.sources = Sources(self.database)
         self.firings = Firings(self.database, self.submission, self.operations)
         self.schedules = Schedules(self.database, self.firings)
+        self.event_sources = EventSources(self.database, self.firings, self.read)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

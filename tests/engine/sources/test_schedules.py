@@ -42,6 +42,7 @@ async def test_each_tick_fires_once(world: World) -> None:
 
 
 async def test_two_servers_fire_each_tick_once(world: World, dsn: str) -> None:
+    """R-222."""
     for n in range(20):
         await put(world.engine, schedule(f"s{n}"))
     world.clock.advance(MINUTE)

@@ -349,6 +349,7 @@ CREATE TABLE lineshaft.source (
     next_at timestamp with time zone,
     paused boolean NOT NULL DEFAULT false,
     name text COLLATE "C" NOT NULL,
+    cursor text COLLATE "C",
     kind text COLLATE "C" NOT NULL,
     origin text COLLATE "C" NOT NULL,
     definition jsonb NOT NULL,
@@ -608,6 +609,7 @@ CREATE INDEX notification_of_message ON lineshaft.notification USING btree (mess
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
+CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
 CREATE INDEX source_of_origin ON lineshaft.source USING btree (origin, name);
 CREATE INDEX source_key_expiry ON lineshaft.source_key USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX source_work_by_age ON lineshaft.source_work USING btree (created_at);

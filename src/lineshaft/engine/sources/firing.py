@@ -33,6 +33,8 @@ _log = logging.getLogger("lineshaft.sources")
 #: Work that is cancelled for one firing: normally one, more after `max_open` was lowered.
 _CANCELLED_AT_ONCE = 100
 _TRIES = 5
+#: Event sources whose work led to an event, one after another.
+MAX_CHAIN_DEPTH = 10
 _MAX_ERROR = 2_000
 
 
@@ -167,10 +169,16 @@ class Firings:
         own = {**self._database.now, "name": name}
         return await fetch_row(connection, SourceRow, _SQL["share_source"], own)
 
-    async def fire_in(self, connection: Connection, row: SourceRow, occasion: Occasion) -> Fired:
-        """Fire in the transaction of the connection, which holds a lock on the source."""
+    async def fire_in(
+        self, connection: Connection, row: SourceRow, occasion: Occasion, *, keep_filtered: bool = True
+    ) -> Fired:
+        """Fire in the transaction of the connection, which holds a lock on the source.
+
+        Without `keep_filtered`, events that `when` filters are not recorded: there may be very many.
+        """
         result = await self._fire(connection, row, occasion)
-        await self.record(connection, row, result.outcome, result=result)
+        if keep_filtered or result.outcome is not FiringOutcome.FILTERED:
+            await self.record(connection, row, result.outcome, result=result)
         return Fired(
             outcome=result.outcome, task_ids=result.task_ids, dag_id=result.dag_id, error=result.error
         )
@@ -187,8 +195,8 @@ class Firings:
         """Write the history and the totals; a failure is an alert too."""
         result = result or _Result(outcome, error=error)
         alert = None
-        if result.outcome is FiringOutcome.FAILED:
-            alert = f"Source {row.name} failed: {result.error}"
+        if result.alert or result.outcome is FiringOutcome.FAILED:
+            alert = f"Source {row.name} {result.outcome}: {result.error}"
             _log.warning("%s", alert)
         await connection.execute(
             _SQL["record"],
@@ -206,15 +214,7 @@ class Firings:
 
     async def _fire(self, connection: Connection, row: SourceRow, occasion: Occasion) -> _Result:
         try:
-            rendered = row.compiled.render(occasion.event, row.now, event_kind=occasion.event_kind)
-        except LineshaftError as error:
-            return _failed(error)
-        except Exception as error:  # noqa: BLE001 - one faulty template must not stop a whole scheduler
-            _log.exception("Source %s can't be rendered", row.name)
-            return _failed(LineshaftError(f"Unexpected error {type(error).__name__}; see the server's log."))
-        if rendered.work is None:
-            return _Result(FiringOutcome.FILTERED)
-        try:
+            rendered = _rendered(row, occasion)
             async with caller_transaction.nested(connection):
                 return await self._create(connection, row, occasion, rendered)
         except _NotCreatedError as refused:
@@ -298,6 +298,24 @@ class _NotCreatedError(Exception):
     def __init__(self, result: _Result) -> None:
         self.result = result
         super().__init__(result.outcome)
+
+
+def _rendered(row: SourceRow, occasion: Occasion) -> Rendered:
+    """The work to create; raises if there is none."""
+    try:
+        rendered = row.compiled.render(occasion.event, row.now, event_kind=occasion.event_kind)
+    except LineshaftError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see below
+        # One faulty template must not stop a whole scheduler.
+        _log.exception("Source %s can't be rendered", row.name)
+        raise LineshaftError(f"Unexpected error {type(error).__name__}; see the server's log.") from None
+    if rendered.work is None:
+        raise _NotCreatedError(_Result(FiringOutcome.FILTERED))
+    if occasion.depth > MAX_CHAIN_DEPTH:
+        fault = f"{MAX_CHAIN_DEPTH} event sources led to this event, one after another: is it a loop?"
+        raise _NotCreatedError(_Result(FiringOutcome.SKIPPED, error=fault, alert=True))
+    return rendered
 
 
 def _failed(error: LineshaftError) -> _Result:

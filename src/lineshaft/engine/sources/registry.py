@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
+from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
@@ -78,6 +79,7 @@ class _Locked:
     created_at: datetime
     next_at: datetime | None
     next_tick: datetime | None
+    cursor: str | None
     paused: bool
     name: str
     origin: str
@@ -118,6 +120,7 @@ class _WorkRow:
 class Sources:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._events = Events(database)
 
     # Reading.
 
@@ -322,6 +325,7 @@ class Sources:
                 **self._database.now,
                 "next_tick": tick,
                 "next_at": at,
+                "cursor": await self._start(source) if source.enabled else None,
                 "name": source.name,
                 "kind": source.kind.value,
                 "origin": origin,
@@ -364,6 +368,9 @@ class Sources:
             tick = at = None
         elif not was or changed.intersection(_TIMING) or "kind" in changed:
             tick, at = _next(wanted, row.created_at, row.now)
+        cursor = None
+        if runs and wanted.kind is SourceKind.EVENT:
+            cursor = row.cursor if was and row.cursor is not None else await self._start(wanted)
         kept = None if row.applied is None else msgspec.json.decode(row.applied)
         applied = kept if applied is None else applied
         await connection.execute(
@@ -373,6 +380,7 @@ class Sources:
                 "id": row.id,
                 "next_tick": tick,
                 "next_at": at,
+                "cursor": cursor,
                 "kind": wanted.kind.value,
                 "origin": origin,
                 "definition": _json(after),
@@ -383,6 +391,12 @@ class Sources:
         if changed:
             about = {"fields": sorted(changed), "enabled": runs}
             await self._log(connection, "change", wanted.name, about, by)
+
+    async def _start(self, source: NewSource) -> str | None:
+        """Where an event source begins: with what happens from now on."""
+        if source.kind is not SourceKind.EVENT:
+            return None
+        return (await self._events.read(NOW, limit=1)).next_cursor
 
     async def _delete(self, connection: Connection, row: _Locked, by: str | None) -> None:
         await connection.execute(_SQL["delete_source"], {"id": row.id})

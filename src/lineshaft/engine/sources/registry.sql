@@ -45,11 +45,11 @@ LIMIT %(limit)s::integer
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.sources', 0))
 
 -- name: lock_source
-SELECT id, created_at, next_at, next_tick, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
+SELECT id, created_at, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.source WHERE name = %(name)s::text FOR UPDATE
 
 -- name: lock_of_origin
-SELECT id, created_at, next_at, next_tick, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
+SELECT id, created_at, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.source WHERE origin = %(origin)s::text ORDER BY name FOR UPDATE
 
 -- name: read_now
@@ -57,10 +57,10 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now
 
 -- name: insert_source
 -- Nothing if another transaction has just created it.
-INSERT INTO lineshaft.source (created_at, updated_at, next_tick, next_at, name, kind, origin, definition, applied)
+INSERT INTO lineshaft.source (created_at, updated_at, next_tick, next_at, cursor, name, kind, origin, definition, applied)
 VALUES (
     coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(next_tick)s::timestamptz, %(next_at)s::timestamptz,
-    %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb
+    %(cursor)s::text, %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb
 )
 ON CONFLICT (name) DO NOTHING
 RETURNING id
@@ -69,7 +69,7 @@ RETURNING id
 UPDATE lineshaft.source
 SET updated_at = coalesce(%(now)s::timestamptz, now()), next_tick = %(next_tick)s::timestamptz, next_at = %(next_at)s::timestamptz,
     kind = %(kind)s::text, origin = %(origin)s::text, definition = %(definition)s::jsonb, applied = %(applied)s::jsonb,
-    paused = %(paused)s::boolean
+    paused = %(paused)s::boolean, cursor = %(cursor)s::text
 WHERE id = %(id)s::bigint
 
 -- name: delete_source

@@ -10,6 +10,8 @@ CREATE TABLE lineshaft.source (
     -- Paused by hand: stays so when a file is applied.
     paused boolean NOT NULL DEFAULT false,
     name text COLLATE "C" NOT NULL,
+    -- Of an enabled event source: its place in the event feed (feed/events.py).
+    cursor text COLLATE "C",
     kind text COLLATE "C" NOT NULL,
     origin text COLLATE "C" NOT NULL,
     -- Complete, with defaults.
@@ -28,12 +30,14 @@ COMMENT ON COLUMN lineshaft.source.next_tick IS 'Of an enabled schedule: its nex
 COMMENT ON COLUMN lineshaft.source.next_at IS 'When that tick fires: with its jitter.';
 COMMENT ON COLUMN lineshaft.source.paused IS 'It was paused by hand.';
 COMMENT ON COLUMN lineshaft.source.name IS 'Its name.';
+COMMENT ON COLUMN lineshaft.source.cursor IS 'Of an enabled event source: its place in the event feed.';
 COMMENT ON COLUMN lineshaft.source.kind IS 'schedule, webhook, files, event or observer.';
 COMMENT ON COLUMN lineshaft.source.origin IS 'Where it came from: api, agent or file:NAME.';
 COMMENT ON COLUMN lineshaft.source.definition IS 'What it does, with all defaults.';
 COMMENT ON COLUMN lineshaft.source.applied IS 'The definition that a file or an agent last gave; NULL: none did.';
 -- The scheduler reads due schedules only, however many there are.
 CREATE INDEX source_due ON lineshaft.source (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX source_of_events ON lineshaft.source (name) WHERE cursor IS NOT NULL;
 CREATE INDEX source_of_origin ON lineshaft.source (origin, name);
 
 CREATE TABLE lineshaft.firing (
