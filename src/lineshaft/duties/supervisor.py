@@ -9,6 +9,7 @@ from lineshaft.duties.deliverer import Deliverer
 from lineshaft.duties.event_watcher import EventWatcher
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
+from lineshaft.duties.observer import Observer
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
@@ -39,6 +40,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
         ),
         Scheduler(engine.schedules),
         EventWatcher(engine.event_sources),
+        Observer(engine.observers),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]

@@ -29,6 +29,7 @@ from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
 from lineshaft.engine.sources.event_sources import EventSources
 from lineshaft.engine.sources.firing import Firings
+from lineshaft.engine.sources.observers import Observers
 from lineshaft.engine.sources.registry import Sources
 from lineshaft.engine.sources.schedules import Schedules
 from lineshaft.engine.submit.lanes import Lanes
@@ -154,6 +155,7 @@ class Engine:
         self.sources = Sources(self.database)
         self.firings = Firings(self.database, self.submission, self.operations)
         self.schedules = Schedules(self.database, self.firings)
+        self.observers = Observers(self.database, self.firings)
         self.event_sources = EventSources(self.database, self.firings, self.read)
 
     async def __aenter__(self) -> Self:

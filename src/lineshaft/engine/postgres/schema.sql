@@ -610,6 +610,7 @@ CREATE INDEX notification_sent ON lineshaft.notification USING btree (destinatio
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
 CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
+CREATE INDEX source_of_observers ON lineshaft.source USING btree (name) WHERE ((kind = 'observer'::text) AND (NOT paused));
 CREATE INDEX source_of_origin ON lineshaft.source USING btree (origin, name);
 CREATE INDEX source_key_expiry ON lineshaft.source_key USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX source_work_by_age ON lineshaft.source_work USING btree (created_at);

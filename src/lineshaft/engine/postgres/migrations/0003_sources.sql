@@ -38,6 +38,7 @@ COMMENT ON COLUMN lineshaft.source.applied IS 'The definition that a file or an 
 -- The scheduler reads due schedules only, however many there are.
 CREATE INDEX source_due ON lineshaft.source (next_at) WHERE next_at IS NOT NULL;
 CREATE INDEX source_of_events ON lineshaft.source (name) WHERE cursor IS NOT NULL;
+CREATE INDEX source_of_observers ON lineshaft.source (name) WHERE kind = 'observer' AND NOT paused;
 CREATE INDEX source_of_origin ON lineshaft.source (origin, name);
 
 CREATE TABLE lineshaft.firing (
