@@ -144,7 +144,9 @@ async def test_an_old_time_stamp_is_refused(serve: Serve) -> None:
         clock.advance(301)
         old = await deliver(served.client, "slack", body, headers)
 
-        assert (made.status, made.json["outcome"], again.json["outcome"]) == (202, "created", "duplicate")
+        assert (made.status, made.json["outcome"], again.json["outcome"]) == (200, "created", "duplicate")
+        assert made.json["response_type"] == "ephemeral"
+        assert made.json["text"] == f"On it: {made.json['task_ids'][0]}"
         assert (old.status, old.code) == (401, "unauthorized")
         (task,) = (await served.client.get("/v1/tasks")).json["items"]
         assert (task["type"], task["spec"]) == ("goal", {"goal": "Build a page"})

@@ -197,10 +197,12 @@ def put_(args: argparse.Namespace) -> int:
 def _definition(text: str) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415
 
+    from lineshaft.sources import file  # noqa: PLC0415
+
     if text.startswith("@"):
         path = Path(text[1:])
         try:
-            found = msgspec.yaml.decode(path.read_bytes())
+            found = file.decode_yaml(path.read_bytes())
         except OSError as error:
             raise UsageError(f"Can't read {path}: {error.strerror}.") from None
         except (msgspec.DecodeError, ValueError):

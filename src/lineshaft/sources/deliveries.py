@@ -39,6 +39,8 @@ class Delivery:
     #: The response to a delivery that only tests the connection.
     challenge: str | None = None
     is_ping: bool = False
+    #: A person has typed it and waits for an answer.
+    is_command: bool = False
 
 
 def read(how: Verification, headers: Mapping[str, str], body: bytes) -> Delivery:
@@ -53,7 +55,9 @@ def read(how: Verification, headers: Mapping[str, str], body: bytes) -> Delivery
     shown = {name: value for name, value in headers.items() if not _SECRET_HEADER.search(name)}
     event = {**fields, "body": payload, "headers": shown}
     ping = how.scheme == "github" and headers.get("x-github-event") == "ping"
-    return Delivery(event, _keys(how.scheme, headers, fields, body), is_ping=ping)
+    command = how.scheme == "slack" and isinstance(fields.get("command"), str)
+    keys = _keys(how.scheme, headers, fields, body)
+    return Delivery(event, keys, is_ping=ping, is_command=command)
 
 
 def _payload(content_type: str, body: bytes) -> Any:

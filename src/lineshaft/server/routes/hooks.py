@@ -27,27 +27,30 @@ class HookAnswer(Struct, frozen=True):
     dag_id: str | None
 
 
-class TestAnswer(Struct, frozen=True, kw_only=True):
-    """The response to a delivery that only tests the connection."""
+class Acknowledgement(Struct, frozen=True, kw_only=True):
+    """The response to a test of the connection, or to a slash command."""
 
     outcome: FiringOutcome | UnsetType = UNSET
     task_ids: list[str] | UnsetType = UNSET
     dag_id: str | UnsetType | None = UNSET
     #: Slack's, returned as it came.
     challenge: str | UnsetType = UNSET
+    #: For the person who typed a slash command.
+    response_type: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
 
 
 @routes.post(
     "/hooks/{name}",
     None,
-    {202: HookAnswer, 200: TestAnswer},
+    {202: HookAnswer, 200: Acknowledgement},
     codes=("unauthorized", "not_found", "payload_too_large", "invalid_input"),
 )
 async def deliver_webhook(call: Call) -> Answer:
     """Deliver an event to a webhook source.
 
     The signature authenticates the call, so it needs no token. A repeated delivery creates nothing. GitHub's
-    `ping` and Slack's `url_verification` are answered with 200.
+    `ping`, Slack's `url_verification` and Slack's slash commands are answered with 200.
     """
     name = call.path["name"]
     body = await _body(call)
@@ -66,12 +69,13 @@ async def deliver_webhook(call: Call) -> Answer:
         _log.warning("Webhook refused", source=name, reason=str(error))
         raise
     if delivery.challenge is not None:
-        return Answer(TestAnswer(challenge=delivery.challenge))
+        return Answer(Acknowledgement(challenge=delivery.challenge))
     firings = call.service.engine.firings
     if delivery.is_ping:
         return _answer(await firings.note(name, FiringOutcome.FILTERED, "GitHub's ping"), 200)
     keys = [Key(text, ttl) for text, ttl in delivery.keys]
-    return _answer(await firings.fire(name, Occasion(delivery.event, keys), unless_disabled=True), 202)
+    fired = await firings.fire(name, Occasion(delivery.event, keys), unless_disabled=True)
+    return _command_answer(fired) if delivery.is_command else _answer(fired, 202)
 
 
 async def _body(call: Call) -> bytes:
@@ -101,6 +105,29 @@ def _authenticate(
             f"The delivery for {row.name!r} is not authentic: {error}. Check the secret at the sender "
             f"(scheme {how.scheme})."
         ) from None
+
+
+_TEXTS = {
+    FiringOutcome.CREATED: "On it: {ids}",
+    FiringOutcome.DUPLICATE: "This was submitted before.",
+    FiringOutcome.FILTERED: "There is nothing to do for this command.",
+    FiringOutcome.SKIPPED: "There is too much open work; try again later.",
+    FiringOutcome.FAILED: "This could not be submitted; the operator can see why.",
+}
+
+
+def _command_answer(fired: Fired) -> Answer:
+    """Slack shows the text to the person, and takes any status but 200 for a failure."""
+    answer = _answer(fired, 200).value
+    text = _TEXTS[answer.outcome].format(ids=answer.dag_id or " ".join(answer.task_ids))
+    shown = Acknowledgement(
+        outcome=answer.outcome,
+        task_ids=answer.task_ids,
+        dag_id=answer.dag_id,
+        response_type="ephemeral",
+        text=text,
+    )
+    return Answer(shown)
 
 
 def _answer(fired: Fired, status: int) -> Answer:
