@@ -158,4 +158,9 @@ async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> Non
 async def test_metrics_of_an_empty_queue(client: Client) -> None:
     found = await samples(client)
 
-    assert found == {"tasks_dead_lettered_total": 0, "tasks_duplicate_total": 0, "daily_spend_usd": 0}
+    assert found == {
+        "tasks_dead_lettered_total": 0,
+        "tasks_duplicate_total": 0,
+        "daily_spend_usd": 0,
+        "source_lag_seconds": 0,
+    }

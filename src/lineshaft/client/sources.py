@@ -1,14 +1,13 @@
 """`shaft.sources`: schedules, webhooks and other rules that create work."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from lineshaft.client.backend import Backend
 from lineshaft.types.page import DEFAULT_LIMIT, Page
 from lineshaft.types.sources import Fired, Firing, NewSource, Source, SourceChange, SourceFields
 
-if TYPE_CHECKING:
-    from lineshaft.client.blocking import LoopThread
+T = TypeVar("T")
 
 
 class Sources:
@@ -62,12 +61,18 @@ class Sources:
         return await self._backend.apply_sources(sources, origin=origin, dry_run=dry_run)
 
 
+class _Runner(Protocol):
+    """Runs coroutines for code without an event loop."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
 class SyncSources:
     """`shaft.sources` for code without an event loop."""
 
-    def __init__(self, sources: Sources, loop: "LoopThread") -> None:
+    def __init__(self, sources: Sources, loop: Any) -> None:
         self._sources = sources
-        self._loop = loop
+        self._loop: _Runner = loop
 
     def put(self, source: NewSource) -> Source:
         return self._loop.run(self._sources.put(source))
