@@ -154,7 +154,9 @@ def test_forms_and_other_bodies() -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     slack = deliveries.read(how("slack"), form, SLACK[3])
     assert (slack.event["command"], "token" in slack.event) == ("/webhook-collect", False)
-    assert slack.keys == [("delivery:398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c", None)]
+    assert slack.keys == [
+        ("delivery:398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c", 30 * 86_400.0)
+    ]
     assert deliveries.read(how("github"), form, b"payload=%7B%22a%22%3A1%7D").event["a"] == 1
     assert deliveries.read(how("token"), {"content-type": "text/plain"}, b"hi").event["body"] == "hi"
     assert deliveries.read(how("token"), {}, b"").event["body"] == {}

@@ -16,6 +16,9 @@ MAX_BODY_BYTES = 1 << 20
 MAX_FORM_FIELDS = 1_000
 #: Keys made of a body's digest last for so long.
 DIGEST_SEC = 86_400.0
+#: Ids where a signed time stamp refuses a replay anyway: as long as senders repeat a delivery, and longer.
+_STAMPED_ID_SEC = 30 * 86_400.0
+_STAMPED = frozenset({"slack", "standard"})
 _MAX_ID = 200
 #: Headers with secrets, which a template must not see.
 _SECRET_HEADER = re.compile(r"auth|cookie|token|secret|signature|key|password", re.IGNORECASE)
@@ -98,5 +101,5 @@ def _keys(
     if not isinstance(given, str) or not given.isprintable():
         return [digest]
     known = given if len(given) <= _MAX_ID else hashlib.sha256(given.encode()).hexdigest()
-    key = (f"delivery:{known}", None)
+    key = (f"delivery:{known}", _STAMPED_ID_SEC if scheme in _STAMPED else None)
     return [key, digest] if scheme in _UNSIGNED_IDS else [key]

@@ -99,6 +99,16 @@ async def test_a_loop_ends_with_an_alert(world: World) -> None:
     assert "10 event sources led to this event, one after another" in alert
 
 
+async def test_alerts_about_sources_dont_fire_sources(world: World) -> None:
+    await put(world.engine, source("on-alert", on=["alert"], template=_task("${event.missing}")))
+    await put(world.engine, source("broken", on=["task.created"], template=_task("${event.missing}")))
+    await world.one()
+
+    assert await run(world) == {"events failed": 1}
+    for _ in range(3):
+        assert await run(world) == {}
+
+
 async def test_a_source_sees_what_happens_after_it_was_enabled(world: World) -> None:
     await world.one()
     await put(world.engine, source(on=["task.created"], when="event.task.type == 'code'"))

@@ -69,7 +69,11 @@ class EventSources:
         except CursorExpiredError:
             return await self._start_again(source), None
         needs = _Needs.of(source.definition)
-        described = [(event, await self._describe(event, needs)) for event in page.items]
+        described = [
+            (event, await self._describe(event, needs))
+            for event in page.items
+            if not _is_about_a_source(event)
+        ]
 
         async def work(connection: Connection) -> Counts | None:
             row = await self._lock(connection, source)
@@ -162,6 +166,12 @@ class _Needs:
     @classmethod
     def of(cls, definition: bytes) -> "_Needs":
         return cls(task=b"event.task" in definition, dag=b"event.dag" in definition)
+
+
+def _is_about_a_source(event: Event) -> bool:
+    """An alert that a source has failed: if alerts fired sources that fail, there would be no end."""
+    data = _data(event) if event.kind == "alert" else None
+    return isinstance(data, dict) and str(data.get("key", "")).startswith("source:")
 
 
 def _data(event: Event) -> Any:
