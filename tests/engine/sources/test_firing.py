@@ -1,7 +1,9 @@
 """Firing: an event becomes work once, within limits, and every outcome is recorded."""
 
 import asyncio
+from collections import Counter
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -199,3 +201,41 @@ async def test_a_deleted_source_waits_for_a_firing(engine: Engine) -> None:
 
     with pytest.raises(NotFoundError, match="no source 'w'"):
         await engine.firings.fire("w", on({}))
+
+
+async def test_whatever_the_events_are_only_created_firings_have_tasks(world: World) -> None:
+    """Random events for a template with many ways to fail: what isn't `created` leaves nothing behind."""
+    template = {
+        "task": {
+            "type": "${event.type}",
+            "priority": "${event.priority}",
+            "tags": "${event.tags}",
+            "depends_on": "${event.after}",
+            "spec": {"x": "${sort(event.list)}"},
+        }
+    }
+    await put(
+        world.engine, webhook(template=template, when="event.go != `false`", idempotency="${event.key}")
+    )
+    choices: dict[str, list[Any]] = {
+        "type": ["a", "b", 5, None, "", {"x": 1}],
+        "priority": [1, 50, None, 1_000, "high"],
+        "tags": [["x"], [], None, "x", [1]],
+        "after": [[], [], None, ["task_nope"]],
+        "list": [[2, 1], ["b", "a"], [], [1, "a"], None],
+        "key": ["k1", "k2", "k3", "", None, 7],
+        "go": [True, True, False, None],
+    }
+    random = Random(7)
+    found: Counter[str] = Counter()
+    for _ in range(150):
+        event = {name: random.choice(values) for name, values in choices.items() if random.random() < 0.95}
+        found[str((await world.engine.firings.fire("w", on(event))).outcome)] += 1
+
+    assert set(found) >= {"created", "failed", "filtered"}
+    for table in ("task", "task_live", "source_work"):
+        assert column(world, f"SELECT count(*) FROM lineshaft.{table}") == [found["created"]], table
+    assert dict(Counter(await outcomes(world.engine, "w"))) == dict(found)
+    assert column(world, "SELECT count(*) <= 4 FROM lineshaft.source_key") == [True], (
+        "only keys that have fired"
+    )
