@@ -261,6 +261,9 @@ class Settings:
     sources: Path | None = _setting(
         _PATH, None, "A YAML file with sources, which a server applies when it starts. None: no file."
     )
+    source_folders: tuple[str, ...] = _setting(
+        _NAMES, (), "Folders that file sources may watch, as absolute paths. None: file sources don't fire."
+    )
     validation_commands: Path | None = _setting(
         _PATH,
         None,

@@ -31,6 +31,7 @@ from lineshaft.cli import (
     task,
     token,
     up,
+    watch,
 )
 from lineshaft.cli.output import discard_output, prepare_streams
 from lineshaft.cli.usage import UsageError
@@ -46,6 +47,7 @@ COMMANDS = (
     dlq,
     approvals,
     sources,
+    watch,
     agent,
     agents,
     limits,

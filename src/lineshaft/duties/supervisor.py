@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from lineshaft.duties.deliverer import Deliverer
 from lineshaft.duties.event_watcher import EventWatcher
+from lineshaft.duties.file_watcher import FileWatcher
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.observer import Observer
@@ -44,6 +45,8 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]
+    if settings.source_folders:
+        duties.append(FileWatcher(engine.file_sources, settings.source_folders))
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]

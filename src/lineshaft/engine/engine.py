@@ -28,6 +28,7 @@ from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
 from lineshaft.engine.sources.event_sources import EventSources
+from lineshaft.engine.sources.file_sources import FileSources
 from lineshaft.engine.sources.firing import Firings
 from lineshaft.engine.sources.observers import Observers
 from lineshaft.engine.sources.registry import Sources
@@ -155,6 +156,7 @@ class Engine:
         self.sources = Sources(self.database)
         self.firings = Firings(self.database, self.submission, self.operations)
         self.schedules = Schedules(self.database, self.firings)
+        self.file_sources = FileSources(self.database, self.firings)
         self.observers = Observers(self.database, self.firings)
         self.event_sources = EventSources(self.database, self.firings, self.read)
 

@@ -198,6 +198,16 @@ CREATE TABLE lineshaft.event_horizon (
     at timestamp with time zone NOT NULL
 );
 
+-- Files that watchers have seen.
+CREATE TABLE lineshaft.file_seen (
+    source_id bigint NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    watcher text COLLATE "C" NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    digest text COLLATE "C" NOT NULL,
+    CONSTRAINT file_seen_pkey PRIMARY KEY (source_id, watcher, path)
+);
+
 -- History of sources: what became of each tick, delivery or event.
 CREATE TABLE lineshaft.firing (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -610,6 +620,7 @@ CREATE INDEX notification_sent ON lineshaft.notification USING btree (destinatio
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
 CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
+CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));
 CREATE INDEX source_of_observers ON lineshaft.source USING btree (name) WHERE ((kind = 'observer'::text) AND (NOT paused));
 CREATE INDEX source_of_origin ON lineshaft.source USING btree (origin, name);
 CREATE INDEX source_key_expiry ON lineshaft.source_key USING btree (expires_at) WHERE (expires_at IS NOT NULL);

@@ -113,7 +113,7 @@ class Firings:
         refuse_unstorable(name=[name])
 
         async def work(connection: Connection) -> Fired:
-            row = await self._share(connection, name)
+            row = await self.share(connection, name)
             if row is None or (unless_disabled and not row.is_enabled):
                 raise unknown_source(name)
             return await self.fire_in(connection, row, occasion or Occasion(_default_event(row)))
@@ -124,13 +124,13 @@ class Firings:
         """A source as it is now, without a lock."""
         refuse_unstorable(name=[name])
         async with self._database.connection() as connection:
-            return await self._share(connection, name)
+            return await self.share(connection, name)
 
     async def note(self, name: str, outcome: FiringOutcome, error: str) -> Fired:
         """Record an event that creates nothing."""
 
         async def work(connection: Connection) -> Fired:
-            row = await self._share(connection, name)
+            row = await self.share(connection, name)
             if row is None:
                 raise unknown_source(name)
             await self.record(connection, row, outcome, error=error)
@@ -165,7 +165,8 @@ class Firings:
             except (InvalidTransitionError, NotFoundError):
                 continue  # it has ended in the meantime
 
-    async def _share(self, connection: Connection, name: str) -> SourceRow | None:
+    async def share(self, connection: Connection, name: str) -> SourceRow | None:
+        """A source, which can't be deleted until the transaction ends."""
         own = {**self._database.now, "name": name}
         return await fetch_row(connection, SourceRow, _SQL["share_source"], own)
 

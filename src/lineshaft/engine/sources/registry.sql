@@ -74,7 +74,8 @@ WHERE id = %(id)s::bigint
 
 -- name: delete_source
 -- The janitor deletes its history.
-WITH gone AS (DELETE FROM lineshaft.source WHERE id = %(id)s::bigint RETURNING id)
+WITH gone AS (DELETE FROM lineshaft.source WHERE id = %(id)s::bigint RETURNING id),
+seen AS (DELETE FROM lineshaft.file_seen USING gone WHERE file_seen.source_id = gone.id)
 DELETE FROM lineshaft.source_tally USING gone WHERE source_tally.source_id = gone.id
 
 -- name: log_change

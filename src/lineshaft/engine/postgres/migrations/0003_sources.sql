@@ -39,6 +39,7 @@ COMMENT ON COLUMN lineshaft.source.applied IS 'The definition that a file or an 
 CREATE INDEX source_due ON lineshaft.source (next_at) WHERE next_at IS NOT NULL;
 CREATE INDEX source_of_events ON lineshaft.source (name) WHERE cursor IS NOT NULL;
 CREATE INDEX source_of_observers ON lineshaft.source (name) WHERE kind = 'observer' AND NOT paused;
+CREATE INDEX source_of_files ON lineshaft.source (name) WHERE kind = 'files' AND NOT paused;
 CREATE INDEX source_of_origin ON lineshaft.source (origin, name);
 
 CREATE TABLE lineshaft.firing (
@@ -113,3 +114,19 @@ COMMENT ON COLUMN lineshaft.source_work.dag_id IS 'The DAG, also of a task.';
 CREATE INDEX source_work_open ON lineshaft.source_work (source_id, created_at, id) WHERE is_open;
 CREATE INDEX source_work_of_dag ON lineshaft.source_work (dag_id);
 CREATE INDEX source_work_by_age ON lineshaft.source_work (created_at);
+
+-- What watchers of files have seen: changes that were made while none ran are found at the next start.
+CREATE TABLE lineshaft.file_seen (
+    source_id bigint NOT NULL,
+    seen_at timestamptz NOT NULL,
+    watcher text COLLATE "C" NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    digest text COLLATE "C" NOT NULL,
+    CONSTRAINT file_seen_pkey PRIMARY KEY (source_id, watcher, path)
+);
+COMMENT ON TABLE lineshaft.file_seen IS 'Files that watchers have seen.';
+COMMENT ON COLUMN lineshaft.file_seen.source_id IS 'The source.';
+COMMENT ON COLUMN lineshaft.file_seen.seen_at IS 'When this content was first seen.';
+COMMENT ON COLUMN lineshaft.file_seen.watcher IS 'The name of the watcher.';
+COMMENT ON COLUMN lineshaft.file_seen.path IS 'Relative to the root of the source.';
+COMMENT ON COLUMN lineshaft.file_seen.digest IS 'SHA-256 of the content.';
