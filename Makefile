@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-footprint bench-peers bench-page docs chaos fuzz lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-peers bench-page docs chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -97,6 +97,9 @@ bench-footprint: $(DEVELOPMENT) ## Measure what a task costs: CPU, WAL, rows, di
 
 bench-http: $(DEVELOPMENT) ## Measure the server with many waiting agents, and against a bare route (some minutes)
 	$(BIN)/python -m benchmarks.http $(BENCH_FLAGS)
+
+bench-sources: $(DEVELOPMENT) ## Measure webhooks against a bare insert over HTTP, and ticks of schedules
+	$(BIN)/python -m benchmarks.sources $(BENCH_FLAGS)
 
 bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
 	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)

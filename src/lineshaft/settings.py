@@ -239,6 +239,7 @@ class Settings:
         None,
         "How long to keep events: exact to a day, or to a month if it is over 60. None: forever.",
     )
+    keep_firings_days: float = _setting(_DAYS, 30.0, "How long to keep the history of sources.")
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "The most that all tasks together may cost in a UTC day. None: no limit."
     )
@@ -264,6 +265,12 @@ class Settings:
     )
     notifications: Path | None = _setting(
         _PATH, None, "A YAML file with the destinations of notifications. None: notifications are off."
+    )
+    sources: Path | None = _setting(
+        _PATH, None, "A YAML file with sources, which a server applies when it starts. None: no file."
+    )
+    source_folders: tuple[str, ...] = _setting(
+        _NAMES, (), "Folders that file sources may watch, as absolute paths. None: file sources don't fire."
     )
     validation_commands: Path | None = _setting(
         _PATH,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lineshaft import Lineshaft, NewTask, SyncLineshaft
+from lineshaft import Lineshaft, NewTask, Sources, SyncLineshaft, SyncSources
 from lineshaft.errors import CycleError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.short_ids import short_id
 from lineshaft.server.app import OPERATIONS
@@ -38,7 +38,19 @@ NAMES = {
     "ready": "health",
 }
 #: Operations for agents, for Prometheus and for another system.
-ELSEWHERE = {"agents", "claims", "work", "metrics", "routes"}
+ELSEWHERE = {"agents", "claims", "work", "metrics", "routes", "hooks"}
+#: Operations that are methods of `shaft.sources`.
+OF_SOURCES = {
+    "list_sources": "list",
+    "get_source": "get",
+    "create_source": "create",
+    "put_source": "put",
+    "change_source": "patch",
+    "delete_source": "delete",
+    "fire_source": "fire",
+    "list_source_firings": "firings",
+    "apply_sources": "apply",
+}
 
 
 def client_method(operation: str) -> str:
@@ -50,7 +62,16 @@ def test_every_operation_of_http_has_a_method() -> None:
     missing = [
         operation.name
         for operation in OPERATIONS
-        if operation.area not in ELSEWHERE and not hasattr(Lineshaft, client_method(operation.name))
+        if operation.area not in {*ELSEWHERE, "sources"}
+        and not hasattr(Lineshaft, client_method(operation.name))
+    ]
+    missing += [
+        operation.name
+        for operation in OPERATIONS
+        if operation.area == "sources"
+        and not (
+            hasattr(Sources, OF_SOURCES[operation.name]) and hasattr(SyncSources, OF_SOURCES[operation.name])
+        )
     ]
 
     assert missing == []

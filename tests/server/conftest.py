@@ -55,8 +55,10 @@ async def serving(
         yield Served(server, running, port)
     finally:
         server.stop()
-        await running
-        bound.close()
+        try:
+            await running
+        finally:
+            bound.close()
 
 
 async def until(check: Callable[[], object]) -> None:

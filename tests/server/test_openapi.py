@@ -92,6 +92,8 @@ METRICS = {
     "agent_utilization": ("gauge", {"agent_id"}),
     "agent_heartbeat_misses_total": ("counter", {"agent_id"}),
     "agent_claim_success_rate": ("gauge", {"agent_id"}),
+    "source_firings_total": ("counter", {"source", "outcome"}),
+    "source_lag_seconds": ("gauge", set()),
 }
 
 
@@ -156,7 +158,12 @@ async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> Non
 async def test_metrics_of_an_empty_queue(client: Client) -> None:
     found = await samples(client)
 
-    assert found == {"tasks_dead_lettered_total": 0, "tasks_duplicate_total": 0, "daily_spend_usd": 0}
+    assert found == {
+        "tasks_dead_lettered_total": 0,
+        "tasks_duplicate_total": 0,
+        "daily_spend_usd": 0,
+        "source_lag_seconds": 0,
+    }
 
 
 async def test_the_root_leads_to_the_documentation(client: Client) -> None:

@@ -32,6 +32,16 @@ BODIES: dict[str, Any] = {
 
 #: What each call needs, as the contract means it. A route without a line here fails the test.
 SCOPES: dict[str, str | None] = {
+    "POST /hooks/{name}": None,
+    "GET /v1/sources": "read",
+    "POST /v1/sources": "operate",
+    "POST /v1/sources/apply": "operate",
+    "GET /v1/sources/{name:path}": "read",
+    "PUT /v1/sources/{name:path}": "agent",
+    "PATCH /v1/sources/{name:path}": "operate",
+    "DELETE /v1/sources/{name:path}": "operate",
+    "GET /v1/sources/{name:path}/firings": "read",
+    "POST /v1/sources/{name:path}/fire": "operate",
     "GET /health": None,
     "GET /healthz": None,
     "GET /readyz": None,
@@ -125,7 +135,10 @@ PAGES = {"/openapi.json", "/docs"}
 
 def path_of(operation: Operation) -> str:
     path = operation.path
-    for name in ("{id:path}", "{id}", "{key:path}", "{name:path}"):
+    if operation.name == "put_source":
+        # With the scope agent, for an agent's own schedules only.
+        return "/v1/sources/agent:a/daily"
+    for name in ("{id:path}", "{id}", "{key:path}", "{name:path}", "{name}"):
         path = path.replace(name, "unknown")
     return path
 

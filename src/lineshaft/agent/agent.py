@@ -21,13 +21,15 @@ from lineshaft.agent.process_group import agent_process
 from lineshaft.agent.stopping import signals
 from lineshaft.agent.task_log import count
 from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_function
+from lineshaft.client import requests
 from lineshaft.client.backend import Backend
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.tasks import NewTask, TaskDefaults, check_options
-from lineshaft.types import NewAgent
+from lineshaft.types import NewAgent, NewSource, SourceKind
+from lineshaft.types.sources import CatchUp, Overlap, escaped
 
 _log = logging.getLogger("lineshaft.agent")
 
@@ -89,6 +91,7 @@ class Agent:
         self._heartbeat_interval_sec = seconds(heartbeat_interval_sec)
         self._grace_sec = seconds(grace_sec)
         self._handlers: dict[str, Handler] = {}
+        self._schedules: list[NewSource] = []
         self._run: _Run | None = None
 
     def task(
@@ -119,6 +122,57 @@ class Agent:
             handler = make_handler(type, plain, concurrency=concurrency, time_limit_sec=time_limit_sec)
             decorated: TaskFunction[..., Any, Any] = TaskFunction(type, plain, handler, **defaults)
             self._handlers[type] = handler
+            return decorated
+
+        return register
+
+    def every(
+        self,
+        when: str | Duration,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+        jitter_sec: Duration = 0.0,
+        max_open: int | None = None,
+        overlap: Overlap = "skip",
+        spec: Mapping[str, Any] | None = None,
+        **defaults: Unpack[TaskDefaults],
+    ) -> TaskDecorator:
+        """Run a function at the ticks of a schedule: a cron expression, or an interval.
+
+            @agent.every("0 9 * * MON", timezone="Europe/Berlin")
+            async def weekly(ctx): ...
+
+        It becomes the handler of a task type of its name, unless it is the function of `@agent.task`. When
+        the agent starts, it declares the source `agent:ID/NAME`, which creates a task with this `spec` at
+        each tick, exactly once, however many replicas of the agent run.
+        """
+        if self.id is None:
+            raise ValueError("A schedule belongs to an agent with an id: Agent('ID').")
+        agent_id = self.id
+
+        def register(function: Function, /) -> Any:
+            own = str(name or getattr(function, "__name__", ""))
+            if isinstance(function, TaskFunction) and function.name in self._handlers:
+                decorated: TaskFunction[..., Any, Any] = function
+            else:
+                decorated = self.task(own, **defaults)(function)
+            (task,) = requests.tasks([decorated.new(**(spec or {})).with_options(**defaults)])
+            timing: dict[str, Any] = {"cron": when} if isinstance(when, str) else {"every_sec": seconds(when)}
+            self._schedules.append(
+                NewSource(
+                    name=f"agent:{agent_id}/{own}",
+                    kind=SourceKind.SCHEDULE,
+                    template={"task": escaped(task)},
+                    timezone=timezone,
+                    catch_up=catch_up,
+                    jitter_sec=seconds(jitter_sec),
+                    max_open=max_open,
+                    overlap=overlap,
+                    **timing,
+                )
+            )
             return decorated
 
         return register
@@ -156,6 +210,7 @@ class Agent:
             shaft.backend,
             self._registration(),
             dict(self._handlers),
+            list(self._schedules),
             grace_sec=self._grace_sec,
             drain_retries_within_sec=seconds(retries_within_sec) if until_idle else None,
         )
@@ -217,6 +272,7 @@ class _Run:
         backend: Backend,
         registration: NewAgent,
         handlers: Mapping[str, Handler],
+        schedules: Sequence[NewSource],
         *,
         grace_sec: float,
         drain_retries_within_sec: float | None,
@@ -224,6 +280,7 @@ class _Run:
         self._backend = backend
         self._registration = registration
         self._handlers = handlers
+        self._schedules = schedules
         self._grace_sec = grace_sec
         self._drain = drain_retries_within_sec
         self._loop = asyncio.get_running_loop()
@@ -279,6 +336,8 @@ class _Run:
                     "'lineshaft agents change %s --status active' lets it work",
                     *(view.id, view.status, view.id),
                 )
+            for schedule in self._schedules:
+                await self._backend.put_source(schedule)
             worker = Worker(
                 self._backend, view, self._handlers, process, drain_retries_within_sec=self._drain
             )

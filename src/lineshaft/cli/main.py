@@ -25,6 +25,7 @@ from lineshaft.cli import (
     guards,
     limits,
     migrate,
+    sources,
     sql,
     stats,
     submit,
@@ -32,6 +33,7 @@ from lineshaft.cli import (
     token,
     up,
     wait,
+    watch,
 )
 from lineshaft.cli.output import discard_output, prepare_streams, print_note
 from lineshaft.cli.usage import UsageError
@@ -47,6 +49,8 @@ COMMANDS = (
     dag,
     dlq,
     approvals,
+    sources,
+    watch,
     agent,
     agents,
     limits,

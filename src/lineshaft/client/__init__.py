@@ -15,6 +15,7 @@ from lineshaft.client.handles import (
     TaskReference,
 )
 from lineshaft.client.lineshaft import NOW, Lineshaft
+from lineshaft.client.sources import Sources, SyncSources
 
 __all__ = [
     "NOW",
@@ -22,8 +23,10 @@ __all__ = [
     "DagRef",
     "DagReference",
     "Lineshaft",
+    "Sources",
     "SyncDagHandle",
     "SyncLineshaft",
+    "SyncSources",
     "SyncTaskHandle",
     "TaskHandle",
     "TaskRef",

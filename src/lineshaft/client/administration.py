@@ -6,6 +6,7 @@ from decimal import Decimal
 from msgspec import UNSET, UnsetType
 
 from lineshaft.client.backend import Backend
+from lineshaft.client.sources import Sources
 from lineshaft.types import (
     AgentInfo,
     Breaker,
@@ -26,6 +27,11 @@ from lineshaft.types.page import DEFAULT_LIMIT
 class Administration:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+
+    @property
+    def sources(self) -> Sources:
+        """Schedules, webhooks and other rules that create work."""
+        return Sources(self.backend)
 
     # Agents.
 

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle
 from lineshaft.client.lineshaft import Lineshaft
+from lineshaft.client.sources import SyncSources
 from lineshaft.errors import LineshaftError
 from lineshaft.model.durations import Duration
 from lineshaft.model.tasks import NewTask, TaskOptions
@@ -243,6 +244,11 @@ class SyncLineshaft:
             connection=connection,
         )
         return SyncDagHandle(self, dag)
+
+    @property
+    def sources(self) -> SyncSources:
+        """Schedules, webhooks and other rules that create work."""
+        return SyncSources(self.shaft.sources, self.loop)
 
     submit.__doc__ = Lineshaft.submit.__doc__
     submit_many.__doc__ = Lineshaft.submit_many.__doc__

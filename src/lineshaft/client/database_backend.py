@@ -24,6 +24,7 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database, place_of
+from lineshaft.engine.sources.firing import Occasion
 from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
@@ -63,6 +64,7 @@ from lineshaft.types import (
 )
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.json import decoded
+from lineshaft.types.sources import Fired, Firing, NewSource, Source, SourceChange, SourceFields
 from lineshaft.types.work import (
     Cancellation,
     ClaimedTask,
@@ -360,6 +362,38 @@ class DatabaseBackend:
     async def health(self) -> Readiness:
         await self.engine.tokens.exist()
         return Readiness("ready", "ok", self._wakeups is None or self._wakeups.healthy)
+
+    async def sources(self, *, kind: str | None, limit: int, cursor: str | None) -> Page[Source]:
+        return await self.engine.sources.find(kind=kind, limit=limit, cursor=cursor)
+
+    async def source(self, name: str) -> Source:
+        return await self.engine.sources.get(name)
+
+    async def create_source(self, source: NewSource) -> Source:
+        return await self.engine.sources.create(source, by=_actor())
+
+    async def put_source(self, source: NewSource) -> Source:
+        origin = "agent" if source.name.startswith("agent:") else "api"
+        return (await self.engine.sources.put(source, by=_actor(), origin=origin))[0]
+
+    async def patch_source(self, name: str, changes: SourceFields) -> Source:
+        return await self.engine.sources.patch(name, changes, by=_actor())
+
+    async def delete_source(self, name: str) -> None:
+        await self.engine.sources.delete(name, by=_actor())
+
+    async def fire_source(self, name: str, event: Mapping[str, Any] | None, *, dry_run: bool) -> Fired:
+        if dry_run:
+            return await self.engine.firings.preview(name, event)
+        return await self.engine.firings.fire(name, None if event is None else Occasion(event))
+
+    async def source_firings(self, name: str, *, limit: int, cursor: str | None) -> Page[Firing]:
+        return await self.engine.sources.firings(name, limit=limit, cursor=cursor)
+
+    async def apply_sources(
+        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool
+    ) -> list[SourceChange]:
+        return await self.engine.sources.apply(sources, origin=origin, dry_run=dry_run, by=_actor())
 
     async def tokens(self) -> list[Token]:
         return await self.engine.tokens.all()

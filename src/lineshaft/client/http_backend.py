@@ -75,6 +75,16 @@ from lineshaft.types import (
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.page import check_limit
 from lineshaft.types.protocol import View
+from lineshaft.types.sources import (
+    Fired,
+    Firing,
+    NewSource,
+    Source,
+    SourceChange,
+    SourceChanges,
+    SourceFields,
+    definition_of,
+)
 from lineshaft.types.work import (
     Cancellation,
     ClaimedTask,
@@ -425,6 +435,41 @@ class HttpBackend:
 
     async def health(self) -> Readiness:
         return await self._get("/readyz", Readiness)
+
+    async def sources(self, *, kind: str | None, limit: int, cursor: str | None) -> Page[Source]:
+        check_limit(limit)
+        return await self._get("/v1/sources", Page[Source], kind=kind, limit=limit, cursor=cursor)
+
+    async def source(self, name: str) -> Source:
+        return await self._get(f"/v1/sources/{_part(name)}", Source)
+
+    async def create_source(self, source: NewSource) -> Source:
+        return await self._post("/v1/sources", Source, definition_of(source), again=False)
+
+    async def put_source(self, source: NewSource) -> Source:
+        path = f"/v1/sources/{_part(source.name)}"
+        return await self._call("PUT", path, Source, encode(definition_of(source)))
+
+    async def patch_source(self, name: str, changes: SourceFields) -> Source:
+        path = f"/v1/sources/{_part(name)}"
+        return await self._patch(path, Source, definition_of(changes), again=True)
+
+    async def delete_source(self, name: str) -> None:
+        await self._call("DELETE", f"/v1/sources/{_part(name)}", object, again=False)
+
+    async def fire_source(self, name: str, event: Mapping[str, Any] | None, *, dry_run: bool) -> Fired:
+        body = {"dry_run": dry_run} | ({} if event is None else {"event": event})
+        return await self._post(f"/v1/sources/{_part(name)}/fire", Fired, body, again=False)
+
+    async def source_firings(self, name: str, *, limit: int, cursor: str | None) -> Page[Firing]:
+        check_limit(limit)
+        return await self._get(f"/v1/sources/{_part(name)}/firings", Page[Firing], limit=limit, cursor=cursor)
+
+    async def apply_sources(
+        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool
+    ) -> list[SourceChange]:
+        body = {"origin": origin, "sources": list(map(definition_of, sources)), "dry_run": dry_run}
+        return (await self._post("/v1/sources/apply", SourceChanges, body)).items
 
     async def tokens(self) -> list[Token]:
         return (await self._get("/v1/tokens", Page[Token])).items

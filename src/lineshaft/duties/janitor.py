@@ -14,6 +14,7 @@ from lineshaft.engine.agents import Fleet
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.sources.registry import Sources
 
 _log = logging.getLogger("lineshaft.duties")
 
@@ -27,12 +28,15 @@ class Janitor:
     fleet: Fleet
     partitions: Partitions
     tally: Tally
+    sources: Sources
     #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: forever.
     keep_events: timedelta | None = None
     #: How long an agent is kept that has no instance, budget or spend.
     keep_agents: timedelta = timedelta(days=30)
+    #: How long the history of sources is kept.
+    keep_firings: timedelta = timedelta(days=30)
     interval_sec: float = 3_600.0
     batch: int = 1_000
     #: There may be years of history to count or to delete. Each part is a transaction; the next run
@@ -75,6 +79,9 @@ class Janitor:
             counts["instances and agents deleted"] += forgotten
             if forgotten < self.batch:
                 break
+        counts["firings and their keys deleted"] += await self.sources.forget(
+            self.keep_firings.total_seconds(), self.batch
+        )
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
         return counts

@@ -12,6 +12,7 @@ from datetime import datetime
 from lineshaft.duties.loop import Counts
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 
@@ -50,14 +51,23 @@ class OnDemand:
     async def _run(self) -> float | None:
         await Reaper(self._engine.maintenance).run_once()
         await Promoter(self._engine.maintenance).run_once()
+        tick_sec = await self._fire_schedules()
         self._validate()
         openings = await self._engine.schedule.openings(self._checked_at)
         self._checked_at = openings.now
         if openings.opened:
             # There is no event when a slowdown ends, a breaker is due for a probe, or a new day begins.
             self._wake_all()
-        coming = (openings.due_sec, openings.lease_sec, openings.guard_sec)
+        coming = (openings.due_sec, openings.lease_sec, openings.guard_sec, tick_sec)
         return min((max(s, _SHORTEST_PAUSE_SEC) for s in coming if s is not None), default=None)
+
+    async def _fire_schedules(self) -> float | None:
+        """Seconds until the next tick of a schedule; those that are due are fired first."""
+        next_sec = await self._engine.schedules.next_due_sec()
+        if next_sec is None or next_sec > 0:
+            return next_sec
+        await Scheduler(self._engine.schedules).run_once()
+        return await self._engine.schedules.next_due_sec()
 
     def _validate(self) -> None:
         if self._validating is not None:

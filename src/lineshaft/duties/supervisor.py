@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from lineshaft.duties.deliverer import Deliverer
+from lineshaft.duties.event_watcher import EventWatcher
+from lineshaft.duties.file_watcher import FileWatcher
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.loop import Duty, run
+from lineshaft.duties.observer import Observer
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox
@@ -29,13 +33,20 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             engine.fleet,
             Partitions(engine.database),
             Tally(engine.database),
+            engine.sources,
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),
+            keep_firings=timedelta(days=settings.keep_firings_days),
         ),
+        Scheduler(engine.schedules),
+        EventWatcher(engine.event_sources),
+        Observer(engine.observers),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),
     ]
+    if settings.source_folders:
+        duties.append(FileWatcher(engine.file_sources, settings.source_folders))
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]

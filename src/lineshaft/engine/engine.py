@@ -27,6 +27,12 @@ from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
+from lineshaft.engine.sources.event_sources import EventSources
+from lineshaft.engine.sources.file_sources import FileSources
+from lineshaft.engine.sources.firing import Firings
+from lineshaft.engine.sources.observers import Observers
+from lineshaft.engine.sources.registry import Sources
+from lineshaft.engine.sources.schedules import Schedules
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.tokens import Tokens
@@ -147,6 +153,14 @@ class Engine:
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)
         self.tokens = Tokens(self.database)
+
+        # Sources.
+        self.sources = Sources(self.database)
+        self.firings = Firings(self.database, self.submission, self.operations)
+        self.schedules = Schedules(self.database, self.firings)
+        self.file_sources = FileSources(self.database, self.firings)
+        self.observers = Observers(self.database, self.firings)
+        self.event_sources = EventSources(self.database, self.firings, self.read)
 
     async def __aenter__(self) -> Self:
         await self.database.open()

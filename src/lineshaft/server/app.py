@@ -22,8 +22,10 @@ from lineshaft.server.routes import (
     events,
     guards,
     health,
+    hooks,
     metrics,
     review,
+    sources,
     stats,
     tasks,
     tokens,
@@ -32,7 +34,21 @@ from lineshaft.server.routes import (
 from lineshaft.server.service import Service
 
 #: Routes are matched in this order: the most frequent calls first.
-RESOURCES = (work, agents, tasks, dags, events, review, guards, stats, tokens, metrics, health)
+RESOURCES = (
+    work,
+    agents,
+    tasks,
+    dags,
+    events,
+    hooks,
+    review,
+    guards,
+    sources,
+    stats,
+    tokens,
+    metrics,
+    health,
+)
 _NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
 _OFFICEPLANE = officeplane_routes.routes.operations
 OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
@@ -73,6 +89,7 @@ def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
         hosts=AllowedHosts(settings.host, settings.allowed_hosts),
         max_body_bytes=settings.max_body_bytes,
         error_formats=ERROR_FORMATS,
+        open_prefix=hooks.PREFIX,
     )
 
 

@@ -17,6 +17,7 @@ from lineshaft.server.app import create_app, with_middleware
 from lineshaft.server.framework.auth import check_exposure
 from lineshaft.server.framework.connections import Connections
 from lineshaft.server.service import Service
+from lineshaft.server.source_file import apply_file
 
 _log = structlog.get_logger("lineshaft.http")
 
@@ -148,6 +149,8 @@ class Server:
                     "LINESHAFT_AUTH=off: no call needs a token. Every account of this machine, and every "
                     "program of a task, may call everything."
                 )
+            if settings.sources is not None:
+                await apply_file(self.service.engine.sources, settings.sources)
             stopped = asyncio.Event()
             working = asyncio.create_task(supervise(self.duties, stopped))
             try:

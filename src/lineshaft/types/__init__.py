@@ -35,6 +35,17 @@ from lineshaft.types.review import (
     Report,
     Review,
 )
+from lineshaft.types.sources import (
+    Fired,
+    Firing,
+    FiringOutcome,
+    NewSource,
+    Source,
+    SourceChange,
+    SourceFields,
+    SourceKind,
+    Verification,
+)
 from lineshaft.types.stats import Depth, Readiness, Reason, ReasonCode, Stats, Throughput, Why
 from lineshaft.types.tasks import (
     Attempt,
@@ -71,6 +82,9 @@ __all__ = [
     "FailedAttempt",
     "FailureCategory",
     "Fault",
+    "Fired",
+    "Firing",
+    "FiringOutcome",
     "Gate",
     "InstanceInfo",
     "Limits",
@@ -78,6 +92,7 @@ __all__ = [
     "MatchedTasks",
     "NewAgent",
     "NewDag",
+    "NewSource",
     "NewTask",
     "NewToken",
     "OutputContract",
@@ -98,6 +113,10 @@ __all__ = [
     "Review",
     "Scope",
     "Slowdown",
+    "Source",
+    "SourceChange",
+    "SourceFields",
+    "SourceKind",
     "Stats",
     "Status",
     "Strategy",
@@ -117,5 +136,6 @@ __all__ = [
     "TokensUsed",
     "TypedTask",
     "VelocityAction",
+    "Verification",
     "Why",
 ]

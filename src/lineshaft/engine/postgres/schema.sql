@@ -198,6 +198,28 @@ CREATE TABLE lineshaft.event_horizon (
     at timestamp with time zone NOT NULL
 );
 
+-- Files that watchers have seen.
+CREATE TABLE lineshaft.file_seen (
+    source_id bigint NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    watcher text COLLATE "C" NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    digest text COLLATE "C" NOT NULL,
+    CONSTRAINT file_seen_pkey PRIMARY KEY (source_id, watcher, path)
+);
+
+-- History of sources: what became of each tick, delivery or event.
+CREATE TABLE lineshaft.firing (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    source_id bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    outcome text COLLATE "C" NOT NULL,
+    task_ids text[] NOT NULL DEFAULT '{}'::text[],
+    dag_id text COLLATE "C",
+    error text,
+    CONSTRAINT firing_pkey PRIMARY KEY (id)
+);
+
 -- Parts of the READY index that claims read.
 CREATE TABLE lineshaft.generation (
     no integer NOT NULL,
@@ -327,6 +349,54 @@ CREATE TABLE lineshaft.slowdown (
     reason text,
     CONSTRAINT slowdown_pkey PRIMARY KEY (key)
 );
+
+-- Sources: schedules, webhooks and other rules that create work.
+CREATE TABLE lineshaft.source (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    created_at timestamp with time zone NOT NULL,
+    updated_at timestamp with time zone NOT NULL,
+    next_tick timestamp with time zone,
+    next_at timestamp with time zone,
+    paused boolean NOT NULL DEFAULT false,
+    name text COLLATE "C" NOT NULL,
+    cursor text COLLATE "C",
+    kind text COLLATE "C" NOT NULL,
+    origin text COLLATE "C" NOT NULL,
+    definition jsonb NOT NULL,
+    applied jsonb,
+    CONSTRAINT tick_has_time CHECK (((next_tick IS NULL) = (next_at IS NULL))),
+    CONSTRAINT source_pkey PRIMARY KEY (id),
+    CONSTRAINT source_name UNIQUE (name)
+);
+
+-- Ticks, deliveries and events that have fired.
+CREATE TABLE lineshaft.source_key (
+    source_id bigint NOT NULL,
+    expires_at timestamp with time zone,
+    key text COLLATE "C" NOT NULL,
+    CONSTRAINT source_key_pkey PRIMARY KEY (source_id, key)
+);
+
+-- Firings of each source by outcome.
+CREATE TABLE lineshaft.source_tally (
+    source_id bigint NOT NULL,
+    firings bigint NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    outcome text COLLATE "C" NOT NULL,
+    CONSTRAINT source_tally_pkey PRIMARY KEY (source_id, outcome)
+) WITH (fillfactor=50);
+
+-- Tasks and DAGs that sources created.
+CREATE TABLE lineshaft.source_work (
+    source_id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    depth smallint NOT NULL DEFAULT 0,
+    is_task boolean NOT NULL,
+    is_open boolean NOT NULL DEFAULT true,
+    id text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
+    CONSTRAINT source_work_pkey PRIMARY KEY (id)
+) WITH (fillfactor=70);
 
 -- What all tasks together cost on each day (UTC).
 CREATE TABLE lineshaft.spend (
@@ -542,12 +612,23 @@ CREATE INDEX edge_dependents ON lineshaft.edge USING btree (depends_on, task_id)
 CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummarize='on');
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
+CREATE INDEX firing_by_age ON lineshaft.firing USING btree (at);
+CREATE INDEX firing_of_source ON lineshaft.firing USING btree (source_id, id);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
+CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
+CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
+CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));
+CREATE INDEX source_of_observers ON lineshaft.source USING btree (name) WHERE ((kind = 'observer'::text) AND (NOT paused));
+CREATE INDEX source_of_origin ON lineshaft.source USING btree (origin, name);
+CREATE INDEX source_key_expiry ON lineshaft.source_key USING btree (expires_at) WHERE (expires_at IS NOT NULL);
+CREATE INDEX source_work_by_age ON lineshaft.source_work USING btree (created_at);
+CREATE INDEX source_work_of_dag ON lineshaft.source_work USING btree (dag_id);
+CREATE INDEX source_work_open ON lineshaft.source_work USING btree (source_id, created_at, id) WHERE is_open;
 CREATE INDEX task_by_age ON lineshaft.task USING btree (created_at);
 CREATE INDEX task_by_tag ON lineshaft.task USING gin (tags) WHERE (tags <> '{}'::text[]);
 CREATE INDEX task_of_dag ON lineshaft.task USING btree (dag_id, id);

@@ -11,6 +11,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.read.queries import Queries
+from lineshaft.engine.sources.registry import Sources
 from lineshaft.model.retry import FailureCategory
 from lineshaft.types import AgentInfo, Stats
 
@@ -61,6 +62,10 @@ class Metrics:
     waits: dict[str, float]
     #: By agent: the share of time in which its processes held tasks.
     utilization: dict[str, float]
+    #: (source, outcome, number).
+    firings: list[tuple[str, str, int]]
+    #: How many seconds the oldest due tick of a schedule is late.
+    source_lag_sec: float
 
 
 class Tally:
@@ -90,6 +95,7 @@ class Tally:
 
 class MetricsReader:
     def __init__(self, database: Database, queries: Queries, fleet: Fleet) -> None:
+        self._sources = Sources(database)
         self._database = database
         self._queries = queries
         self._fleet = fleet
@@ -105,6 +111,8 @@ class MetricsReader:
             await self._fleet.read_all(seen_within_sec=_SEEN_WITHIN_SEC),
             dict(zip(_QUANTILES, quantiles or (), strict=False)),
             await self._fleet.utilization(),
+            await self._sources.totals(),
+            await self._sources.lag(),
         )
 
 

@@ -88,11 +88,12 @@ class Submission:
         self.rules = rules
 
     async def submit(
-        self, tasks: Sequence[NewTask], *, connection: Connection | None = None
+        self, tasks: Sequence[NewTask], *, connection: Connection | None = None, is_short: bool = False
     ) -> list[Submitted]:
         """Submit standalone tasks; they may depend on existing tasks, but not on each other.
 
-        With a `connection`, the submission is part of that connection's transaction.
+        With a `connection`, the submission is part of that connection's transaction. If that `is_short`, new
+        lanes are created in it too.
         """
         if connection is None and len(tasks) >= _COPY_FROM and _is_simple(tasks[0]) and all_alike(tasks):
             return await self._submit_uniform(tasks)
@@ -103,7 +104,7 @@ class Submission:
             for head in heads
             if head.live_dag_id is not None and not head.joins
         ]
-        results = await self._write(drafts, dags, connection)
+        results = await self._write(drafts, dags, connection, is_short=is_short)
         return [results[head.id] for head in heads]
 
     async def _submit_uniform(self, tasks: Sequence[NewTask]) -> list[Submitted]:
@@ -130,8 +131,9 @@ class Submission:
         created_by: str | None = None,
         idempotency_key: str | None = None,
         connection: Connection | None = None,
+        is_short: bool = False,
     ) -> SubmittedDag:
-        """Submit tasks that depend on each other by `key`, or on existing ones by id.
+        """Submit tasks that depend on each other by `key`, or on existing ones by id; see `submit`.
 
         If a DAG owns the `idempotency_key`, that DAG is returned and nothing is created.
         """
@@ -153,15 +155,22 @@ class Submission:
             results, lanes = await self._write_in(connection, drafts, [dag])
             return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
 
-        await self._create_lanes_outside(connection, drafts)
+        if not is_short:
+            await self._create_lanes_outside(connection, drafts)
         return await self._run(write, len(drafts), connection)
 
     async def _write(
-        self, drafts: list[Draft], dags: list[DagDraft], connection: Connection | None
+        self,
+        drafts: list[Draft],
+        dags: list[DagDraft],
+        connection: Connection | None,
+        *,
+        is_short: bool,
     ) -> dict[str, Submitted]:
         if connection is None and not dags and await self._insert_in_one_statement(drafts):
             return {draft.id: Submitted(draft.id) for draft in drafts}
-        await self._create_lanes_outside(connection, drafts)
+        if not is_short:
+            await self._create_lanes_outside(connection, drafts)
         return await self._run(lambda own: self._write_in(own, drafts, dags), len(drafts), connection)
 
     async def _create_lanes_outside(self, connection: Connection | None, drafts: list[Draft]) -> None:

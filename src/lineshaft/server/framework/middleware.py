@@ -62,12 +62,20 @@ class AllowedHosts:
 
 class RequestMiddleware:
     def __init__(
-        self, app: ASGIApp, *, hosts: AllowedHosts, max_body_bytes: int, error_formats: ErrorFormats
+        self,
+        app: ASGIApp,
+        *,
+        hosts: AllowedHosts,
+        max_body_bytes: int,
+        error_formats: ErrorFormats,
+        open_prefix: str,
     ) -> None:
+        """`open_prefix`: paths that are authenticated otherwise, and may be called by any name."""
         self._app = app
         self._hosts = hosts
         self._max_body_bytes = max_body_bytes
         self._error_formats = error_formats
+        self._open_prefix = open_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
@@ -125,6 +133,8 @@ class RequestMiddleware:
             _log_request(scope, status, time.perf_counter() - began)
 
     def _check_origin(self, headers: dict[bytes, bytes], method: str, path: str) -> None:
+        if path.startswith(self._open_prefix):
+            return
         host = headers.get(b"host", b"").decode("latin-1")
         name, port = _split(host)
         if path not in _ANY_HOST and not self._hosts.allow(name):

@@ -139,7 +139,7 @@ def _responses(operation: Operation, error_format: ErrorFormat) -> dict[str, Any
 
 
 def _phrase(status: int) -> str:
-    return {200: "Done", 201: "Created", 204: "Done; no body"}[status]
+    return {200: "Done", 201: "Created", 202: "Accepted", 204: "Done; no body"}[status]
 
 
 def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:

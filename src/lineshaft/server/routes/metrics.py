@@ -105,6 +105,18 @@ def _lines(found: Metrics) -> Iterable[str]:
         "Of an agent's claims that completed or failed, the share that completed, 0 to 1.",
         (({"agent_id": name}, rate) for name, rate in rates if rate is not None),
     )
+    yield from _metric(
+        "source_firings_total",
+        "counter",
+        "What became of the events of sources.",
+        (({"source": name, "outcome": outcome}, number) for name, outcome, number in found.firings),
+    )
+    yield from _metric(
+        "source_lag_seconds",
+        "gauge",
+        "How late the oldest due tick of a schedule is.",
+        [({}, found.source_lag_sec)],
+    )
 
 
 def _metric(name: str, kind: str, about: str, samples: Samples) -> Iterable[str]:

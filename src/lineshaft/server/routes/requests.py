@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -18,6 +18,7 @@ from lineshaft.server.framework.auth import Principal
 from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, VelocityAction
 from lineshaft.types.json import null
 from lineshaft.types.protocol import Body, Name, Seconds, Text
+from lineshaft.types.sources import NewSource, SourceFields, SourceKind
 
 #: Of an Idempotency-Key; the database indexes it.
 MAX_KEY = 1_000
@@ -94,6 +95,24 @@ class CreateToken(Body, frozen=True, kw_only=True):
     budget_usd: Decimal | float | None = None
 
 
+class PutSource(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: SourceKind
+    #: As in the path.
+    name: str | UnsetType = UNSET
+
+
+class ApplySources(Body, frozen=True, kw_only=True):
+    #: Marks these sources: only those of the same origin are removed.
+    origin: Annotated[str, Meta(pattern="^file:[A-Za-z0-9._-]{1,100}$")]
+    sources: Annotated[list[NewSource], Meta(max_length=10_000)]
+    dry_run: bool = False
+
+
+class FireSource(Body, frozen=True, kw_only=True):
+    event: dict[str, Any] | UnsetType = UNSET
+    dry_run: bool = False
+
+
 class Pause(Body, frozen=True, kw_only=True):
     type: Name | None = None
 
@@ -104,6 +123,10 @@ Limit = Annotated[int, Meta(ge=1, le=500)]
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Limit = 50
     cursor: str | None = None
+
+
+class SourceQuery(Page, frozen=True, kw_only=True):
+    kind: str | None = None
 
 
 class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

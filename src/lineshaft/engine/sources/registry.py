@@ -1,0 +1,486 @@
+"""The registry of sources: create, replace, change, delete and list them, and apply a whole file.
+
+A file or an agent applies a definition: if it is the one that was last applied, nothing changes, whatever a
+person has changed since; a pause by hand survives in any case. Every change is an event.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from lineshaft.engine.feed.events import NOW, Events
+from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
+from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.sources.firing import unknown_source
+from lineshaft.errors import AlreadyExistsError, InvalidInputError
+from lineshaft.sources.definition import Definition, checked, compiled
+from lineshaft.types.page import Page, check_limit
+from lineshaft.types.problems import invalid_input
+from lineshaft.types.sources import (
+    DEFINED,
+    Firing,
+    FiringOutcome,
+    NewSource,
+    Source,
+    SourceChange,
+    SourceFields,
+    SourceKind,
+    definition_of,
+)
+
+_SQL = catalog.load(__name__)
+#: Fields that decide about the ticks of a schedule.
+_TIMING = ("cron", "every_sec", "timezone", "jitter_sec")
+_LARGEST = 2**63 - 1
+MAX_SOURCES_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    id: int
+    created_at: datetime
+    updated_at: datetime
+    next_at: datetime | None
+    next_tick: datetime | None
+    paused: bool
+    name: str
+    kind: str
+    origin: str
+    definition: bytes
+    applied: bytes | None
+    last_outcome: str | None
+    last_fired_at: datetime | None
+    open_tasks: int
+
+    def source(self) -> Source:
+        given = definition_of(compiled(self.definition).source)
+        given["enabled"] = given["enabled"] and not self.paused
+        given |= {
+            "origin": self.origin,
+            "created_at": self.created_at,
+            "updated_at": self.updated_at,
+            "next_at": self.next_at,
+            "last_fired_at": self.last_fired_at,
+            "last_outcome": self.last_outcome,
+            "open_tasks": self.open_tasks,
+        }
+        return msgspec.convert(given, Source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    id: int
+    created_at: datetime
+    next_at: datetime | None
+    next_tick: datetime | None
+    cursor: str | None
+    paused: bool
+    name: str
+    origin: str
+    definition: bytes
+    applied: bytes | None
+    now: datetime
+
+    @property
+    def source(self) -> NewSource:
+        return compiled(self.definition).source
+
+
+@dataclass(frozen=True, slots=True)
+class _FiringRow:
+    id: int
+    at: datetime
+    outcome: str
+    task_ids: list[str]
+    dag_id: str | None
+    error: str | None
+
+
+class _ByName(Struct, frozen=True, tag="sources"):
+    name: str
+
+
+class _ById(Struct, frozen=True, tag="firings"):
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkRow:
+    created_at: datetime
+    id: str
+    deleted: bool
+
+
+class Sources:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._events = Events(database)
+
+    # Reading.
+
+    async def get(self, name: str) -> Source:
+        refuse_unstorable(name=[name])
+        async with self._database.connection() as connection:
+            row = await fetch_row(connection, _Read, _SQL["read_source"], {"name": name})
+        if row is None:
+            raise unknown_source(name)
+        return row.source()
+
+    async def find(
+        self, *, kind: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[Source]:
+        """One page of sources by name."""
+        check_limit(limit)
+        if kind is not None and kind not in tuple(SourceKind):
+            raise InvalidInputError(
+                errors=[("kind", f"must be one of {', '.join(SourceKind)}, got {kind!r}")]
+            )
+        after = decode_cursor(cursor, _ByName)
+        wanted = {"after": after.name if after else "", "kind": kind, "limit": limit + 1}
+        async with self._database.connection() as connection:
+            rows = await fetch_rows(connection, _Read, _SQL["list_sources"], wanted)
+        found = [row.source() for row in rows[:limit]]
+        more = len(rows) > limit
+        return Page(found, encode_cursor(_ByName(found[-1].name)) if more else None)
+
+    async def firings(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Page[Firing]:
+        """One page of the history of a source, newest first."""
+        check_limit(limit)
+        refuse_unstorable(name=[name])
+        before = decode_cursor(cursor, _ById)
+        async with self._database.connection() as connection:
+            ids = await fetch_column(connection, _SQL["find_source_id"], {"name": name})
+            if not ids:
+                raise unknown_source(name)
+            wanted = {
+                "source_id": ids[0],
+                "before": min(before.id, _LARGEST) if before else _LARGEST,
+                "limit": limit + 1,
+            }
+            rows = await fetch_rows(connection, _FiringRow, _SQL["list_firings"], wanted)
+        items = [
+            Firing(
+                at=row.at,
+                outcome=FiringOutcome(row.outcome),
+                task_ids=row.task_ids,
+                dag_id=row.dag_id,
+                error=row.error,
+            )
+            for row in rows[:limit]
+        ]
+        return Page(items, encode_cursor(_ById(rows[limit - 1].id)) if len(rows) > limit else None)
+
+    async def totals(self) -> list[tuple[str, str, int]]:
+        """(source, outcome, number of firings)."""
+        async with self._database.connection() as connection:
+            rows = await connection.execute(_SQL["totals"], {})
+            return [(name, outcome, firings) for name, outcome, firings in await rows.fetchall()]
+
+    async def lag(self) -> float:
+        """How many seconds the oldest due tick is late."""
+        async with self._database.connection() as connection:
+            return float(await fetch_value(connection, _SQL["lag"], self._database.now) or 0.0)
+
+    # Changing.
+
+    async def create(self, source: NewSource, *, by: str | None = None) -> Source:
+        """Create a source; raises AlreadyExistsError if there is one with its name."""
+        given = checked(source)
+
+        async def work(connection: Connection) -> None:
+            if await self._lock(connection, source.name) is not None or not await self._insert(
+                connection, given, "api", None, by
+            ):
+                raise AlreadyExistsError(
+                    f"There is a source {source.name!r} already. PUT /v1/sources/NAME replaces it."
+                )
+
+        await self._database.run(work, pipeline=False)
+        return await self.get(source.name)
+
+    async def put(
+        self, source: NewSource, *, by: str | None = None, origin: str = "api"
+    ) -> tuple[Source, bool]:
+        """Create or replace a source; returns it and whether it is new.
+
+        Without `enabled`, an existing source stays as it is. With the origin `agent`, a definition that was
+        applied before changes nothing.
+        """
+        given = checked(source)
+
+        async def work(connection: Connection) -> bool:
+            await connection.execute(_SQL["one_at_a_time"], {})
+            row = await self._lock(connection, source.name)
+            if row is None:
+                applied = None if origin == "api" else definition_of(given)
+                await self._insert(connection, given, origin, applied, by)
+                return True
+            if origin != "api":
+                await self._apply(connection, row, given, origin, by)
+                return False
+            wanted, paused = given, False
+            if source.enabled is UNSET:
+                wanted, paused = msgspec.structs.replace(given, enabled=row.source.enabled), row.paused
+            await self._update(connection, row, wanted, paused=paused, origin=row.origin, by=by)
+            return False
+
+        made = await self._database.run(work, pipeline=False)
+        return await self.get(source.name), made
+
+    async def patch(self, name: str, changes: SourceFields, *, by: str | None = None) -> Source:
+        """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
+        given = definition_of(changes)
+
+        async def work(connection: Connection) -> None:
+            row = await self._lock(connection, name)
+            if row is None:
+                raise unknown_source(name)
+            merged = {**definition_of(row.source), **given}
+            paused = row.paused
+            if given.get("enabled") is False:
+                # The definition stays: a file that is applied again must not end the pause.
+                merged["enabled"], paused = row.source.enabled, True
+            elif given.get("enabled") is True:
+                paused = False
+            wanted = checked(_converted(merged))
+            await self._update(connection, row, wanted, paused=paused, origin=row.origin, by=by)
+
+        refuse_unstorable(name=[name])
+        await self._database.run(work, pipeline=False)
+        return await self.get(name)
+
+    async def delete(self, name: str, *, by: str | None = None) -> None:
+        """Delete a source and its history. Work that it has created stays."""
+
+        async def work(connection: Connection) -> None:
+            row = await self._lock(connection, name)
+            if row is None:
+                raise unknown_source(name)
+            await self._delete(connection, row, by)
+
+        refuse_unstorable(name=[name])
+        await self._database.run(work, pipeline=False)
+
+    async def apply(
+        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False, by: str | None = None
+    ) -> list[SourceChange]:
+        """Make the sources of an origin those of a file, all or nothing; returns the differences.
+
+        Only sources that came from it are removed.
+        """
+        wanted = _all_checked(sources)
+
+        async def work(connection: Connection) -> list[SourceChange]:
+            await connection.execute(_SQL["one_at_a_time"], {})
+            changes = []
+            for name, given in wanted.items():
+                row = await self._lock(connection, name)
+                if row is None:
+                    changes.append(SourceChange(name=name, change="create"))
+                    if not dry_run:
+                        await self._insert(connection, given, origin, definition_of(given), by)
+                    continue
+                fields = _difference(row.applied, row.source, given)
+                changes.append(
+                    SourceChange(name=name, change="change" if fields else "unchanged", fields=fields)
+                )
+                if not dry_run:
+                    await self._apply(connection, row, given, origin, by)
+            own = {**self._database.now, "origin": origin}
+            for row in await fetch_rows(connection, _Locked, _SQL["lock_of_origin"], own):
+                if row.name not in wanted:
+                    changes.append(SourceChange(name=row.name, change="remove"))
+                    if not dry_run:
+                        await self._delete(connection, row, by)
+            return changes
+
+        return await self._database.run(work, pipeline=False)
+
+    # In a transaction.
+
+    async def _lock(self, connection: Connection, name: str) -> _Locked | None:
+        own = {**self._database.now, "name": name}
+        return await fetch_row(connection, _Locked, _SQL["lock_source"], own)
+
+    async def _insert(
+        self,
+        connection: Connection,
+        source: NewSource,
+        origin: str,
+        applied: Mapping[str, Any] | None,
+        by: str | None,
+    ) -> bool:
+        now: datetime = await fetch_value(connection, _SQL["read_now"], self._database.now)
+        tick, at = _next(source, now, now) if source.enabled else (None, None)
+        made = await fetch_column(
+            connection,
+            _SQL["insert_source"],
+            {
+                **self._database.now,
+                "next_tick": tick,
+                "next_at": at,
+                "cursor": await self._start(source) if source.enabled else None,
+                "name": source.name,
+                "kind": source.kind.value,
+                "origin": origin,
+                "definition": _json(definition_of(source)),
+                "applied": None if applied is None else _json(applied),
+            },
+        )
+        if made:
+            await self._log(connection, "create", source.name, {"kind": source.kind.value}, by)
+        return bool(made)
+
+    async def _apply(
+        self, connection: Connection, row: _Locked, given: NewSource, origin: str, by: str | None
+    ) -> None:
+        if row.applied is not None and msgspec.json.decode(row.applied) == definition_of(given):
+            return
+        applied = definition_of(given)
+        await self._update(connection, row, given, paused=row.paused, origin=origin, by=by, applied=applied)
+
+    async def _update(
+        self,
+        connection: Connection,
+        row: _Locked,
+        wanted: NewSource,
+        *,
+        paused: bool,
+        origin: str,
+        by: str | None,
+        applied: Mapping[str, Any] | None = None,
+    ) -> None:
+        before, after = definition_of(row.source), definition_of(wanted)
+        changed = {name for name in DEFINED if before.get(name) != after.get(name)}
+        if paused != row.paused:
+            changed.add("enabled")
+        if not changed and applied is None:
+            return
+        tick, at = row.next_tick, row.next_at
+        was, runs = bool(row.source.enabled) and not row.paused, bool(wanted.enabled) and not paused
+        if not runs:
+            tick = at = None
+        elif not was or changed.intersection(_TIMING) or "kind" in changed:
+            tick, at = _next(wanted, row.created_at, row.now)
+        cursor = None
+        if runs and wanted.kind is SourceKind.EVENT:
+            cursor = row.cursor if was and row.cursor is not None else await self._start(wanted)
+        kept = None if row.applied is None else msgspec.json.decode(row.applied)
+        applied = kept if applied is None else applied
+        await connection.execute(
+            _SQL["update_source"],
+            {
+                **self._database.now,
+                "id": row.id,
+                "next_tick": tick,
+                "next_at": at,
+                "cursor": cursor,
+                "kind": wanted.kind.value,
+                "origin": origin,
+                "definition": _json(after),
+                "applied": None if applied is None else _json(applied),
+                "paused": paused,
+            },
+        )
+        if changed:
+            about = {"fields": sorted(changed), "enabled": runs}
+            await self._log(connection, "change", wanted.name, about, by)
+
+    async def _start(self, source: NewSource) -> str | None:
+        """Where an event source begins: with what happens from now on."""
+        if source.kind is not SourceKind.EVENT:
+            return None
+        return (await self._events.read(NOW, limit=1)).next_cursor
+
+    async def _delete(self, connection: Connection, row: _Locked, by: str | None) -> None:
+        await connection.execute(_SQL["delete_source"], {"id": row.id})
+        await self._log(connection, "remove", row.name, {}, by)
+
+    async def _log(
+        self, connection: Connection, change: str, name: str, about: Mapping[str, Any], by: str | None
+    ) -> None:
+        data = _json({"source": name, **about, "by": by})
+        await connection.execute(_SQL["log_change"], {**self._database.now, "change": change, "data": data})
+
+    # Retention.
+
+    async def forget(self, older_than_sec: float, limit: int) -> int:
+        """Delete old firings and keys, what deleted sources left, and work that ended long ago."""
+        own = {**self._database.now, "older_than": older_than_sec, "limit": limit}
+        total = 0
+        for statement in ("forget_firings", "forget_keys", "forget_orphans", "forget_orphaned_keys"):
+            while True:
+                async with self._database.connection() as connection:
+                    deleted = (await connection.execute(_SQL[statement], own)).rowcount
+                total += deleted
+                if deleted < limit:
+                    break
+        return total + await self._forget_work(own, limit)
+
+    async def _forget_work(self, own: Mapping[str, Any], limit: int) -> int:
+        """Go through all work once: mark what has ended, delete what is old."""
+        after, after_id, deleted = datetime.min.replace(tzinfo=UTC), "", 0
+        while True:
+            place = {"after": after, "after_id": after_id}
+            async with self._database.connection() as connection:
+                rows = await fetch_rows(connection, _WorkRow, _SQL["forget_work"], {**own, **place})
+            deleted += sum(row.deleted for row in rows)
+            if len(rows) < limit:
+                return deleted
+            after, after_id = rows[-1].created_at, rows[-1].id
+
+
+def _next(source: NewSource, created_at: datetime, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """The next tick of a schedule, and when it fires."""
+    if source.kind is not SourceKind.SCHEDULE:
+        return None, None
+    definition = Definition(source)
+    tick = definition.ticks(created_at).after(now)
+    return tick, definition.due_at(tick)
+
+
+def _all_checked(sources: Sequence[NewSource]) -> dict[str, NewSource]:
+    """By name; raises InvalidInputError with the faults of all of them."""
+    faults: list[tuple[str, str]] = []
+    found: dict[str, NewSource] = {}
+    if len(sources) > MAX_SOURCES_AT_ONCE:
+        raise InvalidInputError(errors=[("sources", f"must be at most {MAX_SOURCES_AT_ONCE}")])
+    for number, source in enumerate(sources):
+        place = f"sources[{number}]"
+        if source.name in found:
+            faults.append((f"{place}.name", f"{source.name!r} is used twice"))
+        try:
+            found[source.name] = checked(source)
+        except InvalidInputError as error:
+            faults += [(f"{place}.{field}" if field else place, fault) for field, fault in error.errors]
+    if faults:
+        raise InvalidInputError(errors=faults)
+    return dict(sorted(found.items()))
+
+
+def _difference(applied: bytes | None, current: NewSource, given: NewSource) -> dict[str, tuple[Any, Any]]:
+    """Fields that applying changes, with the values before and after; none if it was applied before."""
+    after = definition_of(given)
+    if applied is not None and msgspec.json.decode(applied) == after:
+        return {}
+    before = definition_of(current)
+    return {
+        name: (before.get(name), after.get(name)) for name in DEFINED if before.get(name) != after.get(name)
+    }
+
+
+def _converted(given: Mapping[str, Any]) -> NewSource:
+    try:
+        return msgspec.convert(given, NewSource)
+    except msgspec.ValidationError as error:
+        raise invalid_input(error) from None
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

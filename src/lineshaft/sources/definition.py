@@ -1,0 +1,329 @@
+"""Definitions of sources: checked, with the defaults of their kind filled in, and compiled."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import shown
+from lineshaft.model.storable import is_storable
+from lineshaft.sources import ticks
+from lineshaft.sources.expressions import Budget, Expression, ExpressionError
+from lineshaft.sources.template import MAX_BYTES, Template, TemplateError
+from lineshaft.sources.ticks import TickError, Ticks
+from lineshaft.sources.work import Work, WorkTemplate
+from lineshaft.types.sources import NewSource, SourceKind, definition_of
+
+MAX_NAME = 200
+MAX_KEY = 1_000
+MAX_OPEN = 10_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: Parts of the paths of the API.
+_RESERVED = frozenset({"fire", "firings"})
+AGENT_PREFIX = "agent:"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
+_EVENT_KIND = re.compile(r"[a-z]+(\.[a-z_]+)?")
+
+_Faults = list[tuple[str, str]]
+_COMMON: Mapping[str, Any] = {
+    "enabled": True,
+    "when": None,
+    "idempotency": None,
+    "max_open": None,
+    "overlap": "skip",
+}
+#: The fields of each kind with their defaults; UNSET: required.
+_FIELDS: Mapping[SourceKind, Mapping[str, Any]] = {
+    SourceKind.SCHEDULE: {
+        "cron": None,
+        "every_sec": None,
+        "timezone": "UTC",
+        "catch_up": "one",
+        "jitter_sec": 0.0,
+    },
+    SourceKind.WEBHOOK: {"verify": UNSET},
+    SourceKind.FILES: {
+        "root": UNSET,
+        "patterns": UNSET,
+        "on": ["added", "modified"],
+        "debounce_ms": 500,
+    },
+    SourceKind.EVENT: {"on": UNSET},
+    SourceKind.OBSERVER: {
+        "window_sec": 86_400.0,
+        "group_by": "type",
+        "failure_rate": 0.4,
+        "min_attempts": 10,
+        "cooldown_sec": 86_400.0,
+    },
+}
+_CREATOR = {
+    SourceKind.SCHEDULE: "cron",
+    SourceKind.WEBHOOK: "event",
+    SourceKind.FILES: "event",
+    SourceKind.EVENT: "event",
+    SourceKind.OBSERVER: "system",
+}
+
+
+def agent_of(name: str) -> str | None:
+    """The agent that a source named `agent:ID/NAME` belongs to."""
+    if not name.startswith(AGENT_PREFIX):
+        return None
+    return name.removeprefix(AGENT_PREFIX).rpartition("/")[0] or None
+
+
+def checked(source: NewSource) -> NewSource:
+    """The definition with defaults; raises InvalidInputError with all faults that were found."""
+    faults: _Faults = []
+    _check_name(source, faults)
+    filled = _filled(source, faults)
+    _check_common(filled, faults)
+    if not faults:
+        _CHECKS[source.kind](filled, faults)
+    if faults:
+        raise InvalidInputError(errors=faults)
+    complete = msgspec.convert({**filled, "name": source.name, "kind": source.kind}, NewSource)
+    Definition(complete)
+    return complete
+
+
+def _check_name(source: NewSource, faults: _Faults) -> None:
+    name = source.name
+    own = name.rpartition("/")[2] if agent_of(name) else name
+    if len(name) > MAX_NAME or not is_storable(name) or not _NAME.fullmatch(own) or own in _RESERVED:
+        form = "1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit, or agent:ID/NAME"
+        faults.append(("name", f"must be {form}, got {shown(name)}"))
+    elif agent_of(name) and source.kind is not SourceKind.SCHEDULE:
+        faults.append(("name", "agent:ID/NAME is for schedules that an agent declares"))
+
+
+def _filled(source: NewSource, faults: _Faults) -> dict[str, Any]:
+    known = {**_COMMON, "template": UNSET, **_FIELDS[source.kind]}
+    given = definition_of(source)
+    filled: dict[str, Any] = {}
+    for name, default in known.items():
+        if name in given:
+            filled[name] = given[name]
+        elif default is UNSET:
+            faults.append((name, f"is required for sources of kind {source.kind}"))
+        else:
+            filled[name] = default
+    for name in given:
+        if name not in known and name not in {"name", "kind"}:
+            faults.append((name, f"is not a field of sources of kind {source.kind}"))
+    return filled
+
+
+def _check_common(filled: dict[str, Any], faults: _Faults) -> None:
+    most = filled.get("max_open")
+    if most is not None and not 1 <= most <= MAX_OPEN:
+        faults.append(("max_open", f"must be a whole number from 1 to {MAX_OPEN}, got {most}"))
+    if "template" not in filled:
+        return
+    try:
+        encoded = msgspec.json.encode(filled)
+    except (ValueError, TypeError) as error:
+        faults.append(("template", f"must be JSON: {error}"))
+        return
+    if len(encoded) > MAX_BYTES:
+        faults.append(("", f"the definition is larger than {MAX_BYTES} bytes"))
+        return
+    if not is_storable(encoded.decode()) or b"\\u0000" in encoded:
+        faults.append(("", "the definition has characters that PostgreSQL can't hold"))
+        return
+    for name in _COMPILED:
+        if filled.get(name) is not None:
+            faults += _faults_of(name, filled[name])
+
+
+def _faults_of(name: str, value: Any) -> _Faults:
+    """The faults of a template or expression."""
+    try:
+        _COMPILED[name](value)
+    except TemplateError as error:
+        return [(error.place, error.fault)]
+    except ExpressionError as error:
+        return [(name, str(error))]
+    except InvalidInputError as error:
+        return list(error.errors)
+    return []
+
+
+_COMPILED: Mapping[str, Callable[[Any], Any]] = {
+    "template": WorkTemplate,
+    "when": Expression,
+    "idempotency": lambda text: Template(text, "idempotency"),
+}
+
+
+def _check_schedule(filled: dict[str, Any], faults: _Faults) -> None:
+    every = filled["every_sec"]
+    if (filled["cron"] is None) == (every is None):
+        faults.append(("cron", "give either cron or every_sec"))
+        return
+    if every is not None and not ticks.MIN_EVERY_SEC <= every <= ticks.MAX_EVERY_SEC:
+        fault = f"must be from {ticks.MIN_EVERY_SEC:g} to {ticks.MAX_EVERY_SEC:g} seconds, got {every}"
+        faults.append(("every_sec", fault))
+    if not 0 <= filled["jitter_sec"] <= ticks.MAX_JITTER_SEC:
+        fault = f"must be from 0 to {ticks.MAX_JITTER_SEC:g} seconds, got {filled['jitter_sec']}"
+        faults.append(("jitter_sec", fault))
+    try:
+        ticks.zone(filled["timezone"])
+        if filled["cron"] is not None:
+            ticks.Cron(filled["cron"], filled["timezone"])
+    except TickError as error:
+        faults.append((error.field, error.fault))
+
+
+def _check_webhook(filled: dict[str, Any], faults: _Faults) -> None:
+    verify = filled["verify"]
+    scheme, variable, header = verify["scheme"], verify["secret_env"], verify["header"]
+    if scheme == "none":
+        if variable is not None:
+            faults.append(("verify.secret_env", "has no use with the scheme none"))
+    elif variable is None:
+        faults.append(("verify.secret_env", f"is required for the scheme {scheme}"))
+    elif not _VARIABLE.fullmatch(variable) or variable.upper().startswith("LINESHAFT_"):
+        fault = "must be the name of an environment variable, not one of Lineshaft's own settings"
+        faults.append(("verify.secret_env", f"{fault}, got {shown(variable)}"))
+    if header is not None:
+        if scheme not in {"hmac-sha256", "token"}:
+            faults.append(("verify.header", f"has no use with the scheme {scheme}, whose headers are fixed"))
+        elif not _HEADER.fullmatch(header):
+            faults.append(("verify.header", f"must be the name of a header, got {shown(header)}"))
+
+
+def _check_files(filled: dict[str, Any], faults: _Faults) -> None:
+    if not filled["patterns"] or len(filled["patterns"]) > 100:  # noqa: PLR2004
+        faults.append(("patterns", "must have 1 to 100 patterns"))
+    _check_one_of(filled["on"], {"added", "modified", "deleted"}, faults)
+    if not 0 <= filled["debounce_ms"] <= 3_600_000:  # noqa: PLR2004 - an hour
+        faults.append(("debounce_ms", f"must be from 0 to 3600000, got {filled['debounce_ms']}"))
+
+
+def _check_one_of(given: list[str], allowed: set[str], faults: _Faults) -> None:
+    for number, name in enumerate(given):
+        if name not in allowed:
+            faults.append(
+                (f"on[{number}]", f"must be one of {', '.join(sorted(allowed))}, got {shown(name)}")
+            )
+    if not given:
+        faults.append(("on", "must have at least one entry"))
+
+
+def _check_event(filled: dict[str, Any], faults: _Faults) -> None:
+    for number, kind in enumerate(filled["on"]):
+        if not _EVENT_KIND.fullmatch(kind):
+            faults.append(
+                (f"on[{number}]", f"must be a kind of event such as dag.completed, got {shown(kind)}")
+            )
+    if not 1 <= len(filled["on"]) <= 50:  # noqa: PLR2004
+        faults.append(("on", "must have 1 to 50 kinds of events"))
+
+
+def _check_observer(filled: dict[str, Any], faults: _Faults) -> None:
+    group = filled["group_by"]
+    if group not in {"type", "model", "agent"} and not (
+        group.startswith("tag:") and len(group) > len("tag:")
+    ):
+        faults.append(("group_by", f"must be type, model, agent or tag:PREFIX, got {shown(group)}"))
+    if not 0 < filled["failure_rate"] <= 1:
+        faults.append(("failure_rate", f"must be above 0 and at most 1, got {filled['failure_rate']}"))
+    if not 1 <= filled["min_attempts"] <= 1_000_000:  # noqa: PLR2004
+        faults.append(("min_attempts", f"must be from 1 to 1000000, got {filled['min_attempts']}"))
+    for name in ("window_sec", "cooldown_sec"):
+        if not 60 <= filled[name] <= ticks.MAX_EVERY_SEC:  # noqa: PLR2004
+            fault = f"must be from 60 to {ticks.MAX_EVERY_SEC:g} seconds, got {filled[name]}"
+            faults.append((name, fault))
+
+
+_CHECKS: Mapping[SourceKind, Callable[[dict[str, Any], _Faults], None]] = {
+    SourceKind.SCHEDULE: _check_schedule,
+    SourceKind.WEBHOOK: _check_webhook,
+    SourceKind.FILES: _check_files,
+    SourceKind.EVENT: _check_event,
+    SourceKind.OBSERVER: _check_observer,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    #: None: `when` is not true.
+    work: Work | None
+    #: From `idempotency`; None: the default of the kind.
+    key: str | None = None
+
+
+class Definition:
+    """A checked definition, compiled."""
+
+    def __init__(self, source: NewSource) -> None:
+        self.source = source
+        self._work = WorkTemplate(source.template or {})
+        self._when = Expression(source.when) if source.when else None
+        self._key = Template(source.idempotency, "idempotency") if source.idempotency else None
+
+    def created_by(self, event_kind: str | None = None) -> str:
+        """The label of the work. `event_kind` is the kind of the event that an event source saw."""
+        prefix = _CREATOR[self.source.kind]
+        if event_kind is not None and event_kind.startswith("dag."):
+            prefix = "dag"
+        return f"{prefix}:{self.source.name}"
+
+    def render(self, event: Mapping[str, Any], now: datetime, *, event_kind: str | None = None) -> Rendered:
+        """The work for an event; raises InvalidInputError, naming the field at fault."""
+        data = {
+            "event": event,
+            "source": {"name": self.source.name, "kind": self.source.kind.value},
+            "now": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        budget = Budget()
+        try:
+            if self._when is not None and not _is_true(self._when.evaluate(data, budget)):
+                return Rendered(None)
+            key = None if self._key is None else self._key.render(data, budget)
+            return Rendered(self._work.render(data, self.created_by(event_kind), budget), _checked_key(key))
+        except TemplateError as error:
+            raise InvalidInputError(errors=[(error.place, error.fault)]) from None
+        except ExpressionError as error:
+            raise InvalidInputError(errors=[("when", str(error))]) from None
+
+    def ticks(self, created_at: datetime) -> Ticks:
+        source = self.source
+        if isinstance(source.every_sec, float | int):
+            return ticks.Every(source.every_sec, created_at)
+        return ticks.Cron(source.cron or "", source.timezone or "UTC")
+
+    def due_at(self, tick: datetime) -> datetime:
+        """When a tick fires: with its jitter."""
+        return tick + ticks.jitter(self.source.name, tick, self.source.jitter_sec or 0.0)
+
+
+def _is_true(value: Any) -> bool:
+    """As JMESPath has it: everything but false, null and what is empty."""
+    return value not in (None, False, "", [], {}) or (value == 0 and value is not False)
+
+
+def _checked_key(key: Any) -> str | None:
+    if key is None:
+        return None
+    text = key if isinstance(key, str) else msgspec.json.encode(key).decode()
+    if not text or len(text) > MAX_KEY or not is_storable(text):
+        raise InvalidInputError(
+            errors=[("idempotency", f"must be a text of 1 to {MAX_KEY} characters when it is rendered")]
+        )
+    return text
+
+
+@lru_cache(maxsize=1_024)
+def compiled(stored: bytes) -> Definition:
+    """The compiled form of a stored definition, which was checked when it was stored."""
+    return Definition(msgspec.json.decode(stored, type=NewSource))
