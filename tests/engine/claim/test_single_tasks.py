@@ -157,6 +157,25 @@ async def test_the_next_task_is_claimed_in_the_transaction_of_the_completion(wor
     ]
 
 
+async def test_the_next_task_gets_the_output_that_was_just_recorded(world: World) -> None:
+    """Without reading it, and as it is read by another claim; other inputs are read."""
+    agent = await world.agent("ann")
+    known = await world.one("code", priority=99)
+    (first,) = await world.claim(agent)
+    await world.engine.work.complete([Completion(ref(first), b"[1]")])
+    tasks = [NewTask("code", key="a"), NewTask("code", key="b", depends_on=["a", known])]
+    dag = await world.engine.submission.submit_dag("two", tasks)
+    (held_task,) = await world.claim(agent)
+
+    moved, claim = await world.engine.work.complete_and_claim(Completion(ref(held_task), b'{"text": "x"}'))
+
+    assert moved.status is Status.COMPLETED
+    assert claim.inputs == {dag.tasks["a"].id: b'{"text": "x"}', known: b"[1]"}
+    await world.release(claim.tasks[0])
+    again = await world.engine.claims.claim("ann", agent.incarnation, start=True)
+    assert again.inputs == claim.inputs
+
+
 async def test_a_claim_that_finds_nothing_locks_nothing(world: World, dsn: str) -> None:
     await world.agent("ann")
     with held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE"):

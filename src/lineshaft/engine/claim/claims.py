@@ -167,7 +167,12 @@ class Claims:
         """
         if looked is not None and looked.is_all and not looked.due:
             return await self._claimed(
-                Claim(looked.tasks, has_room=looked.has_room, leaves_some=not looked.has_room)
+                Claim(
+                    looked.tasks,
+                    has_room=looked.has_room,
+                    leaves_some=not looked.has_room,
+                    inputs=dict(looked.outputs),
+                )
             )
         async with self._database.connection() as connection:
             found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
@@ -424,7 +429,12 @@ class Claims:
 
     async def _with_history(self, claim: Claim) -> Claim:
         resumed = [task.id for task in claim.tasks if task.resume]
-        wanted = [(task.id, name) for task in claim.tasks for name in input_ids(task.inputs)]
+        wanted = [
+            (task.id, name)
+            for task in claim.tasks
+            for name in input_ids(task.inputs)
+            if name not in claim.inputs
+        ]
         if not resumed and not wanted:
             return claim
         with self._undelivered.release_if_undelivered(claim.tasks):

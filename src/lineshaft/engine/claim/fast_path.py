@@ -5,6 +5,7 @@ They cost the server a third of the full statements, which handle everything tha
 
 from collections.abc import Mapping
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lineshaft.engine.claim.rows import claimed_tasks
@@ -52,6 +53,8 @@ class FastClaim(NamedTuple):
     missed: bool = False
     #: There were fewer tasks than asked for, but the delay of another one has passed.
     due: bool = False
+    #: Outputs that were recorded together with this claim, by task: they need not be read.
+    outputs: Mapping[str, bytes | None] = MappingProxyType({})
 
     @property
     def is_all(self) -> bool:

@@ -53,7 +53,7 @@ async def complete_and_claim(
     """Complete a task and start the best one, for the same instance. None: nothing has happened."""
     claim = _NO_CLAIM | {"next": True, "types": types, "start": True}
     completed, looked = await _call(database, _completion_parameters(item), claim)
-    return looked if completed else None
+    return looked._replace(outputs={item.claim.id: item.output}) if completed else None
 
 
 async def claimed_with(connection: Connection, completed: ClaimRef) -> ClaimedTask | None:
