@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UnsetType
 
+from lineshaft.artifacts import open_store
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import Clock
@@ -124,6 +125,8 @@ class DatabaseBackend:
                     prepare=self._settings.sessions,
                     rules=Rules.of(self._settings),
                     checks=self._checks or Checks.from_settings(self._settings),
+                    store=open_store(self._settings),
+                    max_artifact_bytes=self._settings.max_artifact_bytes,
                 )
             )
             self._on_demand = OnDemand(self._engine, self._wake_all)

@@ -32,6 +32,8 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),
+            artifacts=engine.artifacts,
+            keep_artifacts=timedelta(days=settings.keep_artifacts_days),
         ),
         OfflineDetector(engine.fleet),
         Validator(engine.gates, engine.approvals),

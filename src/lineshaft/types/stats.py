@@ -28,6 +28,14 @@ class Throughput(Struct, frozen=True):
     exact: bool
 
 
+class ArtifactUsage(Struct, frozen=True):
+    """What the artifact store holds. A content is stored once, however many artifacts have it."""
+
+    artifacts: int = 0
+    contents: int = 0
+    bytes: int = 0
+
+
 class Stats(Struct, frozen=True, kw_only=True):
     as_of: datetime
     depth: list[Depth]

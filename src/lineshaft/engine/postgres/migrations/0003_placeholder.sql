@@ -1,0 +1,2 @@
+-- Reserved: this number belongs to another migration.
+SELECT 1;
