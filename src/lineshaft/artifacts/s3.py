@@ -17,10 +17,12 @@ from lineshaft.errors import SettingsError
 if TYPE_CHECKING:
     from obstore.store import S3Store as Client
 
-#: A part of an object that is read or written; S3 wants at least 5 MiB, and allows 10,000 parts.
-PART_BYTES = 8 << 20
-#: Parts that are sent at the same time: each takes memory.
-_PARTS_AT_ONCE = 2
+#: A part of an object that is written; S3 wants at least 5 MiB, and allows 10,000 parts.
+_PART_BYTES = 5 << 20
+#: A part that is read; the next one is fetched ahead.
+_READ_BYTES = 2 << 20
+#: Parts of an upload that are sent at the same time, and such uploads: each part takes memory.
+_PARTS_AT_ONCE, _UPLOADS_AT_ONCE = 2, 8
 _REQUEST_SEC, _COPY_SEC = 30.0, 600.0
 _LISTED_AT_ONCE = 1_000
 _DEFAULT_REGION = "us-east-1"
@@ -38,6 +40,7 @@ class S3Store:
         request_sec: float = _REQUEST_SEC,
         retries: int = 2,
     ) -> None:
+        self._turns = asyncio.Semaphore(_UPLOADS_AT_ONCE)
         self._place = f"s3://{bucket}/{prefix}".rstrip("/")
         self._client = _client(bucket, prefix, environ, request_sec=request_sec, retries=retries)
         # Copying within the service takes as long as it takes, and can't be done in parts.
@@ -77,21 +80,22 @@ class S3Store:
                 failures.append(error)
                 raise
 
-        with self._reporting():
-            try:
-                await obstore.put_async(
-                    self._client,
-                    key,
-                    parts(),
-                    use_multipart=True,
-                    chunk_size=PART_BYTES,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
-            except Exception:
-                if failures:
-                    # The sender's error, not one of the service.
-                    raise failures[0] from None
-                raise
+        async with self._turns:
+            with self._reporting():
+                try:
+                    await obstore.put_async(
+                        self._client,
+                        key,
+                        parts(),
+                        use_multipart=True,
+                        chunk_size=_PART_BYTES,
+                        max_concurrency=_PARTS_AT_ONCE,
+                    )
+                except Exception:
+                    if failures:
+                        # The sender's error, not one of the service.
+                        raise failures[0] from None
+                    raise
 
     async def create(self, key: str, data: bytes) -> None:
         import obstore  # noqa: PLC0415
@@ -133,7 +137,7 @@ class S3Store:
 
         with self._reporting():
             found = await obstore.get_range_async(
-                self._client, key, start=start, end=min(start + PART_BYTES, stop)
+                self._client, key, start=start, end=min(start + _READ_BYTES, stop)
             )
         if not found:
             raise StoreUnavailableError(f"The artifact store, {self._place}, ended an object too early.")

@@ -16,10 +16,11 @@ from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
 from lineshaft.server.framework import docs_page, openapi, problems
-from lineshaft.server.framework.middleware import AllowedHosts, RequestMiddleware
+from lineshaft.server.framework.middleware import AllowedHosts, BodyLimit, RequestMiddleware
 from lineshaft.server.framework.routing import Operation, routes
 from lineshaft.server.routes import (
     agents,
+    artifacts,
     dags,
     events,
     guards,
@@ -34,7 +35,7 @@ from lineshaft.server.routes import (
 from lineshaft.server.service import Service
 
 #: Routes are matched in this order: the most frequent calls first.
-RESOURCES = (work, agents, tasks, dags, events, review, guards, stats, tokens, metrics, health)
+RESOURCES = (work, agents, tasks, dags, events, artifacts, review, guards, stats, tokens, metrics, health)
 _NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
 _OFFICEPLANE = officeplane_routes.routes.operations
 OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
@@ -63,6 +64,7 @@ def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
         hosts=AllowedHosts(settings.host, settings.allowed_hosts),
         max_body_bytes=settings.max_body_bytes,
         error_formats=ERROR_FORMATS,
+        uploads={artifacts.PATH: BodyLimit(settings.max_artifact_bytes, "LINESHAFT_MAX_ARTIFACT_BYTES")},
     )
 
 

@@ -39,7 +39,7 @@ from lineshaft.types.page import Page, check_limit
 from lineshaft.types.stats import ArtifactUsage
 
 #: Contents up to this size are written at once, without a temporary key.
-_SMALL_BYTES = 8 << 20
+_SMALL_BYTES = 1 << 20
 #: Uploads that take longer than this are considered dead. One that isn't starts over.
 CUT_OFF_SEC = 86_400.0
 DEFAULT_MAX_BYTES = 1 << 30
@@ -87,7 +87,7 @@ class _Upload:
         return self._digest.hexdigest()
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
-        source = self._counted(chunks)
+        source = self._counted(_grouped(chunks))
         first = bytearray()
         async for chunk in source:
             first += chunk
@@ -365,6 +365,20 @@ class Artifacts:
 async def read_artifacts(connection: Connection, ids: Sequence[str]) -> dict[str, Artifact]:
     rows = await fetch_rows(connection, _Row, _SQL["read_artifacts"], {"ids": list(ids)})
     return {row.id: row.value for row in rows}
+
+
+async def _grouped(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """In pieces that are worth a call of a thread; a network delivers smaller ones."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= CHUNK_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -106,6 +106,20 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
+class ListArtifacts(Page, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    task_id: str | None = None
+
+
+class PutArtifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: The task that made it.
+    task_id: str | None = None
+
+
+class ReadContent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: Answer with the address of the content on S3, if it is there.
+    redirect: bool = False
+
+
 class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: tuple[str, ...] = ()
 
