@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from lineshaft.checks.registry import Checks
     from lineshaft.checks.verdict import CandidateOutput, Verdict
     from lineshaft.client import (
+        ArtifactReader,
+        Artifacts,
         DagHandle,
         DagRef,
         DagReference,
         Lineshaft,
+        SyncArtifactReader,
+        SyncArtifacts,
         SyncDagHandle,
         SyncLineshaft,
         SyncTaskHandle,
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from lineshaft.types import (
         AgentInfo,
         Approval,
+        Artifact,
         Attempt,
         Breaker,
         BulkResolution,
@@ -95,6 +100,9 @@ __all__ = [
     "Agent",
     "AgentInfo",
     "Approval",
+    "Artifact",
+    "ArtifactReader",
+    "Artifacts",
     "Attempt",
     "AttemptCancelled",
     "Breaker",
@@ -149,6 +157,8 @@ __all__ = [
     "Stats",
     "Status",
     "Strategy",
+    "SyncArtifactReader",
+    "SyncArtifacts",
     "SyncDagHandle",
     "SyncLineshaft",
     "SyncTaskContext",

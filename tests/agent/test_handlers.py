@@ -248,7 +248,7 @@ async def test_the_context_describes_the_task(shaft: Lineshaft) -> None:
         ctx.log.info("looked")
 
     from_ = await shaft.submit(NewTask("source"))
-    refs = [f"task:{from_.id}:output", "artifact:plan.md"]
+    refs = [f"task:{from_.id}:output"]
     task = await one(
         shaft, agent, "look", title="Look", spec={"context_refs": refs}, model_preferences=["large"]
     )
@@ -265,7 +265,7 @@ async def test_the_context_describes_the_task(shaft: Lineshaft) -> None:
         "model": "large",
         "resume": False,
         "epoch": 1,
-        "inputs": {refs[0]: {"n": 5}, refs[1]: "plan.md"},
+        "inputs": {refs[0]: {"n": 5}},
         "agent": "a",
         "last": None,
         "max": 3,

@@ -14,9 +14,11 @@ import msgspec
 from lineshaft.agent import steps
 from lineshaft.agent.money import Account
 from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
+from lineshaft.client.artifacts import ArtifactReader, Artifacts, Content
 from lineshaft.client.backend import Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import Artifact
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.work import (
     SPAWN_STEP,
@@ -154,6 +156,20 @@ class Execution:
         if self.artifacts is None:
             self.artifacts = []
         self.artifacts.append(reference)
+
+    async def put_artifact(self, name: str, content: Content, content_type: str | None) -> Artifact:
+        self.check_cancelled()
+        made = await self.stored_files.put(name, content, content_type=content_type, task=self.task.id)
+        if made.ref not in (self.artifacts or ()):
+            self.name_artifact(made.ref)
+        return made
+
+    def open_artifact(self, ref: str) -> ArtifactReader:
+        return self.stored_files.open(ref)
+
+    @property
+    def stored_files(self) -> Artifacts:
+        return Artifacts(self.host.backend)
 
     @property
     def last_checkpoint(self) -> Any:

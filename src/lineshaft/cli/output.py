@@ -27,7 +27,7 @@ _COLOURS = {
     "VALIDATING": "34",
 }
 #: Cells that are useless if they are cut off: ids, states, numbers and times.
-_FIXED = re.compile(r"(task|dag|token)_\w+|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|yes|no|unlimited")
+_FIXED = re.compile(r"(task|dag|token|artifact)_\w+|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|yes|no|unlimited")
 _GAP = "  "
 #: Widths of long texts: optional columns are left out below the first, texts are never cut below the second.
 _COMFORTABLE, _NARROWEST = 24, 8

@@ -3,7 +3,8 @@
 `backend` is what differs between a database and a server; everything else is written against it.
 """
 
-from lineshaft.client.blocking import SyncLineshaft
+from lineshaft.client.artifacts import ArtifactReader, Artifacts
+from lineshaft.client.blocking import SyncArtifactReader, SyncArtifacts, SyncLineshaft
 from lineshaft.client.handles import (
     DagHandle,
     DagRef,
@@ -18,10 +19,14 @@ from lineshaft.client.lineshaft import NOW, Lineshaft
 
 __all__ = [
     "NOW",
+    "ArtifactReader",
+    "Artifacts",
     "DagHandle",
     "DagRef",
     "DagReference",
     "Lineshaft",
+    "SyncArtifactReader",
+    "SyncArtifacts",
     "SyncDagHandle",
     "SyncLineshaft",
     "SyncTaskHandle",

@@ -30,7 +30,7 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     #: Authenticates every call about this claim. Opaque.
     claim_token: str
     model: str | None
-    #: By the references of `spec.context_refs`: outputs of tasks, names of artifacts.
+    #: By the references of `spec.context_refs`: outputs of tasks, metadata of artifacts.
     inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
     #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
     children_json: Raw = field(name="children", default_factory=_empty)
@@ -108,12 +108,13 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
 
 
 def _inputs(spec: Raw, claim: Claim) -> dict[str, Raw]:
-    """What `context_refs` refer to: outputs of tasks, by value; artifacts, by their name."""
+    """What `context_refs` refer to: outputs of tasks, by value; artifacts, as their metadata."""
     inputs: dict[str, Raw] = {}
     for ref in decoded(spec).get("context_refs", ()):
         kind, _, rest = ref.partition(":")
         if kind == "artifact":
-            inputs[ref] = Raw(msgspec.json.encode(rest))
+            # Null: it was deleted by hand, after the task had ended and before it was retried.
+            inputs[ref] = Raw(msgspec.json.encode(claim.artifacts.get(rest)))
         else:
             inputs[ref] = raw(claim.inputs.get(rest.removesuffix(":output")))
     return inputs

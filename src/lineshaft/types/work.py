@@ -17,6 +17,7 @@ from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.artifacts import InputArtifact
 from lineshaft.types.tasks import Submitted
 
 NOTHING = Decimal(0)
@@ -439,6 +440,8 @@ class Claim:
     resumed: dict[str, Resumed] = field(default_factory=dict)
     #: Outputs that tasks refer to in `context_refs`, by task id, as JSON.
     inputs: dict[str, bytes | None] = field(default_factory=dict)
+    #: Artifacts that tasks refer to in `context_refs`, by id.
+    artifacts: dict[str, InputArtifact] = field(default_factory=dict)
     #: Some of this agent's models are slowed down until then; None: none.
     slowdown_until: datetime | None = None
     #: False: the agent has no slot free, or takes nothing now. Others may.

@@ -228,7 +228,7 @@ async def test_dependencies_on_existing_tasks(world: World) -> None:
         NewTask("code", depends_on=[done]),
         NewTask("code", depends_on=[dead]),
         NewTask("code", depends_on=[live, done, live]),
-        NewTask("code", spec={"context_refs": [f"task:{live}:output", "artifact:x"]}),
+        NewTask("code", spec={"context_refs": [f"task:{live}:output"]}),
     )
 
     assert world.statuses([one, two, three, four]) == ["READY", "PENDING", "PENDING", "PENDING"]
@@ -358,7 +358,7 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
     dag = await world.dag(
         NewTask("known", key="a", idempotency_key="known"),
         NewTask("code", key="b"),
-        NewTask("code", key="c", spec={"context_refs": ["task:a:output", "task:b:output", "artifact:x"]}),
+        NewTask("code", key="c", spec={"context_refs": ["task:a:output", "task:b:output"]}),
     )
     b = await world.take(agent)
     await world.complete(b, "new")
@@ -368,7 +368,7 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
     assert [task.id for task in found.tasks] == [dag.tasks["c"].id]
     assert found.inputs == {known: b'"old"', b.id: b'"new"'}
     assert world.task(dag.tasks["c"].id)["spec"] == {
-        "context_refs": [f"task:{known}:output", f"task:{b.id}:output", "artifact:x"]
+        "context_refs": [f"task:{known}:output", f"task:{b.id}:output"]
     }
 
 

@@ -11,13 +11,14 @@ then the row. An upload that meets the mark writes the object again.
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lineshaft.artifacts.store import CHUNK_BYTES, Store, StoreUnavailableError, content_key, temporary_key
+from lineshaft.artifacts.verified import verified
 from lineshaft.engine.artifacts.store_identity import StoreIdentity
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -239,14 +240,16 @@ class Artifacts:
         more = encode_cursor(_Before(rows[limit - 1].id)) if len(rows) > limit else None
         return Page([row.value for row in rows[:limit]], more)
 
-    async def read(self, artifact: Artifact, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+    async def read(
+        self, artifact: Artifact, start: int = 0, stop: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """Its bytes. If all are read, the last ones come only if the digest is right."""
         await self.check_store()
         end = artifact.size if stop is None else min(stop, artifact.size)
         start = min(start, end)
         chunks = self._store.read(content_key(artifact.sha256), start, end)
         try:
-            async for chunk in _checked(chunks, artifact, start, end):
+            async for chunk in verified(chunks, artifact.sha256, artifact.size, start, end):
                 yield chunk
         except FileNotFoundError:
             raise LineshaftError(
@@ -386,26 +389,3 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield first[start : start + CHUNK_BYTES]
     async for chunk in rest:
         yield chunk
-
-
-async def _checked(
-    chunks: AsyncIterator[bytes], artifact: Artifact, start: int, stop: int
-) -> AsyncIterator[bytes]:
-    whole = start == 0 and stop == artifact.size
-    digest, size, last = hashlib.sha256(), 0, b""
-    async for chunk in chunks:
-        size += len(chunk)
-        if not whole:
-            yield chunk
-            continue
-        digest.update(chunk)
-        if last:
-            yield last
-        last = chunk
-    if size != stop - start or (whole and digest.hexdigest() != artifact.sha256):
-        raise LineshaftError(
-            f"The content of {artifact.id} in the artifact store is not what was uploaded: its size or "
-            "SHA-256 differs. Restore the object from a backup."
-        )
-    if last:
-        yield last

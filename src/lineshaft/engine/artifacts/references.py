@@ -1,6 +1,6 @@
 """References of tasks to artifacts: checked and recorded in the transaction that makes them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,6 @@ from lineshaft.engine.postgres.rows import fetch_column
 from lineshaft.types.artifacts import REF_PREFIX, artifact_id
 
 _SQL = catalog.load(__name__)
-_MARK = REF_PREFIX.encode()
 
 
 async def refer(connection: Connection, wanted: Mapping[str, Iterable[str]]) -> set[str]:
@@ -27,9 +26,14 @@ async def refer(connection: Connection, wanted: Mapping[str, Iterable[str]]) -> 
     return set(ids) - set(await fetch_column(connection, _SQL["refer"], parameters))
 
 
+def unknown_artifacts(ids: Sequence[str]) -> str:
+    shown = ", ".join(repr(REF_PREFIX + each[:100]) for each in ids[:3])
+    return f"unknown artifact {shown}{' and others' if len(ids) > 3 else ''}; it may have been deleted"  # noqa: PLR2004
+
+
 def referred(artifacts: bytes | None) -> list[str]:
     """The ids in a JSON list of references; other entries (paths, URLs) are the task's own business."""
-    if artifacts is None or _MARK not in artifacts:
+    if artifacts is None:
         return []
     found: Any = msgspec.json.decode(artifacts)
     refs = found if isinstance(found, list) else [found]

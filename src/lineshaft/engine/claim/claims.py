@@ -20,6 +20,7 @@ import msgspec
 from psycopg.rows import dict_row
 
 from lineshaft.engine.agents import unknown_instance
+from lineshaft.engine.artifacts.artifacts import read_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath, claim_fast
 from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.claim.single import claim_one
@@ -30,6 +31,7 @@ from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import Claim, ClaimedTask, ClaimRef, PastAttempt, Presence, Resumed
 
 _SQL = catalog.load(__name__)
@@ -416,18 +418,20 @@ class Claims:
 
     async def _with_history(self, claim: Claim) -> Claim:
         resumed = [task.id for task in claim.tasks if task.resume]
-        wanted = sorted({name for task in claim.tasks for name in _context_tasks(task.spec)})
-        if not resumed and not wanted:
+        refs = {ref for task in claim.tasks for ref in _context_refs(task.spec)}
+        if not resumed and not refs:
             return claim
         with self._undelivered.release_if_undelivered(claim.tasks):
-            await self._read_history(claim, resumed, wanted)
+            await self._read_history(claim, resumed, refs)
         return claim
 
-    async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[str]) -> None:
+    async def _read_history(self, claim: Claim, resumed: list[str], refs: set[str]) -> None:
+        artifacts = sorted(artifact_id(ref) for ref in refs if ref.startswith(REF_PREFIX))
+        wanted = sorted(ref[5:-7] for ref in refs if ref.startswith("task:") and ref.endswith(":output"))
         async with self._database.connection() as connection:
             if resumed:
-                for found in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
-                    claim.resumed[found.id] = found
+                for before in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
+                    claim.resumed[before.id] = before
                 async with connection.cursor(row_factory=dict_row) as cursor:
                     await cursor.execute(_SQL["past_attempts"], {"ids": resumed})
                     async for row in cursor:
@@ -438,6 +442,9 @@ class Claims:
                 claim.inputs.update(dict.fromkeys(wanted))
                 for output in await fetch_rows(connection, _Output, _SQL["inputs"], {"ids": wanted}):
                     claim.inputs[output.id] = output.output
+            if artifacts:
+                found = await read_artifacts(connection, artifacts)
+                claim.artifacts.update({name: InputArtifact.of(each) for name, each in found.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,8 +453,8 @@ class _Output:
     output: bytes | None
 
 
-def _context_tasks(spec: msgspec.Raw) -> list[str]:
+def _context_refs(spec: msgspec.Raw) -> list[str]:
     if b'"context_refs"' not in bytes(spec):
         return []
-    refs = msgspec.json.decode(spec).get("context_refs", [])
-    return [ref[5:-7] for ref in refs if ref.startswith("task:") and ref.endswith(":output")]
+    refs: list[str] = msgspec.json.decode(spec).get("context_refs", [])
+    return refs

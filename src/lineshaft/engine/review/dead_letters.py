@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from psycopg.rows import class_row
 
+from lineshaft.engine.artifacts.references import refer, unknown_artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows
@@ -288,6 +289,8 @@ class DeadLetters:
         before = msgspec.json.decode(dead.spec)
         after = msgspec.json.decode(row.spec)
         await self._dependencies.add_inputs(connection, dead.id, row.context_tasks)
+        if unknown := await refer(connection, {dead.id: row.context_artifacts}):
+            raise InvalidInputError(errors=[("spec.context_refs", unknown_artifacts(sorted(unknown)))])
         await connection.execute(
             _SQL["change_spec"],
             {"id": dead.id, "spec": row.spec.decode(), **_limits(dead, row, before, after)},
