@@ -132,7 +132,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client: Client, 
     reply = await read_reply(reader)
     writer.close()
     assert reply.code == "payload_too_large"
-    assert (await served.service.engine.artifacts.usage()).contents == 0
+    assert (await served.service.engine.read.stats()).artifacts.contents == 0
 
 
 async def test_a_sender_that_disappears_leaves_nothing(client: Client, served: Served) -> None:
@@ -207,11 +207,12 @@ async def test_a_content_that_was_changed_ends_too_early(client: Client, served:
 
 async def test_a_large_object_is_deleted_and_its_path_is_unknown_then(client: Client, served: Served) -> None:
     made = await upload(client, LARGE)
+    assert f"artifact_store_bytes {len(LARGE)}\n" in (await client.get("/metrics")).body.decode()
 
     assert (await client.request("DELETE", f"/v1/artifacts/{made['id']}")).status == 204
 
     assert (await read(client, made)).code == "not_found"
-    assert (await served.service.engine.artifacts.usage()).bytes == 0
+    assert (await served.service.engine.read.stats()).artifacts.bytes == 0
 
 
 async def test_a_reader_that_disappears_ends_the_download(client: Client, served: Served) -> None:

@@ -10,7 +10,6 @@ from typing import Self
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.output import age, print_facts, print_json, print_more, print_table
 from lineshaft.cli.usage import UsageError
-from lineshaft.model.file_names import safe_file_name
 
 _STANDARD = "-"
 #: How often progress is shown, and from which size on it is worth it.
@@ -85,6 +84,8 @@ def put_(args: argparse.Namespace) -> int:
 
 
 def get_(args: argparse.Namespace) -> int:
+    from lineshaft.model.file_names import safe_file_name  # noqa: PLC0415 - slow to import
+
     with connect(args) as shaft:
         found = shaft.artifacts.get(args.ref)
         if args.output == _STANDARD:

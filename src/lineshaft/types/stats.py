@@ -31,9 +31,9 @@ class Throughput(Struct, frozen=True):
 class ArtifactUsage(Struct, frozen=True):
     """What the artifact store holds. A content is stored once, however many artifacts have it."""
 
-    artifacts: int = 0
-    contents: int = 0
-    bytes: int = 0
+    contents: int
+    bytes: int
+    exact: bool
 
 
 class Stats(Struct, frozen=True, kw_only=True):
@@ -48,6 +48,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     throughput: dict[str, Throughput]
     #: Since midnight UTC.
     spend_today_usd: Decimal
+    artifacts: ArtifactUsage
     #: Types that are paused; `*` is every type.
     paused: list[str]
 

@@ -37,7 +37,6 @@ from lineshaft.ids import new_id
 from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.types.artifacts import REF_PREFIX, Artifact, artifact_id
 from lineshaft.types.page import Page, check_limit
-from lineshaft.types.stats import ArtifactUsage
 
 #: Contents up to this size are written at once, without a temporary key.
 _SMALL_BYTES = 1 << 20
@@ -263,11 +262,6 @@ class Artifacts:
             return None
         await self.check_store()
         return await self._store.link(content_key(artifact.sha256), lifetime)
-
-    async def usage(self) -> ArtifactUsage:
-        async with self._database.connection() as connection:
-            row = await fetch_row(connection, ArtifactUsage, _SQL["usage"], {})
-        return row or ArtifactUsage()
 
     # Deletion.
 

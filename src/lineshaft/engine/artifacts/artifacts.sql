@@ -112,8 +112,3 @@ SELECT sha256 FROM lineshaft.content WHERE sha256 = %(sha256)s::text AND deleted
 
 -- name: delete_content
 DELETE FROM lineshaft.content WHERE sha256 = %(sha256)s::text
-
--- name: usage
-SELECT (SELECT count(*) FROM lineshaft.artifact) AS artifacts,
-    (SELECT count(*) FROM lineshaft.content WHERE stored) AS contents,
-    (SELECT coalesce(sum(size), 0)::bigint FROM lineshaft.content WHERE stored) AS bytes
