@@ -25,6 +25,7 @@ KEEP_SEC = 10 * 86_400.0
 
 @pytest.mark.parametrize("data", [b"", b"x", b"some text", LARGE], ids=["empty", "byte", "text", "large"])
 async def test_what_was_put_is_read_back(engine: Engine, store: Store, data: bytes) -> None:
+    """R-247: the bytes are in the store, whatever their size."""
     made = await put(engine, data)
 
     assert (made.size, made.sha256) == (len(data), hashlib.sha256(data).hexdigest())
