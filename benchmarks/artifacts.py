@@ -46,7 +46,8 @@ class Data:
 
 
 async def copy_bare(folder: Path, data: Data) -> None:
-    file = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    # A new file each time, as ours is: to overwrite one is cheaper.
+    file, _ = tempfile.mkstemp(dir=folder)
     try:
         async for piece in data.pieces():
             await asyncio.to_thread(os.write, file, piece)

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -21,12 +22,14 @@ from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
+from lineshaft.client import large_data
 from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError, UnavailableError
 from lineshaft.model.retry import FailureCategory, timed_out
 from lineshaft.model.states import Status
 from lineshaft.types import RegisteredAgent
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.data_refs import MAX_INLINE_BYTES
 from lineshaft.types.work import ClaimedTask, DueRetries, Moved, Presence
 
 T = TypeVar("T")
@@ -434,6 +437,26 @@ class Worker:
             return
         if handler.takes_context:
             args = (run.context, *args)
+        if large_data.has_large_data(assignment):
+            run.task = self.loop.create_task(self._load(run, args, kwargs))
+        else:
+            self._call(run, args, kwargs)
+
+    async def _load(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read large data of earlier attempts and other tasks before the handler runs."""
+        try:
+            execution = run.execution
+            execution.receive(await large_data.with_large_data(self.backend, execution.assignment))
+        except BaseException as error:
+            if self.loop.is_closed():
+                raise
+            self._ended(run, None, error)
+            return
+        run.task = None
+        self._call(run, args, kwargs)
+
+    def _call(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        handler = run.handler
         if handler.is_async:
             run.task = self.loop.create_task(self._run(run, args, kwargs))
         else:
@@ -481,7 +504,26 @@ class Worker:
             outcome = failed(describe(error or unclear), FailureCategory.CRASH)
         if outcome.verdict is Verdict.FAIL and error is not None and run.verdict is None:
             _log.info("Task %s failed: %s", run.id, outcome.error, exc_info=error)
+        if outcome.output is not None and len(outcome.output) > MAX_INLINE_BYTES:
+            run.task = self.loop.create_task(self._store(run, outcome, outcome.output))
+            return
         self._report(run, outcome)
+
+    async def _store(self, run: Run, outcome: Outcome, output: bytes) -> None:
+        """Store a large output as an artifact, and report the reference."""
+        try:
+            reference = await large_data.stored(self.backend, run.id, "output.json", output)
+        except BaseException as error:
+            if self.loop.is_closed():
+                raise
+            self._ended(run, None, error)
+            return
+        run.task = None
+        if run.reported:
+            if run.written:
+                self._free(run)
+            return
+        self._report(run, replace(outcome, output=reference))
 
     def _report(self, run: Run, outcome: Outcome) -> None:
         run.reported = True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from lineshaft.client import large_data
 from lineshaft.errors import OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
@@ -90,6 +91,7 @@ class TaskHandle(TaskReference, Generic[R_co]):
             task = await self._shaft.wait(self, left)
             # It may have been revived since.
             if task.status in _ENDED:
+                task = await large_data.with_data(self._shaft.backend, task)
                 result: R_co = _result_of(task, self._decode)
                 return result
 

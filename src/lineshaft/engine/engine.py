@@ -108,7 +108,7 @@ class Engine:
             max_retry_after_sec=self.rules.max_retry_after_sec,
         )
         acceptance = Acceptance(transitions, fail, self.breakers)
-        self.gates = Gates(transitions, acceptance, self.checks)
+        self.gates = Gates(transitions, acceptance, self.checks, self.artifacts)
         self.submission = Submission(
             self.database,
             lanes,

@@ -129,7 +129,7 @@ async def test_an_unknown_artifact_fails_the_attempt(engine: Engine) -> None:
     assert [moved.status for moved in results] == [Status.COMPLETED, Status.DEAD_LETTERED, Status.RETRYING]
     found = await engine.read.task(second.id)
     assert found.failure_category == "invalid_output"
-    assert "output.artifacts: unknown artifact 'artifact:artifact_x'" in str(found.failure_reason)
+    assert "output: unknown artifact 'artifact:artifact_x'" in str(found.failure_reason)
     # The call again has the first answer.
     (again,) = await engine.work.complete([_completion(second, "artifact:artifact_x", made.ref)])
     assert again.status is Status.DEAD_LETTERED

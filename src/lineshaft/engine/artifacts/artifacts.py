@@ -43,6 +43,8 @@ _SMALL_BYTES = 1 << 20
 #: Uploads that take longer than this are considered dead. One that isn't starts over.
 CUT_OFF_SEC = 86_400.0
 DEFAULT_MAX_BYTES = 1 << 30
+#: What is read into memory at once.
+MAX_CONTENT_BYTES = 64 << 20
 
 _SQL = catalog.load(__name__)
 
@@ -255,6 +257,16 @@ class Artifacts:
                 f"The content of {artifact.id} is missing in the artifact store, {self._store.describe()}. "
                 "Restore the store from a backup of the same time as the database."
             ) from None
+
+    async def content(self, ref: str) -> bytes:
+        """The whole content, in memory."""
+        artifact = await self.get(ref)
+        if artifact.size > MAX_CONTENT_BYTES:
+            raise PayloadTooLargeError(
+                f"The data is {artifact.size} bytes, more than {MAX_CONTENT_BYTES}. Read the artifact "
+                f"{artifact.ref} in pieces."
+            )
+        return b"".join([chunk async for chunk in self.read(artifact)])
 
     async def link(self, artifact: Artifact, lifetime: timedelta) -> str | None:
         """A URL for a download without a token, if the store has such."""

@@ -13,3 +13,6 @@ added AS (
     ON CONFLICT DO NOTHING
 )
 SELECT id FROM held
+
+-- name: sizes
+SELECT id, size FROM lineshaft.artifact WHERE id = ANY (%(ids)s::text[])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from lineshaft.engine.artifacts.references import refer, referred, unknown_artifacts
+from lineshaft.engine.artifacts.references import refer, referred, referred_data, unknown_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
@@ -365,7 +365,11 @@ _WITH_OUTPUT = frozenset({Status.COMPLETED, Status.VALIDATING})
 
 def _references(items: Sequence[Completion]) -> dict[str, list[str]]:
     """Ids of artifacts that outputs refer to, by task id, for those that do."""
-    return {item.claim.id: found for item in items if (found := referred(item.artifacts))}
+    return {
+        item.claim.id: found
+        for item in items
+        if (found := [*referred(item.artifacts), *referred_data(item.output)])
+    }
 
 
 async def _refer(connection: Connection, refs: Mapping[str, list[str]]) -> None:
@@ -373,7 +377,7 @@ async def _refer(connection: Connection, refs: Mapping[str, list[str]]) -> None:
     if unknown:
         raise _UnknownArtifactsError(
             {
-                task_id: f"output.artifacts: {unknown_artifacts(missing)}"
+                task_id: f"output: {unknown_artifacts(missing)}"
                 for task_id, ids in refs.items()
                 if (missing := [each for each in ids if each in unknown])
             }

@@ -106,6 +106,11 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
+class ReadTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: With the data of a large output, which is null otherwise.
+    full: bool = False
+
+
 class ListArtifacts(Page, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task_id: str | None = None
 
