@@ -222,7 +222,10 @@ async def test_an_output_with_artifacts_and_a_report(shaft: Lineshaft) -> None:
         (Result(1, decision_report={"why": float("nan")}), "decision_report must not contain NaN"),
     ],
 )
-async def test_an_output_that_cannot_be_stored_is_invalid(shaft: Lineshaft, value: Any, message: str) -> None:
+async def test_an_output_that_cannot_be_stored_is_invalid(
+    shaft: Lineshaft, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lineshaft.agent.outcome.MAX_OUTPUT_BYTES", 32 << 20)
     agent = Agent("a")
     agent.task("odd")(lambda: value)
 

@@ -36,8 +36,8 @@ NAMES = {
     "alive": "health",
     "ready": "health",
 }
-#: Operations for agents, for Prometheus and for another system.
-ELSEWHERE = {"agents", "claims", "work", "metrics", "routes"}
+#: Operations for agents, for Prometheus and for another system; those of artifacts are in `shaft.artifacts`.
+ELSEWHERE = {"agents", "artifacts", "claims", "work", "metrics", "routes"}
 
 
 def client_method(operation: str) -> str:

@@ -114,6 +114,7 @@ async def test_a_task_is_retried_while_the_store_is_away(
 
 _UPLOAD = """
 import asyncio, os, sys
+from lineshaft.artifacts import open_store
 from lineshaft.engine.engine import Engine
 from lineshaft.settings import Settings
 
@@ -135,13 +136,12 @@ async def test_an_uploader_that_is_killed_leaves_nothing_visible(
     dsn: str, engine: Engine, store: Store, place: str, connection: psycopg.Connection
 ) -> None:
     await engine.artifacts.check_store()
-    uploader = subprocess.Popen(  # noqa: ASYNC220 - it has to be killed
-        [sys.executable, "-c", _UPLOAD, dsn, place], stdout=subprocess.PIPE
-    )
-    assert uploader.stdout is not None
-    assert uploader.stdout.readline() == b"halfway\n"
-    uploader.kill()
-    uploader.communicate()
+    arguments = [sys.executable, "-c", _UPLOAD, dsn, place]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as uploader:  # noqa: ASYNC220 - it is killed
+        assert uploader.stdout is not None
+        line = uploader.stdout.readline()
+        uploader.kill()
+    assert line == b"halfway\n"
 
     assert count(connection, "artifact") == count(connection, "content") == 0
     assert await store.is_empty()

@@ -364,7 +364,11 @@ class Artifacts:
             return counts
         await self._identity.check()
         counts["artifacts deleted"] = await self.delete_unreferenced(older_than_sec, limit)
-        counts["contents deleted"] = await self.delete_contents(limit)
+        while True:
+            removed = await self.delete_contents(limit)
+            counts["contents deleted"] += removed
+            if removed < limit:
+                break
         for key in await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
             await self._store.delete(key)
             counts["temporary files deleted"] += 1
