@@ -142,14 +142,22 @@ def server_thread() -> Iterator[ServerThread]:
 
 
 @pytest.fixture
-def where(transport: str, dsn: str, request: pytest.FixtureRequest) -> Iterator[str]:
+def where(
+    transport: str,
+    dsn: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
     """What a client of the test's database is given: its DSN, or the URL of a server."""
+    artifacts = str(tmp_path / "artifacts")
+    monkeypatch.setenv("LINESHAFT_ARTIFACTS", artifacts)
     if transport == "database":
         yield dsn
         return
     thread: ServerThread = request.getfixturevalue("server_thread")
     # Tests that create tokens go on without one.
-    with thread.serving(dsn, auth="off") as url:
+    with thread.serving(dsn, auth="off", artifacts=artifacts) as url:
         yield url
 
 

@@ -5,6 +5,7 @@ state is not. In a thread, because handlers under test block the event loop of t
 """
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -48,8 +49,10 @@ class ServerThread:
     @contextmanager
     def serving(self, dsn: str, *, auth: bool | str = False, **settings: Any) -> Iterator[str]:
         """The URL of a server on this database. Without duties: agents make it do what is due."""
+        folder = tempfile.TemporaryDirectory(prefix="lineshaft-artifacts-")
 
         async def opened() -> Service:
+            settings.setdefault("artifacts", folder.name)
             chosen = Settings(auth="required" if auth is True else auth or "auto", **settings)
             service = Service(dsn, chosen, max_connections=5)
             return await service.__aenter__()
@@ -61,6 +64,7 @@ class ServerThread:
         finally:
             self._app = None
             self.run(service.__aexit__())
+            folder.cleanup()
 
     def close(self) -> None:
         self._uvicorn.should_exit = True

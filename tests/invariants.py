@@ -7,6 +7,15 @@ import psycopg
 #: Each statement gives the rows that break the rule it is named after. Locks `lost:…` are those that a test
 #: lets expire under their holder.
 RULES: dict[str, LiteralString] = {
+    "every artifact has its content": """
+        SELECT artifact.id FROM lineshaft.artifact
+        LEFT JOIN lineshaft.content ON content.sha256 = artifact.sha256
+        WHERE content.stored IS NOT TRUE OR content.size <> artifact.size
+    """,
+    "every reference has its artifact": """
+        SELECT task_id, artifact_id FROM lineshaft.artifact_ref
+        WHERE NOT EXISTS (SELECT FROM lineshaft.artifact WHERE artifact.id = artifact_ref.artifact_id)
+    """,
     "every task is either live or ended": """
         SELECT task.id FROM lineshaft.task
         WHERE 1 <> (SELECT count(*) FROM lineshaft.task_live WHERE id = task.id)

@@ -42,7 +42,7 @@ def test_a_context_shows_what_handlers_use() -> None:
         *("time_limit_sec", "title", "type"),
         *("attempt", "last_checkpoint", "last_error", "max_attempts", "previous_attempts", "resume", "steps"),
         *("artifact", "cancelled", "check_cancelled", "log", "progress", "slowdown_until", "spend"),
-        *("spent_usd", "checkpoint", "spawn", "state", "step"),
+        *("spent_usd", "checkpoint", "spawn", "state", "step", "put_artifact", "open_artifact"),
     }
 
 
@@ -91,7 +91,16 @@ INTERNAL = {
     "Judge": "Checks(judge=…) comes from the settings",
 }
 #: Made by Lineshaft only: what their constructors take doesn't matter.
-NOT_CONSTRUCTED = ("TaskContext", "SyncTaskContext", "TaskType", "TaskFunction", "TaskHandle", "DagHandle")
+NOT_CONSTRUCTED = (
+    "TaskContext",
+    "SyncTaskContext",
+    "TaskType",
+    "TaskFunction",
+    "TaskHandle",
+    "DagHandle",
+    "Artifact",
+    "SyncArtifact",
+)
 
 
 def test_what_public_methods_take_and_return_is_exported() -> None:

@@ -32,6 +32,12 @@ ALLOWED = {
         "types.protocol.CancelItem",
         "types.protocol.CompleteItem",
     ): "each ends a claim, and reports what it used",
+    ("types.protocol.CancelItem", "types.protocol.CheckpointItem"): "each is of a claim, and reports its use",
+    (
+        "types.protocol.CheckpointItem",
+        "types.protocol.CompleteItem",
+    ): "each is of a claim, and reports its use",
+    ("types.protocol.CheckpointItem", "types.protocol.RecordStep"): "each saves data of a claim",
     ("model.notices.Notice", "types.events.Event"): "a text for people, and a record with a cursor",
     (
         "integrations.officeplane.tasks.InQuery",

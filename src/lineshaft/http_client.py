@@ -10,13 +10,15 @@ then repeated on a new connection; for any other, the error says that it may hav
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import h11
@@ -24,6 +26,8 @@ import h11
 from lineshaft.errors import InvalidInputError, UnavailableError
 
 _CHUNK = 1 << 18
+#: Of the response to an upload.
+_MAX_ANSWER = 1 << 20
 #: A connection that was idle for longer is not reused: servers and proxies close idle connections.
 _KEEP_SEC = 30.0
 
@@ -134,6 +138,103 @@ class Connection:
             self.abort()
         return response
 
+    async def upload(
+        self,
+        target: str,
+        chunks: AsyncIterable[bytes],
+        headers: Mapping[str, str],
+        *,
+        step_sec: float,
+        end_sec: float,
+    ) -> Response:
+        """POST a body piece by piece, each sent within `step_sec`; the response comes within `end_sec`."""
+        answering: asyncio.Future[Response] | None = None
+        try:
+            async with asyncio.timeout(step_sec):
+                reader, writer = await self._open()
+            request = h11.Request(
+                method="POST",
+                target=self._address.prefix + target,
+                headers=[*self._headers, *headers.items()],
+            )
+            writer.write(self._protocol.send(request) or b"")
+            # A server that refuses the upload answers before it has all of it.
+            answering = asyncio.ensure_future(self._read(reader, _MAX_ANSWER))
+            with contextlib.suppress(ConnectionError):
+                await self._send_all(writer, chunks, answering, step_sec)
+            async with asyncio.timeout(end_sec):
+                return await answering
+        except TimeoutError:
+            raise NoResponseError("it didn't go on in time", sent=answering is not None) from None
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise NoResponseError(_cause(error), sent=answering is not None) from None
+        finally:
+            if answering is not None:
+                answering.cancel()
+                await asyncio.gather(answering, return_exceptions=True)
+            self.abort()
+
+    async def _send_all(
+        self,
+        writer: asyncio.StreamWriter,
+        chunks: AsyncIterable[bytes],
+        answering: "asyncio.Future[Response]",
+        step_sec: float,
+    ) -> None:
+        async for chunk in chunks:
+            if answering.done():
+                return
+            writer.write(self._protocol.send(h11.Data(data=chunk)) or b"")
+            draining = asyncio.ensure_future(writer.drain())
+            try:
+                async with asyncio.timeout(step_sec):
+                    both: set[asyncio.Future[Any]] = {draining, answering}
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if draining.done():
+                    draining.result()
+            finally:
+                draining.cancel()
+                await asyncio.gather(draining, return_exceptions=True)
+        if not answering.done():
+            writer.write(self._protocol.send(h11.EndOfMessage()) or b"")
+
+    @contextlib.asynccontextmanager
+    async def download(
+        self, target: str, headers: Mapping[str, str], *, step_sec: float
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """GET a body piece by piece, each received within `step_sec`: the status and the pieces."""
+        try:
+            async with asyncio.timeout(step_sec):
+                reader, writer = await self._open()
+            request = h11.Request(
+                method="GET", target=self._address.prefix + target, headers=[*self._headers, *headers.items()]
+            )
+            events = [request, h11.EndOfMessage()]
+            writer.write(b"".join(self._protocol.send(event) or b"" for event in events))
+            received = self._receive(reader, step_sec)
+            status = (await anext(received)).status_code
+            yield status, (bytes(event.data) async for event in received)
+        except TimeoutError:
+            raise NoResponseError("it didn't go on in time", sent=True) from None
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise NoResponseError(_cause(error), sent=True) from None
+        finally:
+            self.abort()
+
+    async def _receive(self, reader: asyncio.StreamReader, step_sec: float) -> AsyncIterator[Any]:
+        """The response, then its data."""
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                async with asyncio.timeout(step_sec):
+                    self._protocol.receive_data(await reader.read(_CHUNK))
+            elif isinstance(event, h11.Response | h11.Data):
+                yield event
+            elif isinstance(event, h11.EndOfMessage):
+                return
+            elif isinstance(event, h11.ConnectionClosed):
+                raise ConnectionResetError("the connection was closed in the middle of a response")
+
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = self._address
         context = trusted() if address.is_secure else None
@@ -215,7 +316,7 @@ class Pool:
                         given_up = again and connection not in self._repeatable
                         if given_up or (was_used and (again or not lost.sent)):
                             continue
-                        raise self._unavailable(lost, again=again) from None
+                        raise self.unavailable(lost, again=again) from None
                     finally:
                         self._repeatable.discard(connection)
                     if connection.is_usable:
@@ -236,7 +337,7 @@ class Pool:
                     connection.abort()
                 return await connection.request("POST", target, body)
         except NoResponseError as lost:
-            raise self._unavailable(lost, again=True) from None
+            raise self.unavailable(lost, again=True) from None
         except TimeoutError:
             raise UnavailableError(
                 f"{self.address} didn't answer POST {target} within {within_sec:g} s."
@@ -270,7 +371,8 @@ class Pool:
         # Sockets close in the next iteration of the event loop, which may be its last.
         await asyncio.sleep(0)
 
-    def _unavailable(self, lost: NoResponseError, *, again: bool) -> UnavailableError:
+    def unavailable(self, lost: NoResponseError, *, again: bool) -> UnavailableError:
+        """The error of a request that got no response; `again`: it may be repeated."""
         doubt = (
             "" if again or not lost.sent else " The request may have been processed; check before retrying."
         )

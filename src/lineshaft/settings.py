@@ -22,9 +22,11 @@ PREFIX = "LINESHAFT_"
 #: the descriptor for messages to the agent. They are not settings.
 TASK_PREFIX = "LINESHAFT_TASK_"
 FD_VARIABLE = "LINESHAFT_FD"
+#: Folders of an agent's command.
+INPUTS_VARIABLE, OUTPUTS_VARIABLE = "LINESHAFT_INPUTS", "LINESHAFT_OUTPUTS"
 CONFIG_VARIABLE = "LINESHAFT_CONFIG"
 CONFIG_FILE = "lineshaft.toml"
-_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE})
+_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, FD_VARIABLE, INPUTS_VARIABLE, OUTPUTS_VARIABLE})
 HOME_NAME = ".lineshaft"
 MIN_DURATION_SEC = 0.05
 
@@ -120,6 +122,12 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _artifacts(text: str) -> str:
+    if "://" in text and not (text.startswith("s3://") and text.removeprefix("s3://").strip("/")):
+        raise ValueError
+    return text
+
+
 def _fraction(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
@@ -134,6 +142,7 @@ def _names(text: str) -> tuple[str, ...]:
 _ANY_TEXT = Rule("a text", _text)
 _NAMES = Rule("names separated by commas", _names)
 _PATH = Rule("a path", _path)
+_ARTIFACTS = Rule("a folder or s3://BUCKET/PREFIX", _artifacts)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 TOKEN = Rule("letters, digits and signs without spaces, as 'lineshaft token create' printed it", _token)
@@ -240,6 +249,16 @@ class Settings:
         "How long to keep events: exact to a day, or to a month if it is over 60. None: forever.",
     )
     keep_firings_days: float = _setting(_DAYS, 30.0, "How long to keep the history of sources.")
+    artifacts: str | None = _setting(
+        _ARTIFACTS,
+        None,
+        "Where artifacts are stored: a folder, or s3://BUCKET/PREFIX with the usual AWS_* variables. None: "
+        "artifacts in home.",
+    )
+    max_artifact_bytes: int = _setting(
+        _whole(1, 5 << 30), 1 << 30, "The largest artifact; S3 copies at most 5 GiB at once."
+    )
+    keep_artifacts_days: float = _setting(_DAYS, 30.0, "How long to keep artifacts that no task refers to.")
     daily_budget_usd: Decimal | None = _setting(
         _DOLLARS, None, "The most that all tasks together may cost in a UTC day. None: no limit."
     )

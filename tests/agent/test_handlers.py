@@ -222,7 +222,10 @@ async def test_an_output_with_artifacts_and_a_report(shaft: Lineshaft) -> None:
         (Result(1, decision_report={"why": float("nan")}), "decision_report must not contain NaN"),
     ],
 )
-async def test_an_output_that_cannot_be_stored_is_invalid(shaft: Lineshaft, value: Any, message: str) -> None:
+async def test_an_output_that_cannot_be_stored_is_invalid(
+    shaft: Lineshaft, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lineshaft.agent.outcome.MAX_OUTPUT_BYTES", 32 << 20)
     agent = Agent("a")
     agent.task("odd")(lambda: value)
 
@@ -248,7 +251,7 @@ async def test_the_context_describes_the_task(shaft: Lineshaft) -> None:
         ctx.log.info("looked")
 
     from_ = await shaft.submit(NewTask("source"))
-    refs = [f"task:{from_.id}:output", "artifact:plan.md"]
+    refs = [f"task:{from_.id}:output"]
     task = await one(
         shaft, agent, "look", title="Look", spec={"context_refs": refs}, model_preferences=["large"]
     )
@@ -265,7 +268,7 @@ async def test_the_context_describes_the_task(shaft: Lineshaft) -> None:
         "model": "large",
         "resume": False,
         "epoch": 1,
-        "inputs": {refs[0]: {"n": 5}, refs[1]: "plan.md"},
+        "inputs": {refs[0]: {"n": 5}},
         "agent": "a",
         "last": None,
         "max": 3,

@@ -45,7 +45,7 @@ SPEC = {
     "prompt": 'naïve ⚙ 𝄞 \u2028 \\u0000 "quoted"',
     "numbers": [0.1, 1e300, -0.0, 2**53 + 1, 12345678901234567890123, 1.0],
     "nested": {"": [None, True, {}]},
-    "context_refs": ["artifact:a/b?c#d"],
+    "url": "a/b?c#d",
 }
 
 

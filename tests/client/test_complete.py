@@ -37,8 +37,8 @@ NAMES = {
     "alive": "health",
     "ready": "health",
 }
-#: Operations for agents, for Prometheus and for another system.
-ELSEWHERE = {"agents", "claims", "work", "metrics", "routes", "hooks"}
+#: Operations for agents, for Prometheus and for another system; those of artifacts are in `shaft.artifacts`.
+ELSEWHERE = {"agents", "artifacts", "claims", "work", "metrics", "routes", "hooks"}
 #: Operations that are methods of `shaft.sources`.
 OF_SOURCES = {
     "list_sources": "list",

@@ -355,10 +355,11 @@ def test_a_spec_is_stored_unchanged_or_rejected(value: Any) -> None:
 
 
 def test_references() -> None:
-    """R-008: tasks are implicit dependencies, artifacts are passed through; each task once."""
+    """R-008: tasks are implicit dependencies, artifacts must exist; each once."""
     refs = ["task:a:output", "artifact:logo", "task:b:c:output", "task:a:output", "artifact:s3://x:y"]
 
-    assert resolve(NewTask("x", spec={"context_refs": refs})).context_tasks == ("a", "b:c")
+    row = resolve(NewTask("x", spec={"context_refs": refs}))
+    assert (row.context_tasks, row.context_artifacts) == (("a", "b:c"), ("logo", "s3://x:y"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -42,6 +43,8 @@ async def serving(
     bound: socket.socket = listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
     settings["auth"] = "required" if auth is True else auth or "auto"
+    folder = tempfile.TemporaryDirectory(prefix="lineshaft-artifacts-")
+    settings.setdefault("artifacts", folder.name)
     service = Service(dsn, Settings(port=port, **settings), clock=clock, max_connections=max_connections)
     server = Server(service, bound, duties=duties)
     ready = asyncio.Event()
@@ -59,6 +62,7 @@ async def serving(
             await running
         finally:
             bound.close()
+            folder.cleanup()
 
 
 async def until(check: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.server.client import Client
@@ -16,16 +17,25 @@ def document(name: str) -> dict[str, Any]:
     return found
 
 
-async def make_what_it_refers_to(client: Client) -> None:
-    """Two upstream tasks, one whose output is an input, and a DAG to join."""
+async def make_what_it_refers_to(client: Client, connection: psycopg.Connection) -> None:
+    """Two upstream tasks, one whose output is an input, a DAG to join, and an artifact."""
+    connection.execute(
+        "INSERT INTO lineshaft.content (sha256, size, used_at, stored) VALUES ('00', 0, now(), true)"
+    )
+    connection.execute(
+        "INSERT INTO lineshaft.artifact (id, name, sha256, size, content_type, created_at, used_at)"
+        " VALUES ('abc', 'abc', '00', 0, 'text/plain', now(), now())"
+    )
     for name in ("task_01J8K1...", "task_01J8K0...", "xyz", "01J8K..."):
         await client.submit("code", id=name)
     assert (await client.task("01J8K..."))["dag_id"] == "dag_01J8K..."
 
 
-async def test_the_task_of_004_is_accepted_as_it_is_written(client: Client) -> None:
+async def test_the_task_of_004_is_accepted_as_it_is_written(
+    client: Client, connection: psycopg.Connection
+) -> None:
     """R-011, R-012: system-managed fields that say nothing new are ignored; the task joins its DAG."""
-    await make_what_it_refers_to(client)
+    await make_what_it_refers_to(client, connection)
     asked = document("004-task")
 
     task = await client.submit(**{"type_": asked.pop("type"), **asked})
@@ -74,8 +84,10 @@ async def test_a_dag_with_ids_for_tasks_is_refused_with_the_form_to_send(client:
     assert (await client.post("/v1/dags", json.loads(form))).status == 201
 
 
-async def test_tasks_of_a_dag_and_of_a_batch_may_be_documents(client: Client) -> None:
-    await make_what_it_refers_to(client)
+async def test_tasks_of_a_dag_and_of_a_batch_may_be_documents(
+    client: Client, connection: psycopg.Connection
+) -> None:
+    await make_what_it_refers_to(client, connection)
     task = {name: value for name, value in document("004-task").items() if name not in {"id", "dag_id"}}
     one, two = (
         task | {"idempotency_key": "1"},

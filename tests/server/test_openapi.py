@@ -88,6 +88,8 @@ METRICS = {
     "tasks_duplicate_total": ("counter", set()),
     "task_cost_usd": ("counter", {"type", "agent", "model"}),
     "daily_spend_usd": ("gauge", set()),
+    "artifact_store_bytes": ("gauge", set()),
+    "artifact_store_contents": ("gauge", set()),
     "budget_remaining_usd": ("gauge", {"agent"}),
     "agent_utilization": ("gauge", {"agent_id"}),
     "agent_heartbeat_misses_total": ("counter", {"agent_id"}),
@@ -162,6 +164,8 @@ async def test_metrics_of_an_empty_queue(client: Client) -> None:
         "tasks_dead_lettered_total": 0,
         "tasks_duplicate_total": 0,
         "daily_spend_usd": 0,
+        "artifact_store_bytes": 0,
+        "artifact_store_contents": 0,
         "source_lag_seconds": 0,
     }
 

@@ -346,12 +346,12 @@ async def test_inputs_are_handed_over_by_reference(client: Client) -> None:
     agent = await client.register()
     task_id, token = await client.hold(agent)
     await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "output": {"data": {"n": 1}}})
-    refs = [f"task:{source['id']}:output", "artifact:logo.png"]
+    refs = [f"task:{source['id']}:output"]
     await client.submit("sink", spec={"context_refs": refs})
 
     (item,) = await client.claim(agent)
 
-    assert item["inputs"] == {refs[0]: {"n": 1}, refs[1]: "logo.png"}
+    assert item["inputs"] == {refs[0]: {"n": 1}}
 
 
 async def test_claiming_one_task_by_its_id(client: Client) -> None:

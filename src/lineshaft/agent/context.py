@@ -13,7 +13,10 @@ import msgspec
 from lineshaft.agent import steps
 from lineshaft.agent.execution import Execution
 from lineshaft.agent.steps import OnChange
+from lineshaft.client.artifacts import ArtifactReader, Content
+from lineshaft.client.blocking import SyncArtifactReader
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import Artifact
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
     SPAWN_STEP,
@@ -195,7 +198,10 @@ class _Context:
         return self._execution.account.cost
 
     def artifact(self, reference: Any) -> None:
-        """Add a reference to something that this task made and stored elsewhere: a path, a URL, an object."""
+        """Add a reference to something that this task stored elsewhere: a path, a URL, an object.
+
+        `put_artifact` stores a file and adds it.
+        """
         self._execution.name_artifact(reference)
 
     @property
@@ -285,6 +291,18 @@ class TaskContext(_Context):
         """Save where the work is; the next attempt finds it as `last_checkpoint`. The latest counts."""
         await self._execution.save_checkpoint(data)
 
+    async def put_artifact(self, name: str, content: Content, *, content_type: str | None = None) -> Artifact:
+        """Store a file, and add it to this task's output.
+
+        `content` is bytes, the path of a file, an open file or pieces of bytes. Without `content_type` the
+        media type is guessed from the name. A later attempt that makes the same file gets the same artifact.
+        """
+        return await self._execution.put_artifact(name, content, content_type)
+
+    def open_artifact(self, ref: str) -> ArtifactReader:
+        """Read a file: `async with ctx.open_artifact("artifact:ID") as reader`."""
+        return self._execution.open_artifact(ref)
+
     async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
         """Create tasks in this task's DAG, once per key, however often the handler runs.
 
@@ -341,6 +359,16 @@ class SyncTaskContext(_Context):
         self._check_thread("checkpoint")
         self._wait_for(self._execution.save_checkpoint(data))
 
+    def put_artifact(self, name: str, content: Content, *, content_type: str | None = None) -> Artifact:
+        """As `TaskContext.put_artifact`."""
+        self._check_thread("put_artifact")
+        return self._wait_for(self._execution.put_artifact(name, content, content_type))
+
+    def open_artifact(self, ref: str) -> SyncArtifactReader:
+        """Read a file: `with ctx.open_artifact("artifact:ID") as reader`."""
+        self._check_thread("open_artifact")
+        return SyncArtifactReader(_InLoop(self._wait_for), self._execution.open_artifact(ref))
+
     def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
         """As `TaskContext.spawn`."""
         self._check_thread("spawn")
@@ -359,6 +387,17 @@ class SyncTaskContext(_Context):
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._execution.host.loop).result()
+
+
+class _InLoop:
+    """Runs the calls of a reader in the agent's event loop."""
+
+    def __init__(self, wait_for: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._wait_for = wait_for
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        found: T = self._wait_for(work)
+        return found
 
 
 def execution_of(ctx: TaskContext) -> Execution:

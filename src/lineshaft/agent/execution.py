@@ -14,10 +14,14 @@ import msgspec
 from lineshaft.agent import steps
 from lineshaft.agent.money import Account
 from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
+from lineshaft.client import large_data
+from lineshaft.client.artifacts import ArtifactReader, Artifacts, Content
 from lineshaft.client.backend import Backend
 from lineshaft.errors import StaleClaimError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import Artifact
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.work import (
     SPAWN_STEP,
     Child,
@@ -90,6 +94,11 @@ class Execution:
         self._state: dict[str, Any] | None = None
         self._state_saved = b"{}"
 
+    def receive(self, assignment: Assignment[ClaimedTask]) -> None:
+        """Replace references to large data by the data, before the handler runs."""
+        self.assignment = assignment
+        self.steps = dict(assignment.steps)
+
     @property
     def claim(self) -> ClaimRef:
         return self.assignment.claim
@@ -155,6 +164,20 @@ class Execution:
             self.artifacts = []
         self.artifacts.append(reference)
 
+    async def put_artifact(self, name: str, content: Content, content_type: str | None) -> Artifact:
+        self.check_cancelled()
+        made = await self.stored_files.put(name, content, content_type=content_type, task=self.task.id)
+        if made.ref not in (self.artifacts or ()):
+            self.name_artifact(made.ref)
+        return made
+
+    def open_artifact(self, ref: str) -> ArtifactReader:
+        return self.stored_files.open(ref)
+
+    @property
+    def stored_files(self) -> Artifacts:
+        return Artifacts(self.host.backend)
+
     @property
     def last_checkpoint(self) -> Any:
         return self.assignment.checkpoint
@@ -187,6 +210,7 @@ class Execution:
         await self._save(encoded(data, "checkpoint"))
 
     async def _save(self, json: bytes) -> None:
+        json = await large_data.stored(self.host.backend, self.task.id, "checkpoint.json", json)
         await self._held(lambda: self.host.backend.save_checkpoint(self.claim, json))
 
     async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool) -> list[Child]:
@@ -282,10 +306,13 @@ class Execution:
     ) -> bytes:
         """`then` is called when the write has ended."""
         spent = self.account.spent
-        step = NewStep(self.claim, name, data, cost, spent, digest)
 
         async def call() -> bytes:
-            stored, left = await self.host.backend.record_step(step)
+            backend = self.host.backend
+            json = await large_data.stored(backend, self.task.id, f"step {name}.json", data)
+            stored, left = await backend.record_step(NewStep(self.claim, name, json, cost, spent, digest))
+            stored = data if data_ref_in(stored) == data_ref_in(json) is not None else stored
+            stored = await large_data.loaded(backend, stored)
             self.account.learn(left, spent.cost_usd or Decimal(0))
             self.steps[name] = stored
             # From now on it is a step of this run, where `check_same_call` compares.

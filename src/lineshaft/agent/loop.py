@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -22,12 +23,14 @@ from lineshaft.agent.run import Run
 from lineshaft.agent.task_log import TaskLog
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
+from lineshaft.client import large_data
 from lineshaft.client.backend import Backend, WorkWaiter
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError, UnavailableError
 from lineshaft.model.retry import FailureCategory, timed_out
 from lineshaft.model.states import Status
 from lineshaft.types import RegisteredAgent
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.data_refs import MAX_INLINE_BYTES
 from lineshaft.types.work import ClaimedTask, DueRetries, Moved, Presence
 
 T = TypeVar("T")
@@ -430,6 +433,27 @@ class Worker:
             self._process.lease_keeper.hurry(self, run.interval_sec)
         if self._watchdog is None or deadline < self._watchdog.when():
             self._watch(deadline)
+        if large_data.has_large_data(assignment):
+            run.task = self.loop.create_task(self._load(run))
+        else:
+            self._call(run)
+
+    async def _load(self, run: Run) -> None:
+        """Read large data of earlier attempts and other tasks before the handler runs."""
+        try:
+            execution = run.execution
+            execution.receive(await large_data.with_large_data(self.backend, execution.assignment))
+        except BaseException as error:
+            if self.loop.is_closed():
+                raise
+            self._ended(run, None, error)
+            return
+        run.task = None
+        self._call(run)
+
+    def _call(self, run: Run) -> None:
+        handler, assignment = run.handler, run.execution.assignment
+        task = assignment.task
         try:
             args, kwargs = handler.arguments(task.spec, assignment.inputs_json, task.inputs)
         except Exception as error:  # noqa: BLE001 - user types may raise anything
@@ -486,7 +510,26 @@ class Worker:
             _log.exception("Reading the outcome of %s failed", run.id)
             outcome = failed(describe(error or unclear), FailureCategory.CRASH)
         run.error = error
+        if outcome.output is not None and len(outcome.output) > MAX_INLINE_BYTES:
+            run.task = self.loop.create_task(self._store(run, outcome, outcome.output))
+            return
         self._report(run, outcome)
+
+    async def _store(self, run: Run, outcome: Outcome, output: bytes) -> None:
+        """Store a large output as an artifact, and report the reference."""
+        try:
+            reference = await large_data.stored(self.backend, run.id, "output.json", output)
+        except BaseException as error:
+            if self.loop.is_closed():
+                raise
+            self._ended(run, None, error)
+            return
+        run.task = None
+        if run.reported:
+            if run.written:
+                self._free(run)
+            return
+        self._report(run, replace(outcome, output=reference))
 
     def _report(self, run: Run, outcome: Outcome) -> None:
         run.reported = outcome

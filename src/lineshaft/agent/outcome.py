@@ -29,7 +29,7 @@ from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
 from lineshaft.tracebacks import has_user_frames, user_traceback
 from lineshaft.types.work import MAX_ERROR, end_of
 
-MAX_OUTPUT_BYTES = 32 << 20
+MAX_OUTPUT_BYTES = 256 << 20
 #: Causes of causes that are looked at.
 _DEEPEST = 10
 

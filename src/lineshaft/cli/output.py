@@ -31,7 +31,7 @@ _COLOURS = {
 }
 #: Cells that are useless if they are cut off: ids, states, numbers and times.
 _FIXED = re.compile(
-    r"(task|dag|token)_\w+|\w{8}-\w{4,16}|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|\d+ of \d+|yes|no|unlimited"
+    r"(task|dag|token|artifact)_\w+|\w{8}-\w{4,16}|[A-Z_]*|[-\d:.,/~ ]*[smhd]?|\d+ of \d+|yes|no|unlimited"
     r"|now|in \d+[smhd]|\d+[smhd] ago"
 )
 _GAP = "  "

@@ -5,6 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from lineshaft.cli.artifact import size
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.output import moment, print_facts, print_json, print_styled, print_table, relative, usd
 from lineshaft.cli.usage import seconds
@@ -54,6 +55,9 @@ def _show(stats: "Stats", place: str) -> None:
         ("Oldest ready", relative(stats.oldest_ready_at) or "none"),
         ("Spent today", f"{usd(stats.spend_today_usd)} USD"),
     ]
+    if stats.artifacts.contents:
+        estimated = "" if stats.artifacts.exact else "~"
+        facts.append(("Artifacts", f"{estimated}{size(stats.artifacts.bytes)}"))
     if stats.paused:
         facts.append(("Paused", ", ".join("all types" if name == "*" else name for name in stats.paused)))
     print_facts(facts)

@@ -3,7 +3,8 @@
 `backend` is what differs between a database and a server; everything else is written against it.
 """
 
-from lineshaft.client.blocking import SyncLineshaft
+from lineshaft.client.artifacts import ArtifactReader, Artifacts
+from lineshaft.client.blocking import SyncArtifactReader, SyncArtifacts, SyncLineshaft
 from lineshaft.client.handles import (
     DagHandle,
     DagRef,
@@ -19,11 +20,15 @@ from lineshaft.client.sources import Sources, SyncSources
 
 __all__ = [
     "NOW",
+    "ArtifactReader",
+    "Artifacts",
     "DagHandle",
     "DagRef",
     "DagReference",
     "Lineshaft",
     "Sources",
+    "SyncArtifactReader",
+    "SyncArtifacts",
     "SyncDagHandle",
     "SyncLineshaft",
     "SyncSources",

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 from msgspec import UNSET, UnsetType
 
+from lineshaft.client.artifacts import Artifacts
 from lineshaft.client.backend import Backend
 from lineshaft.client.sources import Sources
 from lineshaft.types import (
@@ -27,6 +28,8 @@ from lineshaft.types.page import DEFAULT_LIMIT
 class Administration:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        #: Files that tasks read and write.
+        self.artifacts = Artifacts(backend)
 
     @property
     def sources(self) -> Sources:

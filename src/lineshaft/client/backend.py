@@ -1,6 +1,6 @@
 """The interface of the two backends: a database, and a server over HTTP."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import Any, Literal, Protocol
@@ -13,6 +13,7 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Artifact,
     Attempt,
     Breaker,
     BulkResolution,
@@ -215,6 +216,26 @@ class Backend(Protocol):
     async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task: ...
 
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution: ...
+
+    async def put_artifact(
+        self,
+        chunks: AsyncIterable[bytes],
+        *,
+        name: str,
+        content_type: str | None,
+        task_id: str | None,
+        size: int | None,
+    ) -> Artifact:
+        """`size`: None if it isn't known."""
+        ...
+
+    async def artifact(self, ref: str) -> Artifact: ...
+
+    async def artifacts(self, *, task_id: str | None, limit: int, cursor: str | None) -> Page[Artifact]: ...
+
+    def read_artifact(self, artifact: Artifact, start: int, stop: int) -> AsyncGenerator[bytes, None]: ...
+
+    async def delete_artifact(self, ref: str) -> None: ...
 
     async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]: ...
 

@@ -11,15 +11,18 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from concurrent.futures import CancelledError
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle
+from lineshaft.client.artifacts import ArtifactReader, Artifacts, Content, Progress
+from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle, TaskRef
 from lineshaft.client.lineshaft import Lineshaft
 from lineshaft.client.sources import SyncSources
 from lineshaft.errors import LineshaftError
 from lineshaft.model.durations import Duration
 from lineshaft.model.tasks import NewTask, TaskOptions
 from lineshaft.settings import Settings
+from lineshaft.types import Artifact, Page
+from lineshaft.types.page import DEFAULT_LIMIT
 from lineshaft.types.typed_task import TypedTask
 
 P = ParamSpec("P")
@@ -126,6 +129,85 @@ def _named_like(method: Callable[..., Any], call: Callable[P, T]) -> Callable[P,
     return call
 
 
+class _Runner(Protocol):
+    """Runs a coroutine in an event loop, and waits for its result."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+class SyncArtifactReader:
+    """`ArtifactReader` for code without an event loop."""
+
+    def __init__(self, loop: _Runner, reader: ArtifactReader) -> None:
+        self._loop = loop
+        self._reader = reader
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._reader.artifact
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._reader.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._reader.__aexit__(kind, error, trace))
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, fewer only at the end; without a size everything, in memory."""
+        return self._loop.run(self._reader.read(size))
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read(1 << 20):
+            yield chunk
+
+
+class SyncArtifacts:
+    """`Artifacts` for code without an event loop."""
+
+    def __init__(self, shaft: Lineshaft, loop: LoopThread) -> None:
+        self._artifacts = shaft.artifacts
+        self._loop = loop
+
+    def put(
+        self,
+        name: str,
+        content: Content,
+        *,
+        content_type: str | None = None,
+        task: TaskRef | None = None,
+        progress: Progress | None = None,
+    ) -> Artifact:
+        work = self._artifacts.put(name, content, content_type=content_type, task=task, progress=progress)
+        return self._loop.run(work)
+
+    def open(self, ref: str, *, start: int = 0, stop: int | None = None) -> SyncArtifactReader:
+        return SyncArtifactReader(self._loop, self._artifacts.open(ref, start=start, stop=stop))
+
+    def read(self, ref: str) -> bytes:
+        return self._loop.run(self._artifacts.read(ref))
+
+    def save(self, ref: str, path: os.PathLike[str], *, progress: Progress | None = None) -> Artifact:
+        return self._loop.run(self._artifacts.save(ref, path, progress=progress))
+
+    def get(self, ref: str) -> Artifact:
+        return self._loop.run(self._artifacts.get(ref))
+
+    def delete(self, ref: str) -> None:
+        self._loop.run(self._artifacts.delete(ref))
+
+    def list(
+        self, *, task: TaskRef | None = None, limit: int = DEFAULT_LIMIT, cursor: str | None = None
+    ) -> Page[Artifact]:
+        return self._loop.run(self._artifacts.list(task=task, limit=limit, cursor=cursor))
+
+    for _name in ("put", "open", "read", "save", "get", "delete", "list"):
+        locals()[_name].__doc__ = getattr(Artifacts, _name).__doc__
+    del _name
+
+
 class SyncLineshaft:
     """`Lineshaft` for code without an event loop. Safe to share between threads.
 
@@ -159,6 +241,11 @@ class SyncLineshaft:
                 "This Lineshaft is not open. Use 'with SyncLineshaft() as shaft', or open()."
             )
         return self._loop
+
+    @property
+    def artifacts(self) -> SyncArtifacts:
+        """Files that tasks read and write."""
+        return SyncArtifacts(self.shaft, self.loop)
 
     def open(self) -> Self:
         self._loop = LoopThread("lineshaft client")

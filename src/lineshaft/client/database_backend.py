@@ -4,13 +4,14 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from typing import Any, Literal
 
 from msgspec import UnsetType
 
+from lineshaft.artifacts import open_store
 from lineshaft.checks.registry import Checks
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import Clock
@@ -33,6 +34,7 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Artifact,
     Attempt,
     Breaker,
     BulkResolution,
@@ -134,6 +136,8 @@ class DatabaseBackend:
                     prepare=self._settings.sessions,
                     rules=Rules.of(self._settings),
                     checks=self._checks or Checks.from_settings(self._settings),
+                    store=open_store(self._settings),
+                    max_artifact_bytes=self._settings.max_artifact_bytes,
                 )
             )
             self._on_demand = OnDemand(self._engine, self._wake_all)
@@ -294,6 +298,29 @@ class DatabaseBackend:
 
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         return await self.engine.dead_letters.resolve_all(filters, decision)
+
+    async def put_artifact(
+        self,
+        chunks: AsyncIterable[bytes],
+        *,
+        name: str,
+        content_type: str | None,
+        task_id: str | None,
+        size: int | None,  # noqa: ARG002 - the store needs none
+    ) -> Artifact:
+        return await self.engine.artifacts.put(chunks, name=name, content_type=content_type, task_id=task_id)
+
+    async def artifact(self, ref: str) -> Artifact:
+        return await self.engine.artifacts.get(ref)
+
+    async def artifacts(self, *, task_id: str | None, limit: int, cursor: str | None) -> Page[Artifact]:
+        return await self.engine.artifacts.page(task_id=task_id, limit=limit, cursor=cursor)
+
+    def read_artifact(self, artifact: Artifact, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        return self.engine.artifacts.read(artifact, start, stop)
+
+    async def delete_artifact(self, ref: str) -> None:
+        await self.engine.artifacts.delete(ref)
 
     async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         return await self.engine.fleet.page(status=status, limit=limit, cursor=cursor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
+from lineshaft.client import large_data
 from lineshaft.client.must_await import must_await
 from lineshaft.errors import OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.durations import Duration, seconds
@@ -97,6 +98,7 @@ class TaskHandle(TaskReference, Generic[R_co]):
             task = await self._shaft.wait(self, left)
             # It may have been revived since.
             if task.status in _ENDED:
+                task = await large_data.with_data(self._shaft.backend, task)
                 result: R_co = _result_of(task, self._decode)
                 return result
 

@@ -5,9 +5,10 @@ not valid JSON) is refused before anything is sent, by the same functions.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
+from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
@@ -15,6 +16,7 @@ from weakref import WeakSet
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from lineshaft.artifacts.verified import verified
 from lineshaft.client import requests, responses
 from lineshaft.client.backend import HeartbeatTransport, WorkWaiter
 from lineshaft.client.http_work import (
@@ -28,12 +30,14 @@ from lineshaft.client.http_work import (
     StepResults,
     checked,
     claim_item,
+    decoded,
     encode,
 )
-from lineshaft.client.problems import unexpected_response
+from lineshaft.client.problems import exception_of, unexpected_response
 from lineshaft.errors import InvalidInputError, LineshaftError
-from lineshaft.http_client import Address, Pool
+from lineshaft.http_client import Address, NoResponseError, Pool
 from lineshaft.model.fields import check_fields
+from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask
@@ -42,6 +46,7 @@ from lineshaft.types import (
     AgentInfo,
     Approval,
     ApprovalDecision,
+    Artifact,
     Attempt,
     Breaker,
     BulkResolution,
@@ -72,6 +77,7 @@ from lineshaft.types import (
     Why,
     protocol,
 )
+from lineshaft.types.artifacts import artifact_id
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.page import check_limit
 from lineshaft.types.protocol import View
@@ -110,6 +116,9 @@ T = TypeVar("T")
 _ANSWER_SEC = 30.0
 _MAINTENANCE_SEC = 30.0
 _MAX_IDS = 10_000
+#: The time limits of a piece of an upload or download, and of storing an upload that was sent.
+_STEP_SEC, _STORED_SEC = 60.0, 660.0
+_artifact = msgspec.json.Decoder(Artifact)
 
 
 class HttpBackend:
@@ -148,14 +157,17 @@ class HttpBackend:
     async def _call(
         self, method: str, path: str, kind: type[T], body: bytes | None = None, *, again: bool = True
     ) -> T:
-        if self._loop is None:
-            raise LineshaftError("This Lineshaft is not open. Use 'async with Lineshaft(URL) as shaft'.")
+        self._check_open()
         answer = await self._pool.request(method, path, body, within_sec=self._answer_sec, again=again)
         found = checked(answer, self._pool)
         try:
             return msgspec.json.decode(found or b"null", type=kind)
         except msgspec.MsgspecError:
             raise unexpected_response(answer.status, str(self._pool.address)) from None
+
+    def _check_open(self) -> None:
+        if self._loop is None:
+            raise LineshaftError("This Lineshaft is not open. Use 'async with Lineshaft(URL) as shaft'.")
 
     async def _get(self, path: str, kind: type[T], /, **query: Any) -> T:
         given = {name: _in_query(value) for name, value in query.items() if value not in (None, (), [])}
@@ -363,6 +375,56 @@ class HttpBackend:
         decision.check()
         body = {**msgspec.structs.asdict(decision), "filter": requests.given_fields(filters)}
         return await self._post("/v1/dead-letters/resolve", BulkResolution, body, again=False)
+
+    async def put_artifact(
+        self,
+        chunks: AsyncIterable[bytes],
+        *,
+        name: str,
+        content_type: str | None,
+        task_id: str | None,
+        size: int | None,
+    ) -> Artifact:
+        self._check_open()
+        headers = {"X-Filename": quote(stored_name(name), safe="")}
+        headers |= {"Transfer-Encoding": "chunked"} if size is None else {"Content-Length": str(size)}
+        # As the engine takes it: what isn't a media type can't be a header either.
+        headers["Content-Type"] = media_type(content_type, name)
+        target = "/v1/artifacts" + (f"?{urlencode({'task_id': task_id})}" if task_id else "")
+        try:
+            answer = await self._pool.connection().upload(
+                target, chunks, headers, step_sec=_STEP_SEC, end_sec=_STORED_SEC
+            )
+        except NoResponseError as lost:
+            raise self._pool.unavailable(lost, again=True) from None
+        return decoded(answer, self._pool, _artifact)
+
+    async def artifact(self, ref: str) -> Artifact:
+        return await self._get(f"/v1/artifacts/{_part(artifact_id(ref))}", Artifact)
+
+    async def artifacts(self, *, task_id: str | None, limit: int, cursor: str | None) -> Page[Artifact]:
+        check_limit(limit)
+        return await self._get("/v1/artifacts", Page[Artifact], task_id=task_id, limit=limit, cursor=cursor)
+
+    async def read_artifact(self, artifact: Artifact, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        self._check_open()
+        if start >= stop:
+            return
+        headers = {} if (start, stop) == (0, artifact.size) else {"Range": f"bytes={start}-{stop - 1}"}
+        target = f"/v1/artifacts/{_part(artifact.id)}/content"
+        connection = self._pool.connection()
+        try:
+            async with connection.download(target, headers, step_sec=_STEP_SEC) as (status, chunks):
+                if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+                    body = b"".join([chunk async for chunk in chunks])
+                    raise exception_of(status, body, str(self._pool.address))
+                async for chunk in verified(chunks, artifact.sha256, artifact.size, start, stop):
+                    yield chunk
+        except NoResponseError as lost:
+            raise self._pool.unavailable(lost, again=True) from None
+
+    async def delete_artifact(self, ref: str) -> None:
+        await self._call("DELETE", f"/v1/artifacts/{_part(artifact_id(ref))}", type(None))
 
     async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         check_limit(limit)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lineshaft.client import large_data
 from lineshaft.client.administration import Administration
 from lineshaft.client.backend import Backend
 from lineshaft.client.choice import choose_backend
@@ -214,8 +215,10 @@ class Lineshaft(Administration):
     # Tasks.
 
     @must_await
-    async def get(self, task: TaskRef) -> Task:
-        return await self.backend.task(id_of(task))
+    async def get(self, task: TaskRef, *, full: bool = False) -> Task:
+        """A task; with `full` its output has the data also if that is large."""
+        found = await self.backend.task(id_of(task))
+        return await large_data.with_data(self.backend, found) if full else found
 
     async def list(
         self,
@@ -251,7 +254,8 @@ class Lineshaft(Administration):
 
     async def steps(self, task: TaskRef) -> dict[str, Any]:
         """Results of durable steps by name, in the order in which they were recorded."""
-        return await self.backend.steps(id_of(task))
+        found = await self.backend.steps(id_of(task))
+        return {name: await large_data.value(self.backend, step) for name, step in found.items()}
 
     async def why(self, task: TaskRef) -> Why:
         """What a task is waiting for, what it is doing, or how it ended."""

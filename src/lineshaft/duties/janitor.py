@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
+from lineshaft.engine.artifacts.artifacts import Artifacts
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
@@ -37,6 +38,10 @@ class Janitor:
     keep_agents: timedelta = timedelta(days=30)
     #: How long the history of sources is kept.
     keep_firings: timedelta = timedelta(days=30)
+    #: None: this process takes no care of artifacts.
+    artifacts: Artifacts | None = None
+    #: How long an artifact is kept that no task refers to.
+    keep_artifacts: timedelta = timedelta(days=30)
     interval_sec: float = 3_600.0
     batch: int = 1_000
     #: There may be years of history to count or to delete. Each part is a transaction; the next run
@@ -84,4 +89,9 @@ class Janitor:
         )
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
+        if self.artifacts is not None:
+            # Last: the store may be away.
+            counts += await self.artifacts.clean_up(
+                older_than_sec=self.keep_artifacts.total_seconds(), limit=self.batch
+            )
         return counts

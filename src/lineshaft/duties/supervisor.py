@@ -38,6 +38,8 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),
             keep_firings=timedelta(days=settings.keep_firings_days),
+            artifacts=engine.artifacts,
+            keep_artifacts=timedelta(days=settings.keep_artifacts_days),
         ),
         Scheduler(engine.schedules),
         EventWatcher(engine.event_sources),

@@ -4,9 +4,11 @@ import logging
 from types import TracebackType
 from typing import Self
 
+from lineshaft.artifacts.store import Store
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.engine.agents import Fleet
+from lineshaft.engine.artifacts.artifacts import DEFAULT_MAX_BYTES, Artifacts
 from lineshaft.engine.claim.claim_tokens import ClaimKey
 from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.claim.schedule import Schedule
@@ -67,8 +69,10 @@ class Engine:
         rules: Rules | None = None,
         checks: Checks | None = None,
         by_server: bool = False,
+        store: Store | None = None,
+        max_artifact_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """`by_server`: the limits in `rules` replace those of the installation, each value once."""
+        """`store` has the artifacts. `by_server`: limits in `rules` replace the installation's, each once."""
         self._by_server = by_server
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
@@ -81,6 +85,7 @@ class Engine:
             keep_connections=keep_connections,
             prepare=prepare,
         )
+        self.artifacts = Artifacts(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
         transitions = Transitions(self.database)
         reviews = Reviews(self.database)
@@ -111,7 +116,7 @@ class Engine:
             max_retry_after_sec=self.rules.max_retry_after_sec,
         )
         acceptance = Acceptance(transitions, fail, self.breakers)
-        self.gates = Gates(transitions, acceptance, self.checks)
+        self.gates = Gates(transitions, acceptance, self.checks, self.artifacts)
         self.submission = Submission(
             self.database,
             lanes,

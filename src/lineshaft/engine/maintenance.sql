@@ -291,6 +291,7 @@ edges AS (DELETE FROM lineshaft.edge USING old WHERE edge.task_id = old.id),
 attempts AS (DELETE FROM lineshaft.attempt USING old WHERE attempt.task_id = old.id),
 steps AS (DELETE FROM lineshaft.step USING old WHERE step.task_id = old.id),
 checkpoints AS (DELETE FROM lineshaft.checkpoint USING old WHERE checkpoint.task_id = old.id),
+artifact_refs AS (DELETE FROM lineshaft.artifact_ref USING old WHERE artifact_ref.task_id = old.id),
 tasks AS (DELETE FROM lineshaft.task USING old WHERE task.id = old.id RETURNING task.dag_id),
 dags AS (
     DELETE FROM lineshaft.dag

@@ -6,6 +6,7 @@ Only an unavailable database fails a whole call; every call can be repeated.
 
 from collections.abc import Sequence
 
+from lineshaft.engine.artifacts.references import refer_data, with_sizes
 from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.heartbeats import send_heartbeat
 from lineshaft.engine.postgres.database import Database
@@ -16,7 +17,7 @@ from lineshaft.engine.transition.release import Release
 from lineshaft.engine.transition.spawn import Spawn
 from lineshaft.engine.transition.start import Start
 from lineshaft.engine.transition.steps import Steps
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.types import work
 from lineshaft.types.work import (
     Cancellation,
@@ -75,11 +76,31 @@ class Work:
 
     async def record_steps(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
         """Record results of steps and their cost; the first result of a step is the one that counts."""
-        return await self._steps.record(steps)
+        faults = await refer_data(
+            self._database, [step.claim.id for step in steps], [step.data for step in steps]
+        )
+        results = iter(
+            await self._steps.record([step for step, fault in zip(steps, faults, strict=True) if not fault])
+        )
+        return [
+            next(results) if fault is None else RecordedStep(step.claim.id, error=_invalid(fault))
+            for step, fault in zip(steps, faults, strict=True)
+        ]
 
     async def save_checkpoints(self, items: Sequence[NewCheckpoint]) -> list[Moved]:
         """Save durable progress for the next claim of each task. The status of a result is None."""
-        return await self._steps.save_checkpoints(items)
+        faults = await refer_data(
+            self._database, [item.claim.id for item in items], [item.data for item in items]
+        )
+        results = iter(
+            await self._steps.save_checkpoints(
+                [item for item, fault in zip(items, faults, strict=True) if not fault]
+            )
+        )
+        return [
+            next(results) if fault is None else Moved(item.claim.id, None, _invalid(fault))
+            for item, fault in zip(items, faults, strict=True)
+        ]
 
     async def spawn(self, items: Sequence[NewSpawn]) -> list[SpawnResult]:
         """Create children; each item is a transaction of its own."""
@@ -87,7 +108,7 @@ class Work:
 
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         """Record outputs. A task with gates is VALIDATING, and then what its gates decide."""
-        return await self._complete.complete(items)
+        return await self._complete.complete(await with_sizes(self._database, items))
 
     async def complete_and_claim(
         self, item: Completion, *, types: list[str] | None = None
@@ -97,6 +118,7 @@ class Work:
         Repeated, it returns the same claim while that is held, else none. If the output is refused, nothing
         is claimed: an error has no room for a claim.
         """
+        (item,) = await with_sizes(self._database, [item])
         moved, looked = await self._complete.complete_and_claim(item, types=types)
         if moved.error is not None:
             return moved, Claim()
@@ -117,3 +139,7 @@ class Work:
     async def cancel(self, items: Sequence[Cancellation]) -> list[Moved]:
         """Cancel held tasks; each item is a transaction of its own."""
         return await self._cancel.cancel_claims(items)
+
+
+def _invalid(fault: str) -> InvalidInputError:
+    return InvalidInputError(errors=[("data_ref", fault)])

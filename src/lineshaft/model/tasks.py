@@ -286,6 +286,8 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     expire_at_deadline: bool
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
+    #: Ids of artifacts named by `spec.context_refs`.
+    context_artifacts: tuple[str, ...]
 
     @property
     def lane(self) -> Lane:
@@ -353,7 +355,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         faults.append(("output.type", fault))
     _check_companions(task, faults)
     spec = stored_json("spec", given, faults) if given else b"{}"
-    refs = _context_tasks(given, faults) if "context_refs" in given else ()
+    refs, artifacts = _context_refs(given, faults) if "context_refs" in given else ((), ())
     surface = None if task.surface is None else stored_json("surface", task.surface, faults)
     if faults:
         raise invalid(faults, place)
@@ -396,6 +398,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         ignore_failure=task.on_failure == "ignore",
         expire_at_deadline=task.expire_at_deadline,
         context_tasks=refs,
+        context_artifacts=artifacts,
     )
 
 
@@ -470,20 +473,23 @@ def _names(values: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values)) if values else ()
 
 
-def _context_tasks(spec: Mapping[str, Any], faults: Faults) -> tuple[str, ...]:
+def _context_refs(spec: Mapping[str, Any], faults: Faults) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tasks and the artifacts that a spec refers to."""
     refs = spec["context_refs"]
     if not isinstance(refs, list | tuple) or not all(isinstance(ref, str) for ref in refs):
         faults.append(("spec.context_refs", f"must be a list of texts, got {shown(refs)}"))
-        return ()
-    found = []
+        return (), ()
+    found, artifacts = [], []
     for ref in refs:
         kind, _, rest = ref.partition(":")
         name, _, what = rest.rpartition(":")
         if kind == "task" and name and what == "output":
             found.append(name)
-        elif kind != "artifact" or not rest:
+        elif kind == "artifact" and rest:
+            artifacts.append(rest)
+        else:
             faults.append(("spec.context_refs", f"must be artifact:ID or task:ID:output, got {shown(ref)}"))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found)), tuple(dict.fromkeys(artifacts))
 
 
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:

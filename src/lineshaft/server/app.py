@@ -14,10 +14,11 @@ from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
 from lineshaft.server.framework import docs_page, openapi, problems
-from lineshaft.server.framework.middleware import AllowedHosts, RequestMiddleware
+from lineshaft.server.framework.middleware import AllowedHosts, BodyLimit, RequestMiddleware
 from lineshaft.server.framework.routing import Operation, routes
 from lineshaft.server.routes import (
     agents,
+    artifacts,
     dags,
     events,
     guards,
@@ -40,6 +41,7 @@ RESOURCES = (
     tasks,
     dags,
     events,
+    artifacts,
     hooks,
     review,
     guards,
@@ -90,6 +92,7 @@ def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
         max_body_bytes=settings.max_body_bytes,
         error_formats=ERROR_FORMATS,
         open_prefix=hooks.PREFIX,
+        uploads={artifacts.PATH: BodyLimit(settings.max_artifact_bytes, "LINESHAFT_MAX_ARTIFACT_BYTES")},
     )
 
 

@@ -7,6 +7,7 @@ from typing import Self
 
 from starlette.datastructures import Headers
 
+from lineshaft.artifacts import open_store
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
@@ -47,6 +48,8 @@ class Service:
             rules=Rules.of(settings),
             checks=Checks.from_settings(settings),
             by_server=True,
+            store=open_store(settings),
+            max_artifact_bytes=settings.max_artifact_bytes,
         )
         self.events = Events(self.engine.database)
         self.tokens = self.engine.tokens

@@ -10,6 +10,7 @@ from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, InstanceInfo, NewAgent, RegisteredAgent
+from lineshaft.types.artifacts import Artifact
 from lineshaft.types.changes import TaskChange
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
@@ -46,7 +47,7 @@ from lineshaft.types.sources import (
     SourceKind,
     Verification,
 )
-from lineshaft.types.stats import Depth, Readiness, Reason, ReasonCode, Stats, Throughput, Why
+from lineshaft.types.stats import ArtifactUsage, Depth, Readiness, Reason, ReasonCode, Stats, Throughput, Why
 from lineshaft.types.tasks import (
     Attempt,
     ClaimInfo,
@@ -65,6 +66,8 @@ __all__ = [
     "AgentInfo",
     "Approval",
     "ApprovalDecision",
+    "Artifact",
+    "ArtifactUsage",
     "Attempt",
     "Breaker",
     "BulkResolution",

@@ -30,7 +30,7 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     #: Authenticates every call about this claim. Opaque.
     claim_token: str
     model: str | None
-    #: By name: outputs of the tasks in `inputs`, `depends_on` and `spec.context_refs`; names of artifacts.
+    #: By name: outputs of the tasks in `inputs`, `depends_on` and `spec.context_refs`; metadata of artifacts.
     inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
     #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
     children_json: Raw = field(name="children", default_factory=_empty)
@@ -90,7 +90,7 @@ def assignments(
 def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[ClaimedTask]:
     inputs = {} if bytes(task.inputs) == b"null" else _inputs(task, claim)
     if b'"artifact:' in bytes(task.spec):
-        inputs |= _artifacts(task.spec)
+        inputs |= _artifacts(task.spec, claim)
     if not task.resume:
         return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)
     before = claim.resumed.get(task.id, _NOTHING_BEFORE)
@@ -121,7 +121,11 @@ def _inputs(task: ClaimedTask, claim: Claim) -> dict[str, Raw]:
     return inputs
 
 
-def _artifacts(spec: Raw) -> dict[str, Raw]:
-    """The artifacts in `context_refs`, by their name."""
-    refs = decoded(spec).get("context_refs", ())
-    return {ref: Raw(msgspec.json.encode(ref[9:])) for ref in refs if ref.startswith("artifact:")}
+def _artifacts(spec: Raw, claim: Claim) -> dict[str, Raw]:
+    """The metadata of the artifacts in `context_refs`, by the reference."""
+    # Null: it was deleted by hand, after the task had ended and before it was retried.
+    return {
+        ref: Raw(msgspec.json.encode(claim.artifacts.get(ref[9:])))
+        for ref in decoded(spec).get("context_refs", ())
+        if ref.startswith("artifact:")
+    }

@@ -11,12 +11,14 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
 from lineshaft.model.states import Status
 from lineshaft.model.storable import readable_json, replace_unstorable
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.agents import InstanceNames
 from lineshaft.types.assignments import Assignment, T
+from lineshaft.types.data_refs import DataRef, data_ref_in
 from lineshaft.types.json import NULL, null
 from lineshaft.types.problems import Problem
 from lineshaft.types.tasks import Submitted, Task, TokensUsed
@@ -203,6 +205,17 @@ class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # Work on a claim. Each body has an item with the task's id.
 
 
+def _data(place: str, data: Raw, data_ref: str | None) -> bytes:
+    if data_ref is None:
+        return readable_json(place, bytes(data))
+    if bytes(data) != b"null":
+        raise InvalidInputError(errors=[(f"{place}_ref", "can't be given together with data")])
+    reference = DataRef(data_ref=data_ref).json
+    if data_ref_in(reference) is None:
+        raise InvalidInputError(errors=[(f"{place}_ref", "must be artifact:ID")])
+    return reference
+
+
 class Start(Body, frozen=True, kw_only=True):
     claim_token: str
 
@@ -215,6 +228,8 @@ class Output(Body, frozen=True, kw_only=True):
     #: The kind of the output, for readers; default: the one that the task asked for.
     type: Name | None = None
     data: Raw = field(default_factory=null)
+    #: An artifact with the data as JSON, in place of `data`.
+    data_ref: str | None = None
     artifacts: Raw = field(default_factory=null)
     decision_report: Raw = field(default_factory=null)
 
@@ -236,7 +251,7 @@ class Complete(Spending, frozen=True, kw_only=True):
         output = self.output
         return Completion(
             claim,
-            output=readable_json("output.data", bytes(output.data)),
+            output=_data("output.data", output.data, output.data_ref),
             artifacts=json_or_none("output.artifacts", output.artifacts),
             decision_report=json_or_none("output.decision_report", output.decision_report),
             spent=self.spent,
@@ -365,7 +380,9 @@ class CompletedTask(Task, frozen=True, kw_only=True):
 
 class RecordStep(Spending, frozen=True, kw_only=True):
     claim_token: str
-    data: Raw
+    data: Raw = field(default_factory=null)
+    #: An artifact with the data as JSON, in place of `data`.
+    data_ref: str | None = None
     #: The cost of this step alone; `cost_usd` is the cost of the whole attempt so far.
     step_cost_usd: Decimal | float = 0
     #: Of the step's arguments, in any form; later claims get it to compare. A result with another digest
@@ -376,7 +393,7 @@ class RecordStep(Spending, frozen=True, kw_only=True):
         return NewStep(
             claim,
             name,
-            readable_json("data", bytes(self.data)),
+            _data("data", self.data, self.data_ref),
             cost_usd=money(self.step_cost_usd, "step_cost_usd"),
             spent=self.spent,
             digest=self.digest,
@@ -412,10 +429,12 @@ class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class SaveCheckpoint(Spending, frozen=True, kw_only=True):
     claim_token: str
-    data: Raw
+    data: Raw = field(default_factory=null)
+    #: An artifact with the data as JSON, in place of `data`.
+    data_ref: str | None = None
 
     def checkpoint(self, claim: ClaimRef) -> NewCheckpoint:
-        return NewCheckpoint(claim, readable_json("data", bytes(self.data)), self.spent)
+        return NewCheckpoint(claim, _data("data", self.data, self.data_ref), self.spent)
 
 
 class CheckpointItem(SaveCheckpoint, frozen=True, kw_only=True):

@@ -28,6 +28,14 @@ class Throughput(Struct, frozen=True):
     exact: bool
 
 
+class ArtifactUsage(Struct, frozen=True):
+    """What the artifact store holds. A content is stored once, however many artifacts have it."""
+
+    contents: int
+    bytes: int
+    exact: bool
+
+
 class Stats(Struct, frozen=True, kw_only=True):
     as_of: datetime
     depth: list[Depth]
@@ -40,6 +48,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     throughput: dict[str, Throughput]
     #: Since midnight UTC.
     spend_today_usd: Decimal
+    artifacts: ArtifactUsage
     #: Types that are paused; `*` is every type.
     paused: list[str]
 

@@ -72,6 +72,10 @@ class TaskOutput(JsonStruct, frozen=True, kw_only=True):
     data_json: Raw = field(name="data", default_factory=null)
     artifacts_json: Raw = field(name="artifacts", default_factory=empty_list)
     decision_report_json: Raw = field(name="decision_report", default_factory=null)
+    #: The artifact with the data, if it is large; `data` is null then, unless the whole task was requested.
+    data_ref: str | None = None
+    #: Bytes of that data, as JSON.
+    size: int | None = None
 
     @cached_property
     def validation_schema(self) -> Any:

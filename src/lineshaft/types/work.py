@@ -17,6 +17,7 @@ from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.artifacts import InputArtifact
 from lineshaft.types.tasks import Submitted
 
 NOTHING = Decimal(0)
@@ -463,6 +464,8 @@ class Claim:
     #: Outputs that are inputs of these tasks, by the id of the upstream task, as JSON. Those beyond
     #: MAX_INPUT_BYTES are missing.
     inputs: dict[str, bytes | None] = field(default_factory=dict)
+    #: Artifacts that tasks refer to in `context_refs`, by id.
+    artifacts: dict[str, InputArtifact] = field(default_factory=dict)
     #: Some of this agent's models are slowed down until then; None: none.
     slowdown_until: datetime | None = None
     #: False: the agent has no slot free, or takes nothing now. Others may.

@@ -282,7 +282,7 @@ async def test_references_are_resolved(world: World) -> None:
     await world.complete(await world.take(agent), {"n": 1})
     empty = await world.one("empty")
     await world.complete(await world.take(agent))
-    refs = [f"task:{source}:output", f"task:{empty}:output", "artifact:logo"]
+    refs = [f"task:{source}:output", f"task:{empty}:output"]
     await world.one("reader", spec={"context_refs": refs})
 
     found = await world.claims(agent)

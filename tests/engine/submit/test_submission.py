@@ -230,7 +230,7 @@ async def test_dependencies_on_existing_tasks(world: World) -> None:
         NewTask("code", depends_on=[done]),
         NewTask("code", depends_on=[dead]),
         NewTask("code", depends_on=[live, done, live]),
-        NewTask("code", spec={"context_refs": [f"task:{live}:output", "artifact:x"]}),
+        NewTask("code", spec={"context_refs": [f"task:{live}:output"]}),
     )
 
     assert world.statuses([one, two, three, four]) == ["READY", "PENDING", "PENDING", "PENDING"]
@@ -360,7 +360,7 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
     dag = await world.dag(
         NewTask("known", key="a", idempotency_key="known"),
         NewTask("code", key="b"),
-        NewTask("code", key="c", spec={"context_refs": ["task:a:output", "task:b:output", "artifact:x"]}),
+        NewTask("code", key="c", spec={"context_refs": ["task:a:output", "task:b:output"]}),
     )
     b = await world.take(agent)
     await world.complete(b, "new")
@@ -370,7 +370,7 @@ async def test_a_reference_by_key_reaches_the_worker_as_an_output(world: World) 
     assert [task.id for task in found.tasks] == [dag.tasks["c"].id]
     assert found.inputs == {known: b'"old"', b.id: b'"new"'}
     (assignment,) = assignments(found)
-    assert assignment.inputs == {"task:a:output": "old", "task:b:output": "new", "artifact:x": "x"}
+    assert assignment.inputs == {"task:a:output": "old", "task:b:output": "new"}
     stored = decoded_inputs(found.tasks[0].inputs)
     assert stored == {"task:a:output": known, "task:b:output": b.id}
 

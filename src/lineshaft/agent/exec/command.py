@@ -1,7 +1,8 @@
 """The handler that runs a command: what the command gets, and what its exit means.
 
 A command gets the task as JSON on its standard input, and the most important fields as environment variables.
-What it prints is the output: JSON if it is valid JSON, else text. The exit codes are those of sysexits.h. The
+Artifacts are files in one folder; files that it writes to another become artifacts of the output. What it
+prints is the output's data: JSON if it is valid JSON, else text. The exit codes are those of sysexits.h. The
 end of its standard error is kept with a failed attempt.
 """
 
@@ -17,8 +18,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from lineshaft.agent.context import TaskContext
+from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.account import Account
+from lineshaft.agent.exec.files import attempt_files, delete_left_behind
 from lineshaft.agent.exec.messages import Conversation
 from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
 from lineshaft.agent.outcome import Fail, Result, Snooze
@@ -71,6 +73,7 @@ class Command:
     _guardian: Guardian = field(default_factory=Guardian)
 
     def __enter__(self) -> Self:
+        delete_left_behind()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,11 +86,19 @@ class Command:
         return self.kill_after_sec + 1.0
 
     async def __call__(self, ctx: TaskContext) -> Any:
+        async with attempt_files(self.account) as files:
+            await files.fetch(ctx, execution_of(ctx).stored_files)
+            result = await self._run(ctx, files.variables)
+            if isinstance(result, Result):
+                await files.store(ctx)
+            return result
+
+    async def _run(self, ctx: TaskContext, folders: dict[str, str]) -> Any:
         # Before the task's own limit, to leave time for ending the command and reporting why.
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
         if self.time_limit_sec is not None:
             limit = min(limit, self.time_limit_sec)
-        variables = environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit)
+        variables = environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit) | folders
         process = Process.start(
             self.arguments if self.account is None else self.account.wrapped(self.arguments),
             variables if self.account is None else variables | self.account.variables,

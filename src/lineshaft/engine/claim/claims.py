@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import msgspec
 from psycopg.rows import dict_row
 
 from lineshaft.engine.agents import unknown_instance
+from lineshaft.engine.artifacts.artifacts import read_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath, claim_fast
 from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.claim.single import claim_one
@@ -29,6 +31,7 @@ from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
     Claim,
@@ -435,17 +438,20 @@ class Claims:
             for name in input_ids(task.inputs)
             if name not in claim.inputs
         ]
-        if not resumed and not wanted:
+        artifacts = sorted({ref for task in claim.tasks for ref in _artifact_ids(task.spec)})
+        if not resumed and not wanted and not artifacts:
             return claim
         with self._undelivered.release_if_undelivered(claim.tasks):
-            await self._read_history(claim, resumed, wanted)
+            await self._read_history(claim, resumed, wanted, artifacts)
         return claim
 
-    async def _read_history(self, claim: Claim, resumed: list[str], wanted: list[tuple[str, str]]) -> None:
+    async def _read_history(
+        self, claim: Claim, resumed: list[str], wanted: list[tuple[str, str]], artifacts: list[str]
+    ) -> None:
         async with self._database.connection() as connection:
             if resumed:
-                for found in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
-                    claim.resumed[found.id] = found
+                for before in await fetch_rows(connection, Resumed, _SQL["resumed"], {"ids": resumed}):
+                    claim.resumed[before.id] = before
                 async with connection.cursor(row_factory=dict_row) as cursor:
                     await cursor.execute(_SQL["past_attempts"], {"ids": resumed})
                     async for row in cursor:
@@ -457,9 +463,20 @@ class Claims:
                 for output in await fetch_rows(connection, _Output, _SQL["inputs"], parameters):
                     # The input of a cancelled task is None.
                     claim.inputs[output.id] = output.output
+            if artifacts:
+                found = await read_artifacts(connection, artifacts)
+                claim.artifacts.update({name: InputArtifact.of(each) for name, each in found.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
     id: str
     output: bytes | None
+
+
+def _artifact_ids(spec: msgspec.Raw) -> list[str]:
+    """Of the artifacts in `context_refs`."""
+    if b'"context_refs"' not in bytes(spec):
+        return []
+    refs: list[str] = msgspec.json.decode(spec).get("context_refs", [])
+    return [artifact_id(ref) for ref in refs if ref.startswith(REF_PREFIX)]

@@ -27,6 +27,35 @@ CREATE TABLE lineshaft.agent (
     CONSTRAINT agent_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=50);
 
+-- Files that tasks read and write.
+CREATE TABLE lineshaft.artifact (
+    created_at timestamp with time zone NOT NULL,
+    used_at timestamp with time zone NOT NULL,
+    size bigint NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    sha256 text COLLATE "C" NOT NULL,
+    name text NOT NULL,
+    content_type text NOT NULL,
+    task_id text COLLATE "C",
+    CONSTRAINT artifact_pkey PRIMARY KEY (id)
+);
+
+-- Artifacts that tasks refer to; they are kept as long as the task.
+CREATE TABLE lineshaft.artifact_ref (
+    task_id text COLLATE "C" NOT NULL,
+    artifact_id text COLLATE "C" NOT NULL,
+    CONSTRAINT artifact_ref_pkey PRIMARY KEY (task_id, artifact_id)
+);
+
+-- The artifact store of this database.
+CREATE TABLE lineshaft.artifact_store (
+    id text NOT NULL,
+    place text NOT NULL,
+    only_row boolean NOT NULL DEFAULT true,
+    CONSTRAINT artifact_store_only_row_check CHECK (only_row),
+    CONSTRAINT artifact_store_pkey PRIMARY KEY (only_row)
+);
+
 -- Attempts that failed, were released, or are in validation.
 CREATE TABLE lineshaft.attempt (
     claimed_at timestamp with time zone NOT NULL,
@@ -100,6 +129,18 @@ CREATE TABLE lineshaft.claim_key (
     CONSTRAINT claim_key_key_check CHECK ((length(key) = 32)),
     CONSTRAINT claim_key_only_row_check CHECK (only_row),
     CONSTRAINT claim_key_pkey PRIMARY KEY (only_row)
+);
+
+-- Contents of the artifact store, one row for each.
+CREATE TABLE lineshaft.content (
+    used_at timestamp with time zone NOT NULL,
+    deleted_at timestamp with time zone,
+    size bigint NOT NULL,
+    stored boolean NOT NULL DEFAULT false,
+    sha256 text COLLATE "C" NOT NULL,
+    CONSTRAINT content_size_check CHECK ((size >= 0)),
+    CONSTRAINT deleted_is_not_stored CHECK (((deleted_at IS NULL) OR (NOT stored))),
+    CONSTRAINT content_pkey PRIMARY KEY (sha256)
 );
 
 -- DAGs of more than one task, or with a budget.
@@ -601,10 +642,15 @@ CREATE TABLE lineshaft.token (
     CONSTRAINT token_hash UNIQUE (hash)
 );
 
+CREATE INDEX artifact_by_use ON lineshaft.artifact USING btree (used_at, id);
+CREATE INDEX artifact_of_content ON lineshaft.artifact USING btree (sha256);
+CREATE UNIQUE INDEX artifact_of_task ON lineshaft.artifact USING btree (task_id, sha256, md5(name)) WHERE (task_id IS NOT NULL);
+CREATE INDEX artifact_ref_by_artifact ON lineshaft.artifact_ref USING btree (artifact_id);
 CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
 CREATE INDEX attempt_to_approve ON lineshaft.attempt USING btree (gate_since, task_id) WHERE ((outcome = 'validating'::text) AND (gate = 'human'::text));
 CREATE INDEX breaker_troubled ON lineshaft.breaker USING btree (key) WHERE ((state <> 'closed'::lineshaft.breaker_state) OR (failures > 0));
+CREATE INDEX content_unfinished ON lineshaft.content USING btree (used_at) WHERE (NOT stored);
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at);
 CREATE INDEX dead_letter_by_age ON lineshaft.dead_letter USING btree (dead_lettered_at);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);

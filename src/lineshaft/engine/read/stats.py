@@ -8,6 +8,7 @@ marked as such:
 - Ended tasks: from a sample of pages; exact while the table has no more than `PAGES`. Tasks that ended badly
   are counted by their index, exact up to `MOST`.
 - Throughput: counted by index, exact up to `MOST_ENDS` in a window; beyond, it is at least that.
+- Artifacts: exact up to `MOST` contents; beyond, extrapolated from those.
 - Money: the row of the day, which limits spending too; exact.
 - The oldest READY task: exact if the count of READY tasks is; otherwise the oldest of all rows that were
   read.
@@ -23,7 +24,7 @@ from lineshaft.engine.read.guards import read_pauses
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.model.priority import TIER_ENDS, Tier
 from lineshaft.model.states import ENDED, Status
-from lineshaft.types import Depth, Stats, Throughput
+from lineshaft.types import ArtifactUsage, Depth, Stats, Throughput
 
 #: Figures are exact up to this many rows.
 MOST = 10_000
@@ -65,6 +66,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
     minute = await reader.send(_SQL["ends_since"], since=as_of - timedelta(minutes=1), **limits)
     hour = await reader.send(_SQL["ends_since"], since=as_of - timedelta(hours=1), **limits)
     today = await reader.send(_SQL["spend_today"])
+    usage = await reader.send(_SQL["artifact_usage"], most=bounds.most + 1)
     ended = await _ended_depth(reader, bounds, sizes["ended_pages"])
     (spend,) = await today.fetchall()
     depth = [*live, *ended]
@@ -80,8 +82,16 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
             "last_hour": _throughput(3600.0, await hour.fetchall(), bounds),
         },
         spend_today_usd=spend["spent_usd"],
+        artifacts=_usage(await usage.fetchall(), bounds),
         paused=[pause.type for pause in await read_pauses(reader)],
     )
+
+
+def _usage(rows: Sequence[Row], bounds: Bounds) -> ArtifactUsage:
+    (row,) = rows
+    counted, exact = row["contents"], row["contents"] <= bounds.most
+    contents = counted if exact else max(counted, row["estimate"])
+    return ArtifactUsage(contents, row["bytes"] if exact else row["bytes"] * contents // counted, exact)
 
 
 def _by_status(depth: Iterable[Depth]) -> dict[Status, int]:

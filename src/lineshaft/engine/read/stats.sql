@@ -110,6 +110,12 @@ SELECT
         LIMIT %(most)s::integer
     ) AS some_ends)::integer AS dead_lettered
 
+-- name: artifact_usage
+-- Contents up to a bound, and the table's size as of its last ANALYZE, if that is larger.
+SELECT count(*) AS contents, coalesce(sum(size), 0)::bigint AS bytes,
+    (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'lineshaft.content'::regclass) AS estimate
+FROM (SELECT size FROM lineshaft.content WHERE stored LIMIT %(most)s::integer) AS counted
+
 -- name: spend_today
 SELECT coalesce(sum(spent_usd), 0) AS spent_usd
 FROM lineshaft.spend WHERE day = (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date

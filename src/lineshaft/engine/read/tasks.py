@@ -14,6 +14,7 @@ from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
 from lineshaft.types import Attempt, ClaimInfo, FailedAttempt, OutputGate, Task, TaskOutput, TokensUsed
+from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.json import empty_list, raw
 
 #: Open edges upstream of a page of tasks that are followed in search of dead letters.
@@ -183,12 +184,15 @@ _GATES = msgspec.json.Decoder(tuple[OutputGate, ...])
 def _output(row: Row) -> TaskOutput:
     gates = _GATES.decode(row["gates"]) if row["gates"] else ()
     single = gates[0] if len(gates) == 1 else None
+    large = data_ref_in(row["data"])
     return TaskOutput(
         type=row["output_type"],
         validation=single.method if single else gates or "none",
         validation_schema_json=single.schema_json if single else raw(None),
         require_decision_report=row["require_decision_report"],
-        data_json=raw(row["data"]),
+        data_json=raw(row["data"] if large is None else None),
+        data_ref=None if large is None else large.data_ref,
+        size=None if large is None else large.size,
         artifacts_json=empty_list() if row["artifacts"] is None else raw(row["artifacts"]),
         decision_report_json=raw(row["decision_report"]),
     )

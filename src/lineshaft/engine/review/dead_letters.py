@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from psycopg.rows import class_row
 
+from lineshaft.engine.artifacts.references import refer, unknown_artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows
@@ -295,6 +296,8 @@ class DeadLetters:
         for ref in before.get("context_refs", ()):
             inputs.pop(ref, None)
         inputs |= refs
+        if unknown := await refer(connection, {dead.id: row.context_artifacts}):
+            raise InvalidInputError(errors=[("spec.context_refs", unknown_artifacts(sorted(unknown)))])
         await connection.execute(
             _SQL["change_spec"],
             {

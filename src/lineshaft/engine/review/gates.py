@@ -11,6 +11,7 @@ cancellations and expired leases, the first one wins.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,18 +23,20 @@ import msgspec
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
+from lineshaft.engine.artifacts.artifacts import MAX_CONTENT_BYTES, Artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.changes import Changes, LockedTask
 from lineshaft.engine.transition.complete import Acceptance
 from lineshaft.engine.transition.transitions import Transitions
-from lineshaft.errors import InvalidTransitionError, LineshaftError
+from lineshaft.errors import InvalidTransitionError, LineshaftError, UnavailableError
 from lineshaft.model.budget import money
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import Gate
+from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.work import NOTHING, ClaimRef, Completion, Failure, Moved
 
 _GATES = msgspec.json.Decoder(tuple[Gate, ...])
@@ -42,6 +45,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 MAX_GATE_ERROR = 2_000
 
 _SQL = catalog.load(__name__)
+_log = logging.getLogger("lineshaft.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class GatedOutput:
     output: bytes
     #: How often validators have started this gate.
     gate_runs: int = 0
+    #: The output with its data, if that is stored as an artifact.
+    whole: bytes | None = None
 
     @property
     def claim(self) -> ClaimRef:
@@ -76,7 +82,9 @@ class GatedOutput:
 
     @property
     def candidate(self) -> CandidateOutput:
-        return CandidateOutput(self.id, self.epoch, self.type, self.title, self.spec, self.output)
+        return CandidateOutput(
+            self.id, self.epoch, self.type, self.title, self.spec, self.whole or self.output
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,10 @@ class GateProgress:
 
 
 class Gates:
-    def __init__(self, transitions: Transitions, acceptance: Acceptance, checks: Checks) -> None:
+    def __init__(
+        self, transitions: Transitions, acceptance: Acceptance, checks: Checks, artifacts: Artifacts
+    ) -> None:
+        self._artifacts = artifacts
         self._database = transitions.database
         self._locks = transitions.locks
         self._acceptance = acceptance
@@ -156,7 +167,17 @@ class Gates:
 
     async def read(self, ids: Sequence[str]) -> list[GatedOutput]:
         async with self._database.connection() as connection:
-            return await fetch_rows(connection, GatedOutput, _SQL["read_in_validation"], {"ids": list(ids)})
+            found = await fetch_rows(connection, GatedOutput, _SQL["read_in_validation"], {"ids": list(ids)})
+        return [await self._whole(output) for output in found]
+
+    async def _whole(self, output: GatedOutput) -> GatedOutput:
+        """With the data, if that is stored as an artifact that a gate can check."""
+        large = data_ref_in(output.data)
+        if large is None or (large.size or 0) > MAX_CONTENT_BYTES:
+            return output
+        data = await self._artifacts.content(large.data_ref)
+        parts = _PARTS.decode(output.output) | {"data": msgspec.Raw(data)}
+        return replace(output, whole=msgspec.json.encode(parts))
 
     def proceed(self, output: GatedOutput, verdict: GateVerdict | None = None) -> GateProgress:
         """From its gate, or with the verdict of that gate, through all instant checks that follow."""
@@ -189,9 +210,17 @@ class Gates:
         """Outputs that wait for a gate which this process can run, under a lease."""
         methods = {"methods": self.checks.runnable, "limit": limit, "lease": lease_sec}
         async with self._database.connection() as connection:
-            return await fetch_rows(
+            found = await fetch_rows(
                 connection, GatedOutput, _SQL["take_gates"], {**self._database.now, **methods}
             )
+        outputs = []
+        for output in found:
+            try:
+                outputs.append(await self._whole(output))
+            except UnavailableError as error:
+                # Its lease expires, and it is taken again.
+                _log.warning("Can't check the output of %s now: %s", output.id, error)
+        return outputs
 
     async def renew(self, outputs: Sequence[GatedOutput], *, lease_sec: float) -> set[str]:
         """Renew the leases; returns the tasks that this validator still has."""

@@ -209,9 +209,10 @@ def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column
 
 
 def is_standalone(draft: Draft) -> bool:
-    """A task without an idempotency key, parent, DAG or dependencies."""
+    """A task without an idempotency key, parent, DAG, dependencies or artifacts."""
     return (
         draft.row.idempotency_key is None
+        and not draft.row.context_artifacts
         and draft.parent_id is None
         and not draft.joins
         and draft.live_dag_id is None

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from lineshaft.engine.artifacts.references import refer, unknown_artifacts
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
@@ -234,6 +235,7 @@ class Submission:
                 if draft.id not in results
             ]
             satisfied = await self._check_upstream(connection, new)
+            await self._refer_to_artifacts(connection, new)
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         rows = {id(draft.row): draft.row for draft in new}
@@ -334,6 +336,16 @@ class Submission:
                         errors=[(f"{place}depends_on", f"{name} was cancelled and will never complete")]
                     )
         return {name for name, status in statuses.items() if status is Status.COMPLETED}
+
+    async def _refer_to_artifacts(self, connection: Connection, new: list[Draft]) -> None:
+        """Keep the artifacts that tasks get as inputs; rejects unknown ones."""
+        unknown = await refer(connection, {draft.id: draft.row.context_artifacts for draft in new})
+        for draft in new if unknown else ():
+            if found := unknown.intersection(draft.row.context_artifacts):
+                place = f"{draft.place}." if draft.place else ""
+                raise InvalidInputError(
+                    errors=[(f"{place}spec.context_refs", unknown_artifacts(sorted(found)))]
+                )
 
     async def _insert(self, connection: Connection, new: list[Draft]) -> None:
         if new:

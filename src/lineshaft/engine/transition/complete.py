@@ -6,12 +6,13 @@ single task, with what depends on it, is completed by a function (engine/claim/s
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from lineshaft.engine.artifacts.references import refer, referred, referred_data, unknown_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
@@ -76,6 +77,15 @@ class _Answered:
 
 class _LockLostError(Exception):
     """A document lock was taken away during the completion, which is rolled back and tried again."""
+
+
+class _UnknownArtifactsError(Exception):
+    """Outputs refer to artifacts that don't exist. The completion is rolled back; their attempts fail."""
+
+    def __init__(self, faults: dict[str, str]) -> None:
+        super().__init__()
+        #: By task id.
+        self.faults = faults
 
 
 class Acceptance:
@@ -164,16 +174,18 @@ class Complete:
         if has_duplicate_tasks([item.claim for item in completions]):
             return [result for item in completions for result in await self.complete([item])]
         done: set[str] = set()
-        if len(completions) == 1 and self._single_path.is_open():
-            (item,) = completions
+        refs = _references(completions)
+        plain = [item for item in completions if item.claim.id not in refs]
+        if len(plain) == 1 and self._single_path.is_open():
+            (item,) = plain
             if await complete_one(self._database, item):
                 done = {item.claim.id}
             self._single_path.tried(worked=bool(done))
-        elif len(completions) > 1 and self._fast_path.is_open():
-            call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(completions)}
+        elif len(plain) > 1 and self._fast_path.is_open():
+            call = _SQL["complete_fast"], {**self._database.now, **_completion_columns(plain)}
             (rows,) = await self._database.run_alone(lambda own: pipelined(own, call, named=False))
             done = {task_id for (task_id,) in rows}
-            self._fast_path.tried(worked=2 * len(done) >= len(completions))
+            self._fast_path.tried(worked=2 * len(done) >= len(plain))
         rest = [item for item in completions if item.claim.id not in done]
         results = iter(await self._complete(rest) if rest else ())
         return [
@@ -189,7 +201,7 @@ class Complete:
         None: the claim remains to be made. A repeated call has the first one's claim, while that is held, and
         never makes another.
         """
-        if self._single_path.is_open():
+        if not _references([item]) and self._single_path.is_open():
             looked = await complete_and_claim(self._database, item, types=types)
             self._single_path.tried(worked=looked is not None)
             if looked is not None:
@@ -206,13 +218,17 @@ class Complete:
         self, completions: Sequence[Completion], recorded: set[str] | None = None
     ) -> list[Moved]:
         """Adds to `recorded` the tasks whose output this call recorded or rejected, and no earlier one."""
-        parameters = {**self._database.now, **_completion_columns(completions), "accepted": False}
-        calls = [
-            (statement, parameters)
-            for statement in (LOCK_DEPENDENTS, _SQL["complete_tasks"], UNBLOCK_DEPENDENTS)
-        ]
+        refs = _references(completions)
+        #: Why outputs are not valid, by task id.
+        faults: dict[str, str] = {}
 
         async def work(connection: Connection) -> list[Moved]:
+            valid = [item for item in completions if item.claim.id not in faults]
+            parameters = {**self._database.now, **_completion_columns(valid), "accepted": False}
+            calls = [
+                (statement, parameters)
+                for statement in (LOCK_DEPENDENTS, _SQL["complete_tasks"], UNBLOCK_DEPENDENTS)
+            ]
             async with transaction(connection, *calls) as (_, completed, unblocked):
                 if any(task.lock_lost for task in map(_Completed._make, completed)):
                     raise _LockLostError
@@ -223,9 +239,12 @@ class Complete:
                 rest = [item for item in completions if item.claim.id not in results]
                 done = set(results)
                 if rest:
-                    special, done_specially = await self._complete_special(connection, rest)
+                    special, done_specially = await self._complete_special(connection, rest, faults)
                     results |= special
                     done |= done_specially
+                if refs:
+                    accepted = (name for name in done if results[name].status in _WITH_OUTPUT)
+                    await _refer(connection, {name: refs[name] for name in accepted if name in refs})
             if recorded is not None:
                 recorded.update(done)
             return [results[item.claim.id] for item in completions]
@@ -233,7 +252,11 @@ class Complete:
         while True:
             # Each time a lock fewer is held, so this ends.
             with contextlib.suppress(_LockLostError):
-                results = await self._database.run_alone(work)
+                try:
+                    results = await self._database.run_alone(work)
+                except _UnknownArtifactsError as unknown:
+                    faults |= unknown.faults
+                    continue
                 break
         validating = [
             item.claim
@@ -246,18 +269,18 @@ class Complete:
         return [checked.get(result.id, result) for result in results]
 
     async def _complete_special(
-        self, connection: Connection, items: Sequence[Completion]
+        self, connection: Connection, items: Sequence[Completion], faults: Mapping[str, str]
     ) -> tuple[dict[str, Moved], set[str]]:
-        """Completions that `complete_tasks` left: gated, too expensive, repeated, or no longer held.
+        """Completions that `complete_tasks` left: gated, too expensive, invalid, repeated, or no longer held.
 
-        Also returns the first two: those that moved now.
+        Also returns the first three: those that moved now. `faults` of outputs are by task id.
         """
         locked = await self._locks.lock(connection, [item.claim.id for item in items])
         # A repeated call may report more than the first.
         await self._locks.book_checked(connection, locked, {item.claim: item.spent for item in items})
         kept = await self._locks.kept_locks(connection, locked.values())
         results: dict[str, Moved] = {}
-        over: list[tuple[LockedTask, Failure]] = []
+        failed: list[tuple[LockedTask, Failure]] = []
         gated: list[tuple[LockedTask, Completion]] = []
         unlocked: list[tuple[LockedTask, Completion]] = []
         rest: list[Completion] = []
@@ -270,22 +293,20 @@ class Complete:
                 rest.append(item)
             elif task.lock_token is not None and task.id not in kept:
                 unlocked.append((task, item))
-            elif task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
-                error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
-                category = retry.FailureCategory.BUDGET_EXCEEDED
-                over.append((task, Failure(item.claim, error, category, spent=item.spent)))
+            elif (failure := _failure(task, item, faults)) is not None:
+                failed.append((task, failure))
             else:
                 gated.append((task, item))
         if unlocked:
             results |= await self._refuse_unlocked(connection, unlocked)
-        if over:
-            results |= await self._fail.fail_locked(connection, over, ended_by=COMPLETE)
+        if failed:
+            results |= await self._fail.fail_locked(connection, failed, ended_by=COMPLETE)
         if gated:
             await self._begin_validation(connection, gated)
             results |= {task.id: Moved(task.id, Status.VALIDATING) for task, _ in gated}
         if rest:
             results |= {result.id: result for result in await self._acceptance.refuse(connection, rest)}
-        return results, {task.id for task, _ in (*over, *gated)}
+        return results, {task.id for task, _ in (*failed, *gated)}
 
     async def _refuse_unlocked(
         self, connection: Connection, items: Sequence[tuple[LockedTask, Completion]]
@@ -325,6 +346,42 @@ class Complete:
         await changes.write(connection)
         if self._gates is not None:
             await self._gates.begin(connection, [task.id for task, _ in items])
+
+
+def _failure(task: LockedTask, item: Completion, faults: Mapping[str, str]) -> Failure | None:
+    """Why a completion is a failed attempt; None: it isn't."""
+    if task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
+        error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
+        return Failure(item.claim, error, retry.FailureCategory.BUDGET_EXCEEDED, spent=item.spent)
+    if task.id in faults:
+        category = retry.FailureCategory.INVALID_OUTPUT
+        return Failure(item.claim, faults[task.id], category, spent=item.spent)
+    return None
+
+
+#: States of a task whose output was recorded by this call.
+_WITH_OUTPUT = frozenset({Status.COMPLETED, Status.VALIDATING})
+
+
+def _references(items: Sequence[Completion]) -> dict[str, list[str]]:
+    """Ids of artifacts that outputs refer to, by task id, for those that do."""
+    return {
+        item.claim.id: found
+        for item in items
+        if (found := [*referred(item.artifacts), *referred_data(item.output)])
+    }
+
+
+async def _refer(connection: Connection, refs: Mapping[str, list[str]]) -> None:
+    unknown = await refer(connection, refs)
+    if unknown:
+        raise _UnknownArtifactsError(
+            {
+                task_id: f"output: {unknown_artifacts(missing)}"
+                for task_id, ids in refs.items()
+                if (missing := [each for each in ids if each in unknown])
+            }
+        )
 
 
 def _stored_output(item: Completion) -> str:

@@ -26,12 +26,14 @@ _MIDDLE = ord("[") + 1
 _PIECE = 64 << 10
 
 
-def too_large(limit: int) -> PayloadTooLargeError:
+def too_large(limit: int, setting: str = "LINESHAFT_MAX_BODY_BYTES") -> PayloadTooLargeError:
     if limit == SMALL_BODY_BYTES:
         return PayloadTooLargeError(f"The body is larger than {limit} bytes, the limit of this call.")
+    found = f"The body is larger than {limit} bytes ({setting})."
+    if setting != "LINESHAFT_MAX_BODY_BYTES":
+        return PayloadTooLargeError(found)
     return PayloadTooLargeError(
-        f"The body is larger than {limit} bytes (LINESHAFT_MAX_BODY_BYTES). Send less at once, or put large "
-        "data into an artifact and refer to it."
+        f"{found} Send less at once, or put large data into an artifact and refer to it."
     )
 
 

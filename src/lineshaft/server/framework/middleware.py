@@ -14,8 +14,8 @@ import ipaddress
 import re
 import socket
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
@@ -60,6 +60,11 @@ class AllowedHosts:
         return self._exposed or address.is_loopback
 
 
+class BodyLimit(NamedTuple):
+    max_bytes: int
+    setting: str
+
+
 class RequestMiddleware:
     def __init__(
         self,
@@ -69,11 +74,16 @@ class RequestMiddleware:
         max_body_bytes: int,
         error_formats: ErrorFormats,
         open_prefix: str,
+        uploads: Mapping[str, BodyLimit] | None = None,
     ) -> None:
-        """`open_prefix`: paths that are authenticated otherwise, and may be called by any name."""
+        """`open_prefix`: paths that are authenticated otherwise, and may be called by any name.
+
+        `uploads`: paths whose POST takes a body of another size, which is never held in memory.
+        """
         self._app = app
         self._hosts = hosts
-        self._max_body_bytes = max_body_bytes
+        self._body_limit = BodyLimit(max_body_bytes, "LINESHAFT_MAX_BODY_BYTES")
+        self._uploads = uploads or {}
         self._error_formats = error_formats
         self._open_prefix = open_prefix
 
@@ -108,7 +118,10 @@ class RequestMiddleware:
         request_id = scope["state"]["request_id"]
         began = time.perf_counter()
         status = 0
-        body = _Body(receive, headers, self._max_body_bytes)
+        limit = self._body_limit
+        if scope["method"] == "POST":
+            limit = self._uploads.get(scope["path"], limit)
+        body = _Body(receive, headers, limit)
 
         async def send_and_log(message: Message) -> None:
             nonlocal status
@@ -163,22 +176,22 @@ class RequestMiddleware:
 class _Body:
     """The body of a request, up to the limit of the server."""
 
-    def __init__(self, receive: Receive, headers: dict[bytes, bytes], max_bytes: int) -> None:
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], limit: BodyLimit) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
+        self._limit = limit
         self._received = 0
         length = headers.get(b"content-length", b"0")
         self._length = int(length) if length.isdigit() else 0
         self.is_read = self._length == 0 and b"transfer-encoding" not in headers
 
     def check_length(self) -> None:
-        if self._length > self._max_bytes:
-            raise limits.too_large(self._max_bytes)
+        if self._length > self._limit.max_bytes:
+            raise limits.too_large(*self._limit)
 
     async def receive(self) -> Message:
         message = await self._next()
-        if self._received > self._max_bytes:
-            raise limits.too_large(self._max_bytes)
+        if self._received > self._limit.max_bytes:
+            raise limits.too_large(*self._limit)
         return message
 
     async def _next(self) -> Message:

@@ -77,6 +77,9 @@ def _operation(operation: Operation, path: str, formats: ErrorFormats) -> dict[s
     if operation.scope is not None:
         found["security"] = [{"token": []}, {}]
         found["x-scope"] = operation.scope.value
+    if operation.upload:
+        found["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": {}}}}
+        found["parameters"].append(_FILE_NAME)
     if operation.body is not None:
         content: dict[str, Any] = {"schema": _schema_of(operation.body_shape or operation.body)}
         if operation.example is not None:
@@ -96,6 +99,15 @@ _IDEMPOTENCY_KEY = {
     "required": False,
     "description": "Requests with the same key create only once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 1000},
+}
+
+
+_FILE_NAME = {
+    "name": "X-Filename",
+    "in": "header",
+    "required": False,
+    "description": "The name of the file, percent-encoded.",
+    "schema": {"type": "string", "pattern": "^[!-~]*$", "maxLength": 3000},
 }
 
 
@@ -139,7 +151,16 @@ def _responses(operation: Operation, error_format: ErrorFormat) -> dict[str, Any
 
 
 def _phrase(status: int) -> str:
-    return {200: "Done", 201: "Created", 202: "Accepted", 204: "Done; no body"}[status]
+    return {
+        200: "Done",
+        201: "Created",
+        202: "Accepted",
+        204: "Done; no body",
+        206: "The requested range",
+        304: "Not changed",
+        307: "Elsewhere, for a short time",
+        416: "The range is outside of the content",
+    }[status]
 
 
 def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:

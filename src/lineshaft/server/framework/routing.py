@@ -13,7 +13,7 @@ import gc
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -103,6 +103,8 @@ class Operation:
     check_body: Callable[[bytes], None] | None = None
     #: Removes system-managed fields, if the body may be a document that has them.
     simplify: documents.Simplify | None = None
+    #: The body is bytes of any kind, which the handler reads piece by piece.
+    upload: bool = False
 
     @property
     def name(self) -> str:
@@ -116,7 +118,7 @@ class Operation:
             codes.append("unauthorized")
         if self.body is not None or self.query is not None:
             codes.append("invalid_input")
-        if self.body is not None:
+        if self.body is not None or self.upload:
             codes.append("payload_too_large")
         return sorted(set(codes))
 
@@ -148,6 +150,7 @@ class Routes:
         body_shape: Any = None,
         check_body: Callable[[bytes], None] | None = None,
         simplify: documents.Simplify | None = None,
+        upload: bool = False,
     ) -> Callable[[Handler], Handler]:
         """Register the decorated function. `answer` is the type of a 200 response, or types by status."""
 
@@ -167,6 +170,7 @@ class Routes:
                     body_shape=body_shape,
                     check_body=check_body,
                     simplify=simplify,
+                    upload=upload,
                 )
             )
             return handler
@@ -252,6 +256,18 @@ class Endpoint(Generic[S]):
 INTERNAL_ERROR = (
     "Internal error. The request may or may not have taken effect; search the server log for this request_id."
 )
+
+
+async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body of an upload, as it arrives."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        if message.get("body"):
+            yield message["body"]
+        if not message.get("more_body", False):
+            return
 
 
 async def read_body(receive: Receive, max_bytes: int | None = None) -> bytes:

@@ -76,6 +76,19 @@ def _lines(found: Metrics) -> Iterable[str]:
     yield from _metric(
         "daily_spend_usd", "gauge", "Spent since midnight UTC.", [({}, found.stats.spend_today_usd)]
     )
+    stored = found.stats.artifacts
+    yield from _metric(
+        "artifact_store_bytes",
+        "gauge",
+        "The size of all artifacts, equal contents once; an estimate once there are very many.",
+        [({}, stored.bytes)],
+    )
+    yield from _metric(
+        "artifact_store_contents",
+        "gauge",
+        "Different contents in the artifact store.",
+        [({}, stored.contents)],
+    )
     yield from _metric(
         "budget_remaining_usd",
         "gauge",

@@ -129,6 +129,25 @@ class SourceQuery(Page, frozen=True, kw_only=True):
     kind: str | None = None
 
 
+class ReadTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: With the data of a large output, which is null otherwise.
+    full: bool = False
+
+
+class ListArtifacts(Page, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    task_id: str | None = None
+
+
+class PutArtifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: The task that made it.
+    task_id: str | None = None
+
+
+class ReadContent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: Answer with the address of the content on S3, if it is there.
+    redirect: bool = False
+
+
 class TypesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: tuple[str, ...] = ()
 

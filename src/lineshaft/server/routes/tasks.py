@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from lineshaft.model.tasks import NewTask
@@ -71,10 +71,15 @@ async def list_tasks(call: Call, query: requests.TaskQuery) -> Answer:
     return Answer(await queries.tasks(query, order=query.order, limit=query.limit, cursor=query.cursor))
 
 
-@routes.get("/v1/tasks/{id}", Scope.READ, Task, codes=("not_found",))
-async def get_task(call: Call) -> Answer:
-    """Read a task."""
-    return await _task(call)
+@routes.get("/v1/tasks/{id}", Scope.READ, Task, codes=("not_found", "payload_too_large"))
+async def get_task(call: Call, query: requests.ReadTask) -> Answer:
+    """Read a task. With `full=1` its output has the data also if that is large."""
+    answer = await _task(call)
+    if query.full and answer.value.output.data_ref is not None:
+        output = answer.value.output
+        data = await call.service.engine.artifacts.content(output.data_ref)
+        return Answer(replace(answer.value, output=replace(output, data_json=Raw(data))))
+    return answer
 
 
 @routes.get("/v1/tasks/{id}/attempts", Scope.READ, Page[Attempt], codes=("not_found",))

@@ -1,0 +1,125 @@
+"""The folders of an attempt: `LINESHAFT_INPUTS` with the task's artifacts, `LINESHAFT_OUTPUTS` for new ones.
+
+Both belong to the attempt and are deleted after it. The agent holds a lock while it uses them, so that the
+next agent can delete what one that was killed left behind.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from lineshaft.agent.context import TaskContext
+from lineshaft.agent.exec.account import Account
+from lineshaft.agent.outcome import Fail
+from lineshaft.client.artifacts import Artifacts
+from lineshaft.model.file_names import safe_file_name
+from lineshaft.model.retry import FailureCategory
+from lineshaft.settings import INPUTS_VARIABLE, OUTPUTS_VARIABLE
+from lineshaft.types.artifacts import REF_PREFIX
+
+_PREFIX = "lineshaft-attempt-"
+_LOCK = ".lock"
+MAX_FILES = 1_000
+
+
+class AttemptFiles:
+    def __init__(self, folder: Path, account: Account | None) -> None:
+        self._account = account
+        self._inputs, self._outputs = folder / "inputs", folder / "outputs"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {INPUTS_VARIABLE: str(self._inputs), OUTPUTS_VARIABLE: str(self._outputs)}
+
+    def create(self) -> None:
+        if self._account is not None:
+            # The account must get through to its folders; it can't list this one.
+            self._inputs.parent.chmod(0o711)
+        for folder in (self._inputs, self._outputs):
+            folder.mkdir(mode=0o700)
+            self._hand_over(folder)
+
+    def _hand_over(self, path: Path) -> None:
+        if self._account is not None:
+            os.chown(path, self._account.uid, self._account.gid)
+
+    async def fetch(self, ctx: TaskContext, artifacts: Artifacts) -> None:
+        """Write the artifacts among the task's inputs to files, each under its own name."""
+        taken: set[str] = set()
+        for ref, found in ctx.inputs.items():
+            if not ref.startswith(REF_PREFIX) or found is None:
+                continue
+            name = safe_file_name(found["name"])
+            if name in taken:
+                name = f"{found['id']}-{name}"
+            taken.add(name)
+            target = self._inputs / name
+            await artifacts.save(ref, target)
+            self._hand_over(target)
+
+    async def store(self, ctx: TaskContext) -> None:
+        """Upload what the command wrote, by its path within the folder."""
+        count = 0
+        for name, file in self._written():
+            # It is closed here, also if the upload fails.
+            with os.fdopen(file, "rb") as opened:
+                count += 1
+                if count > MAX_FILES:
+                    raise Fail(
+                        f"The command wrote more than {MAX_FILES} files to {OUTPUTS_VARIABLE}. Put them into "
+                        "an archive.",
+                        FailureCategory.INVALID_OUTPUT,
+                    )
+                await ctx.put_artifact(name, opened)
+
+    def _written(self) -> Iterator[tuple[str, int]]:
+        """Regular files of the command's account, in order. Links are skipped: they may lead anywhere."""
+        owner = os.getuid() if self._account is None else self._account.uid
+        for folder, below, names, at in os.fwalk(self._outputs, follow_symlinks=False):
+            below.sort()
+            for name in sorted(names):
+                try:
+                    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+                except OSError:
+                    continue
+                found = os.fstat(file)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == owner:
+                    yield str(Path(folder).relative_to(self._outputs) / name), file
+                else:
+                    os.close(file)
+
+
+@asynccontextmanager
+async def attempt_files(account: Account | None) -> AsyncIterator[AttemptFiles]:
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=_PREFIX))
+    lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files = AttemptFiles(folder, account)
+        files.create()
+        yield files
+    finally:
+        # Before the lock is released: another agent would do the same.
+        await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        os.close(lock)
+
+
+def delete_left_behind() -> None:
+    """Delete the folders of agents of this account that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.getuid() or not folder.is_dir():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

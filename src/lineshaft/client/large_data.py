@@ -1,0 +1,93 @@
+"""Large data: stored as an artifact before it is sent, and read back where it is used."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from lineshaft.client.backend import Backend
+from lineshaft.errors import LineshaftError
+from lineshaft.types import Task
+from lineshaft.types.assignments import Assignment
+from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef, data_ref_in
+from lineshaft.types.work import ClaimedTask
+
+_PIECE = 1 << 20
+_steps = msgspec.json.Decoder(dict[str, Raw]).decode
+_children = msgspec.json.Decoder(dict[str, dict[str, Raw]]).decode
+
+
+async def stored(backend: Backend, task_id: str, name: str, json: bytes) -> bytes:
+    """The JSON itself, or a reference to it if it is large."""
+    if len(json) <= MAX_INLINE_BYTES:
+        return json
+    made = await backend.put_artifact(
+        _pieces(json), name=name, content_type="application/json", task_id=task_id, size=len(json)
+    )
+    return DataRef(data_ref=made.ref, size=made.size).json
+
+
+async def loaded(backend: Backend, json: bytes) -> bytes:
+    """What a reference stands for; any other JSON as it is."""
+    found = data_ref_in(json)
+    if found is None:
+        return json
+    artifact = await backend.artifact(found.data_ref)
+    chunks = [chunk async for chunk in backend.read_artifact(artifact, 0, artifact.size)]
+    data = b"".join(chunks)
+    try:
+        msgspec.json.decode(data, type=Raw)
+    except msgspec.MsgspecError as error:
+        raise LineshaftError(f"{found.data_ref} stands for data, but is not JSON: {error}.") from None
+    return data
+
+
+async def value(backend: Backend, decoded: Any) -> Any:
+    """A decoded value, or what it stands for."""
+    if not isinstance(decoded, dict) or "data_ref" not in decoded:
+        return decoded
+    return msgspec.json.decode(await loaded(backend, msgspec.json.encode(decoded)))
+
+
+async def with_data(backend: Backend, task: Task) -> Task:
+    """The task with its output's data, wherever that is stored."""
+    output = task.output
+    if output.data_ref is None:
+        return task
+    data = await loaded(backend, DataRef(data_ref=output.data_ref, size=output.size).json)
+    return replace(task, output=replace(output, data_json=Raw(data)))
+
+
+def has_large_data(assignment: Assignment[ClaimedTask]) -> bool:
+    parts = (assignment.steps_json, assignment.checkpoint_json, assignment.children_json)
+    return any(b'"data_ref"' in bytes(part) for part in (*parts, *assignment.inputs_json.values()))
+
+
+async def with_large_data(backend: Backend, assignment: Assignment[ClaimedTask]) -> Assignment[ClaimedTask]:
+    """The assignment with all data that it refers to."""
+
+    async def load(json: Raw) -> Raw:
+        return Raw(await loaded(backend, bytes(json)))
+
+    children = _children(assignment.children_json)
+    for child in children.values():
+        if "output" in child:
+            child["output"] = await load(child["output"])
+    return replace(
+        assignment,
+        inputs_json={ref: await load(json) for ref, json in assignment.inputs_json.items()},
+        checkpoint_json=await load(assignment.checkpoint_json),
+        steps_json=Raw(
+            msgspec.json.encode(
+                {name: await load(json) for name, json in _steps(assignment.steps_json).items()}
+            )
+        ),
+        children_json=Raw(msgspec.json.encode(children)),
+    )
+
+
+async def _pieces(json: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(json), _PIECE):
+        yield json[start : start + _PIECE]

@@ -1,0 +1,248 @@
+"""Uploads, reads and deletion, on a folder and on S3."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from lineshaft.artifacts import open_store
+from lineshaft.artifacts.store import Store, StoreUnavailableError, content_key, temporary_key
+from lineshaft.clock import MovableClock
+from lineshaft.engine.artifacts.artifacts import CUT_OFF_SEC
+from lineshaft.engine.engine import Engine
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError, PayloadTooLargeError
+from lineshaft.model.tasks import NewTask
+from lineshaft.settings import Settings
+from tests.engine.artifacts.helpers import content, count, is_stored, pieces, put
+
+LARGE = os.urandom(9 << 20)
+KEEP_SEC = 10 * 86_400.0
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"some text", LARGE], ids=["empty", "byte", "text", "large"])
+async def test_what_was_put_is_read_back(engine: Engine, store: Store, data: bytes) -> None:
+    """R-247: the bytes are in the store, whatever their size."""
+    made = await put(engine, data)
+
+    assert (made.size, made.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert (made.name, made.content_type, made.ref) == ("report.txt", "text/plain", f"artifact:{made.id}")
+    assert await engine.artifacts.get(made.ref) == made == await engine.artifacts.get(made.id)
+    assert await content(engine, made) == data
+    assert await content(engine, made, 3, 8) == data[3:8]
+    assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+async def test_the_same_content_is_stored_once(
+    engine: Engine, store: Store, connection: psycopg.Connection
+) -> None:
+    first, second = await put(engine, LARGE, "one"), await put(engine, LARGE, "two")
+
+    assert first.id != second.id
+    assert first.sha256 == second.sha256
+    assert count(connection, "content") == 1
+    assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+async def test_a_repeated_attempt_gets_the_same_artifact_again(
+    engine: Engine, connection: psycopg.Connection
+) -> None:
+    (task,) = await engine.submission.submit([NewTask("research")])
+
+    first = await put(engine, b"notes", task_id=task.id)
+    assert await put(engine, b"notes", task_id=task.id) == first
+    other = await put(engine, b"other notes", task_id=task.id)
+
+    page = await engine.artifacts.page(task_id=task.id, limit=50, cursor=None)
+    assert page.items == [other, first]
+    assert count(connection, "artifact") == 2
+
+
+async def test_a_list_has_pages(engine: Engine) -> None:
+    made = [await put(engine, bytes([n])) for n in range(5)]
+
+    first = await engine.artifacts.page(task_id=None, limit=3, cursor=None)
+    rest = await engine.artifacts.page(task_id=None, limit=3, cursor=first.next_cursor)
+
+    assert [*first.items, *rest.items] == made[::-1]
+    assert rest.next_cursor is None
+
+
+async def test_an_artifact_that_is_too_large_leaves_nothing(
+    engine: Engine, store: Store, connection: psycopg.Connection
+) -> None:
+    engine.artifacts.max_bytes = 10 << 20
+
+    with pytest.raises(PayloadTooLargeError, match="LINESHAFT_MAX_ARTIFACT_BYTES"):
+        await put(engine, LARGE + LARGE)
+
+    assert count(connection, "content") == 0
+    assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+async def test_an_upload_that_its_sender_breaks_off_leaves_nothing(
+    engine: Engine, store: Store, connection: psycopg.Connection
+) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        async for piece in pieces(LARGE):
+            yield piece
+        raise ConnectionResetError("the sender is gone")
+
+    with pytest.raises(ConnectionResetError):
+        await engine.artifacts.put(broken(), name="broken")
+
+    assert count(connection, "content") == count(connection, "artifact") == 0
+    assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("../../etc/passwd", "../../etc/passwd"),
+        ("x" * 5_000, "x" * 1_000),
+        ("a\0b\nc", "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"),
+        ("", "unnamed"),
+        ("\ud800.txt", "?.txt"),
+    ],
+)
+async def test_a_hostile_name_is_only_data(engine: Engine, name: str, stored: str) -> None:
+    made = await put(engine, b"<script>alert(1)</script>", name)
+
+    assert made.name == stored
+    assert await content(engine, made) == b"<script>alert(1)</script>"
+
+
+async def test_unknown_tasks_and_artifacts_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidInputError, match="task_id"):
+        await put(engine, b"x", task_id="task_unknown")
+    with pytest.raises(NotFoundError, match="artifact_unknown"):
+        await engine.artifacts.get("artifact:artifact_unknown")
+    with pytest.raises(NotFoundError):
+        await engine.artifacts.delete("artifact_unknown")
+
+
+async def test_deleting_the_last_artifact_deletes_the_content(
+    engine: Engine, store: Store, connection: psycopg.Connection
+) -> None:
+    first, second = await put(engine, b"same", "one"), await put(engine, b"same", "two")
+
+    await engine.artifacts.delete(first.ref)
+    assert await content(engine, second) == b"same"
+    await engine.artifacts.delete(second.id)
+
+    assert not await is_stored(store, second)
+    assert count(connection, "content") == count(connection, "artifact") == 0
+
+
+async def test_the_janitor_deletes_what_no_task_refers_to(
+    engine: Engine, store: Store, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    used, unused = await put(engine, b"used"), await put(engine, b"unused")
+    (task,) = await engine.submission.submit([NewTask("research")])
+    draft = await put(engine, b"a draft of a live task", task_id=task.id)
+    connection.execute("INSERT INTO lineshaft.artifact_ref VALUES (%s, %s)", [task.id, used.id])
+
+    assert not (await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=1))["artifacts deleted"]
+    clock.advance(KEEP_SEC + 1)
+    counts = await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=1)
+
+    assert (counts["artifacts deleted"], counts["contents deleted"]) == (1, 1)
+    assert not await is_stored(store, unused)
+    assert await content(engine, used) == b"used"
+    await engine.operations.cancel(task.id, "enough")
+    counts = await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=1)
+    assert counts["artifacts deleted"] == 1
+    assert not await is_stored(store, draft)
+
+
+async def test_the_janitor_deletes_what_a_killed_upload_left(
+    engine: Engine, store: Store, clock: MovableClock, connection: psycopg.Connection
+) -> None:
+    kept = await put(engine, b"kept")
+    digest = hashlib.sha256(b"lost").hexdigest()
+    await store.create(content_key(digest), b"lost")
+    connection.execute(
+        "INSERT INTO lineshaft.content (sha256, size, used_at) VALUES (%s, 4, %s)", [digest, clock.now()]
+    )
+
+    assert not (await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=10))["contents deleted"]
+    clock.advance(CUT_OFF_SEC + 1)
+    counts = await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=10)
+
+    assert counts["contents deleted"] == 1
+    assert await store.size(content_key(digest)) is None
+    assert await content(engine, kept) == b"kept"
+
+
+async def test_temporary_objects_are_found_by_their_age(store: Store) -> None:
+    key = temporary_key()
+    await store.write(key, pieces(LARGE))
+
+    assert await store.old_temporary(timedelta(days=1)) == []
+    assert await store.old_temporary(timedelta(days=-1)) == [key]
+
+
+async def test_a_content_that_was_changed_is_an_error_at_its_end(engine: Engine, store: Store) -> None:
+    made = await put(engine, LARGE)
+    await store.delete(content_key(made.sha256))
+    with pytest.raises(LineshaftError, match="is missing in the artifact store"):
+        await content(engine, made)
+    await store.write(content_key(made.sha256), pieces(LARGE[:-1] + b"?"))
+
+    received = bytearray()
+
+    async def receive() -> None:
+        async for chunk in engine.artifacts.read(made):
+            received.extend(chunk)
+
+    with pytest.raises(LineshaftError, match="not what was uploaded"):
+        await receive()
+    assert len(received) < made.size
+
+
+async def test_an_upload_repairs_a_content_that_the_store_lost(engine: Engine, store: Store) -> None:
+    made = await put(engine, LARGE)
+    await store.delete(content_key(made.sha256))
+
+    again = await put(engine, LARGE)
+
+    assert await content(engine, made) == await content(engine, again) == LARGE
+
+
+async def test_many_uploads_of_one_content_make_one_object(
+    engine: Engine, store: Store, connection: psycopg.Connection
+) -> None:
+    data = LARGE[: 3 << 19]
+    made = await asyncio.gather(*(put(engine, data, f"copy {n}") for n in range(50)))
+
+    assert len({each.id for each in made}) == 50
+    assert count(connection, "content") == 1
+    assert await content(engine, made[0]) == data
+    assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+async def test_usage_counts_each_content_once(engine: Engine) -> None:
+    for name in ("one", "two"):
+        await put(engine, b"12345", name)
+
+    usage = (await engine.read.stats()).artifacts
+    assert (usage.contents, usage.bytes, usage.exact) == (1, 5, True)
+
+
+async def test_a_store_that_refuses_is_named(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if place.startswith("s3:"):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        refusing = open_store(Settings(artifacts=place))
+    else:
+        file = tmp_path_factory.mktemp("refusing") / "file"
+        file.write_text("not a folder")
+        refusing = open_store(Settings(artifacts=str(file)))
+
+    with pytest.raises(StoreUnavailableError, match="artifact store") as refused:
+        await refusing.create("sha256/ab/cd", b"x")
+    assert "wrong" not in str(refused.value)
