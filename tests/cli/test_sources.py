@@ -91,3 +91,19 @@ def test_wrong_definitions(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(["sources", "put", "x", definition]) == code
         assert message in capsys.readouterr().err
+
+
+def test_a_watcher_that_only_knows_a_server_says_that_it_needs_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It must not watch for an empty database of its own."""
+    monkeypatch.delenv("LINESHAFT_DATABASE_URL")
+    monkeypatch.setenv("LINESHAFT_HOME", str(tmp_path / "home"))
+    assert main(["watch", "--folder", str(tmp_path)]) == 1
+    assert "There is no database in" in capsys.readouterr().err
+    monkeypatch.setenv("LINESHAFT_URL", "http://127.0.0.1:8001")
+    assert main(["watch", "--folder", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "LINESHAFT_URL is http://127.0.0.1:8001, but a watcher needs the database" in error
+    assert "Set LINESHAFT_DATABASE_URL" in error
+    assert not (tmp_path / "home").exists()

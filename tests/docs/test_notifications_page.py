@@ -28,8 +28,11 @@ def test_the_example_of_destinations_loads(tmp_path: Path) -> None:
         "SLACK_URL": "json://localhost",
     }
 
-    assert [each.name for each in load(path, environ)] == ["ops", "slack", "pager", "decisions", "signals"]
-    described = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert [each.name for each in load(path, environ)] == [
+        *("ops", "slack", "requests", "pager", "decisions", "signals"),
+    ]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
+    described = re.findall(r"`(\w+)`", " ".join(rows))
     assert set(described) == {kind.value for kind in NoticeKind}
 
 

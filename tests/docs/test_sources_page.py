@@ -1,25 +1,28 @@
 """The recipes of docs/sources.md work as they are written, with payloads as the providers send them."""
 
+import asyncio
 import hashlib
 import hmac
 import json
-import re
 import time
 from pathlib import Path
+from typing import LiteralString
 from urllib.parse import urlencode
 
-import msgspec
 import pytest
 
+from lineshaft import Agent, Lineshaft
 from lineshaft.duties.event_watcher import EventWatcher
 from lineshaft.duties.observer import Observer
 from lineshaft.model.tasks import NewTask
 from lineshaft.sources import file
+from tests.docs.pages import blocks
+from tests.integrations.receiver import receiving
 from tests.server.client import Client, Reply
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, serving, until
 from tests.world import World
 
-PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
+PAGE = "docs/sources.md"
 SECRET = "a-secret-of-the-test"
 REPOSITORY = {"id": 1, "full_name": "acme/site", "private": False}
 PULL_REQUEST = {
@@ -61,8 +64,16 @@ COMMAND = {
 def recipes(folder: Path) -> Path:
     """The file with the recipes."""
     path = folder / "sources.yaml"
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    path.write_text(next(block for block in blocks if "name: reviews" in block))
+    path.write_text(next(block.text for block in blocks(PAGE) if block.title == "recipes.yaml"))
+    return path
+
+
+def destinations(folder: Path) -> Path:
+    """The file with the destination for those who typed a command; a webhook stands for Slack."""
+    path = folder / "notifications.yaml"
+    text = next(block.text for block in blocks(PAGE) if "destinations:" in block.text)
+    assert "type: apprise" in text
+    path.write_text(text.replace("type: apprise", "type: webhook\n    secret: 0123456789abcdef"))
     return path
 
 
@@ -126,6 +137,50 @@ async def test_webhook_recipes(dsn: str, tmp_path: Path, monkeypatch: pytest.Mon
         )
 
 
+async def test_a_slack_command_is_answered_when_its_work_is_done(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the duties of a server, to a receiver that stands for Slack; nothing calls response_url."""
+    with receiving() as receiver:
+        monkeypatch.setenv("SLACK_URL", receiver.url)
+        monkeypatch.setenv("GITHUB_SECRET", SECRET)
+        monkeypatch.setenv("SLACK_SIGNING_SECRET", SECRET)
+        async with (
+            serving(
+                dsn, duties=True, sources=recipes(tmp_path), notifications=destinations(tmp_path)
+            ) as served,
+            Lineshaft(f"http://127.0.0.1:{served.client.port}") as shaft,
+        ):
+            # The destination begins with what happens after it was first seen.
+            await until_row(served, "SELECT FROM lineshaft.destination")
+            command = {**COMMAND, "response_url": f"{receiver.url}/commands/1/2"}
+            answer = await slack(served.client, urlencode(command).encode())
+            agent = Agent("planner", capabilities=[])
+
+            @agent.task("goal")
+            async def plan(goal: str) -> str:
+                return f"planned: {goal}"
+
+            await served.client.post("/v1/tasks", {"type": "goal", "spec": {"goal": "of another source"}})
+            await agent.run(shaft, until_idle=True, handle_signals=False)
+            await until(lambda: receiver.got)
+
+    (got,) = receiver.got
+    (task_id,) = answer.json["task_ids"]
+    assert answer.json["text"] == f"On it: {task_id}"
+    assert (got.path, got.json["kind"]) == ("/", "task_completed")
+    assert got.json["text"] == (
+        f"Task {task_id} (goal: Build a landing page) was completed. "
+        f"To see its output: lineshaft task show {task_id}"
+    )
+
+
+async def until_row(served: Served, query: LiteralString) -> None:
+    async with asyncio.timeout(60), served.service.engine.database.connection() as connection:
+        while not (await connection.execute(query)).rowcount:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+
+
 async def test_recipes_for_events_and_friction(world: World, tmp_path: Path) -> None:
     engine = world.engine
     await engine.sources.apply(file.read(recipes(tmp_path)), origin="file:sources.yaml")
@@ -155,10 +210,10 @@ async def test_recipes_for_events_and_friction(world: World, tmp_path: Path) -> 
 
 
 def test_every_definition_of_the_page_is_valid(tmp_path: Path) -> None:
-    text = PAGE.read_text()
-    for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        path = tmp_path / "sources.yaml"
-        path.write_text(block)
-        assert file.read(path)
-    (definition,) = re.findall(r"sources put weekly '(.*?)'\n", text, re.DOTALL)
-    assert msgspec.json.decode(definition)["kind"] == "schedule"
+    names = []
+    for block in blocks(PAGE):
+        if block.language == "yaml" and block.is_file:
+            path = tmp_path / "sources.yaml"
+            path.write_text(block.text)
+            names += [source.name for source in file.read(path)]
+    assert sorted(names) == ["broken-builds", "friction", "monthly", "report", "reviews", "slack"]

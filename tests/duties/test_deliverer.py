@@ -19,6 +19,7 @@ from lineshaft.duties.supervisor import all_duties, supervise
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed import outbox as outbox_module
 from lineshaft.engine.feed.outbox import Outbox, Throttle
+from lineshaft.engine.sources.firing import Occasion
 from lineshaft.integrations.notify import DeliveryError, Destination, Sender
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
@@ -26,6 +27,7 @@ from lineshaft.model.notices import DEFAULT_KINDS, Message, NoticeKind
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
+from tests.engine.sources.helpers import webhook
 from tests.integrations.receiver import receiving
 from tests.world import World
 
@@ -427,3 +429,58 @@ async def test_the_supervisor_reads_the_operators_file(engine: Engine, tmp_path:
     names = {duty.name for duty in all_duties(engine, Settings(notifications=path))}
 
     assert names - {duty.name for duty in all_duties(engine, Settings())} == {"deliverer to desk"}
+
+
+async def test_work_of_some_sources_that_has_ended(world: World) -> None:
+    """Each outcome once; work of other sources, and work without a source, is left out."""
+    engine = world.engine
+    box = Mailbox()
+    ended = {NoticeKind(f"{what}_{how}") for what in ("task", "dag") for how in ("completed", "cancelled")}
+    to = replace(destination(box, kinds=ended | {NoticeKind.DEAD_LETTER}), sources=frozenset({"mine", "m2"}))
+    dag = {"title": "Both", "tasks": [{"type": "a", "key": "a"}, {"type": "b", "depends_on": ["a"]}]}
+    await engine.sources.put(webhook("mine", template={"task": {"type": "x", "title": "${event.text}"}}))
+    await engine.sources.put(webhook("m2", template={"dag": dag}))
+    await engine.sources.put(webhook("other"))
+    agent = await world.agent()
+
+    async def ask(name: str, text: str = "") -> str:
+        fired = await engine.firings.fire(name, Occasion({"text": text}))
+        return str(fired.dag_id or fired.task_ids[0])  # type: ignore[index]
+
+    async with begun(engine, to) as duty:
+        done = await ask("mine", "Build a page")
+        await world.complete(await world.take(agent))
+        await ask("other")
+        await world.complete(await world.take(agent))
+        await world.one()
+        await world.complete(await world.take(agent))
+        both = await ask("m2")
+        for _ in range(2):
+            await world.complete(await world.take(agent))
+        stopped = await ask("mine", "Stop it")
+        await engine.operations.cancel(stopped, "not needed")
+        gone = await ask("m2")
+        await engine.operations.cancel_dag(gone, "not needed")
+        lost = await ask("mine", "Fail")
+        await world.kill(agent)
+        await duty.run_once()
+        assert (await duty.run_once())["collected"] == 0
+
+    found = [(str(m.kind), m.notices[0].task_id or m.notices[0].dag_id) for m in box.got]
+    assert [each for each in found if each[0].startswith("dag")] == [
+        ("dag_completed", both),
+        ("dag_cancelled", gone),
+    ]
+    assert [each for each in found if each[1] in {done, stopped, lost}] == [
+        ("task_completed", done),
+        ("task_cancelled", stopped),
+        ("dead_letter", lost),
+    ]
+    # With the two tasks of each DAG.
+    assert len(found) == 5 + 4, found
+    assert box.got[0].text == (
+        f"Task {done} (x: Build a page) was completed. To see its output: lineshaft task show {done}"
+    )
+    texts = dict(zip(found, box.texts, strict=True))
+    assert texts["dag_completed", both].endswith(f"To see its tasks: lineshaft dag show {both}")
+    assert texts["task_cancelled", stopped].endswith("was cancelled: not needed")

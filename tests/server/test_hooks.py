@@ -88,6 +88,52 @@ async def test_a_repeated_delivery_creates_nothing(client: Client) -> None:
     assert await count(client) == 2
 
 
+async def test_how_long_a_repeated_delivery_is_recognised(serve: Serve) -> None:
+    """By its id for 30 days, by its body for a day, or 30 for GitHub; then nothing of it is kept."""
+    clock = MovableClock(datetime(2026, 2, 8, 9, tzinfo=UTC))
+    body = json.dumps(PULL_REQUEST).encode()
+    digest = {"X-Signature-256": signed(body)["X-Hub-Signature-256"].removeprefix("sha256=")}
+    deliveries = {
+        "github": signed(body),
+        "gitlab": {"X-Gitlab-Token": SECRET, "X-Gitlab-Event-UUID": "e1"},
+        "hmac-sha256": {**digest, "X-Delivery-Id": "e1"},
+        "token": {"X-Webhook-Token": SECRET, "X-Delivery-Id": "e1"},
+        "none": {"X-Delivery-Id": "e1"},
+    }
+    # Without an id, or with another one, which only GitHub's bodies make useless after a day.
+    others = {
+        "github": signed(body, delivery="d2"),
+        "gitlab": {"X-Gitlab-Token": SECRET},
+        "hmac-sha256": digest,
+        "token": {"X-Webhook-Token": SECRET},
+        "none": {},
+    }
+    async with serve(clock=clock) as served:
+        client = served.client
+
+        async def outcomes(which: dict[str, dict[str, str]]) -> list[str]:
+            replies = [await deliver(client, name, body, headers) for name, headers in which.items()]
+            return [reply.json["outcome"] for reply in replies]
+
+        for scheme in deliveries:
+            await client.put(f"/v1/sources/{scheme}", source(scheme))
+        assert await outcomes(deliveries) == ["created"] * 5
+        clock.advance(23 * 3_600)
+        assert await outcomes({"github": others["github"], "hmac-sha256": digest}) == ["duplicate"] * 2
+        clock.advance(2 * 3_600)
+        assert await outcomes(deliveries) == ["duplicate"] * 5, "by their ids"
+        # The body of hmac-sha256 arrived a moment ago.
+        assert await outcomes(others) == ["duplicate", "created", "duplicate", "created", "created"]
+        clock.advance(28 * 86_400)
+        assert await outcomes({"github": others["github"]}) == ["duplicate"]
+        assert await outcomes(deliveries) == ["duplicate"] * 5
+        clock.advance(61 * 86_400)
+        await served.service.engine.sources.forget(86_400, 100)
+        async with served.service.engine.database.connection() as connection:
+            (left,) = await (await connection.execute("SELECT count(*) FROM lineshaft.source_key")).fetchone()  # type: ignore[misc]
+        assert left == 0
+
+
 async def test_what_isnt_authentic_is_refused_and_logged_without_the_secret(served: Served) -> None:
     client = served.client
     await client.put("/v1/sources/github", source("github"))
@@ -121,7 +167,7 @@ async def test_what_isnt_authentic_is_refused_and_logged_without_the_secret(serv
         "unknown or disabled source",
         "unknown or disabled source",
         "unknown or disabled source",
-        ": the body is not valid JSON",
+        "body: not valid JSON",
     ]
     assert SECRET not in str(logs) + str(replies)
 

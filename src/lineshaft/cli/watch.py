@@ -16,7 +16,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "watch",
         help="watch the folders of file sources on this machine",
-        description="Watch the folders of file sources on this machine, on the database of the settings. "
+        description="Watch the folders of file sources on this machine. A watcher needs the database of the "
+        "installation (LINESHAFT_DATABASE_URL, or the embedded one of this folder), not only its server. "
         "'lineshaft up' does so too where LINESHAFT_SOURCE_FOLDERS is set; this is for other machines. "
         "SIGTERM or Ctrl-C stops it.",
     )
@@ -38,9 +39,17 @@ def run(args: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415 - with all that follows, slow to import
 
     from lineshaft import logs  # noqa: PLC0415
+    from lineshaft.cli.connection import require_database  # noqa: PLC0415
     from lineshaft.engine.postgres.location import database  # noqa: PLC0415
 
     settings = Settings.load()
+    if settings.url is not None and settings.database_url is None:
+        raise UsageError(
+            f"LINESHAFT_URL is {settings.url}, but a watcher needs the database of that installation. Set "
+            "LINESHAFT_DATABASE_URL and unset LINESHAFT_URL, or run 'lineshaft watch' on a machine that "
+            "reaches the database and the files."
+        )
+    require_database(settings)
     folders = [os.path.abspath(folder) for folder in args.folder or settings.source_folders]  # noqa: PTH100 - keeps links
     if not folders:
         raise UsageError("Nothing to watch. Use --folder DIR, or set LINESHAFT_SOURCE_FOLDERS.")

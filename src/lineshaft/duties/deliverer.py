@@ -42,7 +42,7 @@ class Deliverer:
     async def run_once(self) -> Counts:
         to = self.destination
         counts: Counter[str] = Counter()
-        collected = await self.outbox.collect(to.name, to.kinds)
+        collected = await self.outbox.collect(to.name, to.kinds, sources=to.sources)
         counts["collected"] += collected.noted
         if collected.missed:
             _log.warning(

@@ -31,6 +31,11 @@ class NoticeKind(StrEnum):
     REVIEW = "review"
     #: Claims of a model, of a provider or of all models are paused. For programs, not for people.
     SLOWDOWN = "slowdown"
+    #: Work that has ended, for those who asked for it. Not sent by default.
+    TASK_COMPLETED = "task_completed"
+    TASK_CANCELLED = "task_cancelled"
+    DAG_COMPLETED = "dag_completed"
+    DAG_CANCELLED = "dag_cancelled"
 
 
 #: What a destination receives if its configuration names no kinds.
@@ -38,6 +43,10 @@ DEFAULT_KINDS = frozenset(NoticeKind) - {
     NoticeKind.SINGLE_DAG_FAILED,
     NoticeKind.REVIEW,
     NoticeKind.SLOWDOWN,
+    NoticeKind.TASK_COMPLETED,
+    NoticeKind.TASK_CANCELLED,
+    NoticeKind.DAG_COMPLETED,
+    NoticeKind.DAG_CANCELLED,
 }
 
 _EVENT_OF = {
@@ -52,6 +61,10 @@ _EVENT_OF = {
     NoticeKind.ALERT: "alert",
     NoticeKind.REVIEW: "task.resolved",
     NoticeKind.SLOWDOWN: "signal.slowdown",
+    NoticeKind.TASK_COMPLETED: "task.completed",
+    NoticeKind.TASK_CANCELLED: "task.cancelled",
+    NoticeKind.DAG_COMPLETED: "dag.completed",
+    NoticeKind.DAG_CANCELLED: "dag.cancelled",
 }
 _KIND_OF: dict[str, NoticeKind] = {
     event: kind
@@ -129,6 +142,9 @@ def _notice(event: NoticeEvent) -> Notice | None:
         kind = NoticeKind.POISON_PILL
     if kind is NoticeKind.DAG_FAILED and data.get("single"):
         kind = NoticeKind.SINGLE_DAG_FAILED
+    # The same as the event of its task.
+    if kind in {NoticeKind.DAG_COMPLETED, NoticeKind.DAG_CANCELLED} and data.get("single"):
+        return None
     # An agent that stops goes offline without this field; only a lost agent is worth a notice.
     if kind is NoticeKind.AGENT_OFFLINE and "last_heartbeat" not in data:
         return None
@@ -197,6 +213,14 @@ _TEXTS: dict[NoticeKind, _Text] = {
     NoticeKind.SLOWDOWN: lambda _, data: (
         f"Slowdown of {data.get('key')}: no claims until {data.get('until')}"
     ),
+    NoticeKind.TASK_COMPLETED: lambda event, _: (
+        f"{_task(event)} was completed. To see its output: lineshaft task show {event.task_id}"
+    ),
+    NoticeKind.TASK_CANCELLED: lambda event, data: f"{_task(event)} was cancelled{_cause(data)}",
+    NoticeKind.DAG_COMPLETED: lambda event, _: (
+        f"{_dag(event)} was completed. To see its tasks: lineshaft dag show {event.dag_id}"
+    ),
+    NoticeKind.DAG_CANCELLED: lambda event, data: f"{_dag(event)} was cancelled{_cause(data)}",
 }
 
 _TITLES = {
@@ -211,6 +235,10 @@ _TITLES = {
     NoticeKind.ALERT: "Alert",
     NoticeKind.REVIEW: "Dead letter reviewed",
     NoticeKind.SLOWDOWN: "Slowdown",
+    NoticeKind.TASK_COMPLETED: "Task completed",
+    NoticeKind.TASK_CANCELLED: "Task cancelled",
+    NoticeKind.DAG_COMPLETED: "DAG completed",
+    NoticeKind.DAG_CANCELLED: "DAG cancelled",
 }
 
 

@@ -14,11 +14,10 @@ from lineshaft.types.sources import Verification
 
 MAX_BODY_BYTES = 1 << 20
 MAX_FORM_FIELDS = 1_000
-#: Keys made of a body's digest last for so long.
+#: Keys made of a body's digest last for so long: a sender may well send the same body again another day.
 DIGEST_SEC = 86_400.0
-#: Ids where a signed time stamp refuses a replay anyway: as long as senders repeat a delivery, and longer.
-_STAMPED_ID_SEC = 30 * 86_400.0
-_STAMPED = frozenset({"slack", "standard"})
+#: Ids: longer than any sender repeats a delivery.
+ID_SEC = 30 * 86_400.0
 _MAX_ID = 200
 #: Headers with secrets, which a template must not see.
 _SECRET_HEADER = re.compile(r"auth|cookie|token|secret|signature|key|password", re.IGNORECASE)
@@ -31,14 +30,16 @@ _IDS: Mapping[str, tuple[str, ...]] = {
 _OTHER_IDS = ("webhook-id", "x-delivery-id", "idempotency-key")
 #: The id isn't signed there: a replayed delivery may have another one, but not another body.
 _UNSIGNED_IDS = frozenset({"github", "hmac-sha256"})
+#: No two of GitHub's bodies are the same: they contain times.
+_UNIQUE_BODIES = frozenset({"github"})
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     #: The body, with `body` and `headers`.
     event: dict[str, Any]
-    #: Texts, with how long each counts; None: forever.
-    keys: list[tuple[str, float | None]]
+    #: Texts, with how many seconds each counts.
+    keys: list[tuple[str, float]]
     #: The response to a delivery that only tests the connection.
     challenge: str | None = None
     is_ping: bool = False
@@ -78,7 +79,7 @@ def _form(body: bytes) -> Any:
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError:
-        raise InvalidInputError(errors=[("", "the body is not a valid form")]) from None
+        raise InvalidInputError(errors=[("body", "not a valid form")]) from None
     fields = dict(pairs)
     # Some senders put JSON into one field of a form.
     return _json(fields["payload"].encode()) if list(fields) == ["payload"] else fields
@@ -88,18 +89,21 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidInputError(errors=[("", "the body is not valid JSON")]) from None
+        raise InvalidInputError(errors=[("body", "not valid JSON")]) from None
 
 
 def _keys(
     scheme: str, headers: Mapping[str, str], fields: Mapping[str, Any], body: bytes
-) -> list[tuple[str, float | None]]:
-    digest = (f"body:{hashlib.sha256(body).hexdigest()}", DIGEST_SEC)
+) -> list[tuple[str, float]]:
+    digest = (
+        f"body:{hashlib.sha256(body).hexdigest()}",
+        ID_SEC if scheme in _UNIQUE_BODIES else DIGEST_SEC,
+    )
     given = next((headers[name] for name in _IDS.get(scheme, _OTHER_IDS) if headers.get(name)), None)
     if scheme == "slack":
         given = next((fields[name] for name in ("event_id", "trigger_id") if fields.get(name)), None)
     if not isinstance(given, str) or not given.isprintable():
         return [digest]
     known = given if len(given) <= _MAX_ID else hashlib.sha256(given.encode()).hexdigest()
-    key = (f"delivery:{known}", _STAMPED_ID_SEC if scheme in _STAMPED else None)
+    key = (f"delivery:{known}", ID_SEC)
     return [key, digest] if scheme in _UNSIGNED_IDS else [key]

@@ -16,7 +16,7 @@ import msgspec
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.notices import (
     DueNotice,
@@ -86,8 +86,13 @@ class Outbox:
         self._database = database
         self._events = Events(database)
 
-    async def collect(self, name: str, kinds: Collection[NoticeKind]) -> Collected:
-        """Store notices of these kinds about events since the last call."""
+    async def collect(
+        self, name: str, kinds: Collection[NoticeKind], *, sources: Collection[str] = ()
+    ) -> Collected:
+        """Store notices of these kinds about events since the last call.
+
+        `sources`: only about their work.
+        """
         known = await self._cursor(name)
         after: str | None = known
         noted, missed = 0, False
@@ -98,7 +103,8 @@ class Outbox:
                 # Read what is left of the feed; some of it may be repeated.
                 after, missed = None, True
                 continue
-            found = notices([_notice_event(event) for event in page.items], kinds)
+            events = await self._of_sources(page.items, sources) if sources else page.items
+            found = notices([_notice_event(event) for event in events], kinds)
             if not await self._note(name, known, page.next_cursor, found):
                 break  # another node has moved the cursor
             noted += len(found)
@@ -118,6 +124,13 @@ class Outbox:
                 await connection.execute(
                     _SQL["begin_destination"], {**self._database.now, "name": name, "cursor": start}
                 )
+
+    async def _of_sources(self, events: Sequence[Event], sources: Collection[str]) -> list[Event]:
+        dags = {event.dag_id for event in events if event.dag_id is not None}
+        values = {"dag_ids": sorted(dags), "sources": sorted(sources)}
+        async with self._database.connection() as connection:
+            known = set(await fetch_column(connection, _SQL["dags_of_sources"], values))
+        return [event for event in events if event.dag_id in known]
 
     async def _has_room(self, name: str) -> bool:
         async with self._database.connection() as connection:

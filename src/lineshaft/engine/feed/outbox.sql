@@ -14,6 +14,14 @@ SET cursor = %(cursor)s::text, read_at = coalesce(%(now)s::timestamptz, now())
 WHERE name = %(name)s::text AND cursor = %(known)s::text
 RETURNING name
 
+-- name: dags_of_sources
+-- Of these DAGs, also of tasks on their own, those that these sources created. By source_work_of_dag.
+SELECT DISTINCT work.dag_id
+FROM unnest(%(dag_ids)s::text[]) AS wanted (dag_id)
+CROSS JOIN LATERAL (SELECT dag_id, source_id FROM lineshaft.source_work WHERE source_work.dag_id = wanted.dag_id OFFSET 0) AS work
+JOIN lineshaft.source ON source.id = work.source_id
+WHERE source.name = ANY (%(sources)s::text[])
+
 -- name: note
 INSERT INTO lineshaft.notification (destination, kind, body, noted_at, due_at)
 SELECT %(name)s::text, input.kind, input.body, clock.now, clock.now

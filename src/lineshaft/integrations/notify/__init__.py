@@ -28,3 +28,5 @@ class Destination:
     sender: Sender
     kinds: frozenset[NoticeKind]
     throttle: Throttle
+    #: Only notices about work of these sources; none: all notices.
+    sources: frozenset[str] = frozenset()

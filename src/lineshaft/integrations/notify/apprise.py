@@ -8,9 +8,14 @@ from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import DeliveryError
 from lineshaft.model.notices import Message, NoticeKind
 
-_FAILURES = frozenset(
-    {NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL, NoticeKind.DAG_FAILED, NoticeKind.SINGLE_DAG_FAILED}
-)
+_TYPES = {
+    NoticeKind.DEAD_LETTER: "failure",
+    NoticeKind.POISON_PILL: "failure",
+    NoticeKind.DAG_FAILED: "failure",
+    NoticeKind.SINGLE_DAG_FAILED: "failure",
+    NoticeKind.TASK_COMPLETED: "success",
+    NoticeKind.DAG_COMPLETED: "success",
+}
 
 
 class Apprise:
@@ -29,6 +34,6 @@ class Apprise:
             raise SettingsError(f"Destination {name!r} has a URL that apprise doesn't support.")
 
     async def send(self, message: Message) -> None:
-        kind = "failure" if message.kind in _FAILURES else "warning"
+        kind = _TYPES.get(message.kind, "warning")
         if not await self._recipients.async_notify(title=message.title, body=message.text, notify_type=kind):
             raise DeliveryError("apprise could not deliver the message")

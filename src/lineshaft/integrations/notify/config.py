@@ -44,6 +44,7 @@ class _Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 
 class _Alerting(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: tuple[NoticeKind, ...] = ()
+    sources: tuple[str, ...] = ()
     throttle: ThrottleConfig = ThrottleConfig()
 
 
@@ -119,7 +120,8 @@ def _destination(path: Path, config: _Config) -> Destination:
     else:
         raise _invalid(path, f"{config.name}: command must have a program and its arguments")
     kinds = frozenset(config.events) or DEFAULT_KINDS
-    return Destination(config.name, sender, kinds, Throttle(throttle.most, throttle.seconds))
+    limit = Throttle(throttle.most, throttle.seconds)
+    return Destination(config.name, sender, kinds, limit, frozenset(config.sources))
 
 
 def _webhook(path: Path, config: WebhookConfig) -> Webhook:
