@@ -43,11 +43,12 @@ def explain(connection: psycopg.Connection, stem: str, name: str, values: dict[s
     """The generic plan, as it was executed; nothing stays of it."""
     text, names, types = positional(stem, name)
     connection.execute(PLAN_BY_INDEX)
-    connection.execute(f"PREPARE hot ({types}) AS {text}".encode())
     given = ClientCursor(connection).mogrify(", ".join(["%s"] * len(names)), [values[name] for name in names])
+    types, given = (f"({types})", f"({given})") if names else ("", "")
+    connection.execute(f"PREPARE hot {types} AS {text}".encode())
     with connection.transaction(force_rollback=True):
         rows = connection.execute(
-            f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, COSTS OFF) EXECUTE hot ({given})".encode()
+            f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, COSTS OFF) EXECUTE hot {given}".encode()
         ).fetchall()
     connection.execute("DEALLOCATE hot")
     return "\n".join(row[0] for row in rows)

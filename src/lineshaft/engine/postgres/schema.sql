@@ -258,7 +258,7 @@ CREATE TABLE lineshaft.firing (
     task_ids text[] NOT NULL DEFAULT '{}'::text[],
     dag_id text COLLATE "C",
     error text,
-    CONSTRAINT firing_pkey PRIMARY KEY (id)
+    CONSTRAINT firing_pkey PRIMARY KEY (source_id, id)
 );
 
 -- Parts of the READY index that claims read.
@@ -659,7 +659,6 @@ CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummariz
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE INDEX firing_by_age ON lineshaft.firing USING btree (at);
-CREATE INDEX firing_of_source ON lineshaft.firing USING btree (source_id, id);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);

@@ -87,7 +87,7 @@ SELECT coalesce(%(now)s::timestamptz, now()),
     %(data)s::jsonb
 
 -- name: list_firings
--- By firing_of_source, the newest first.
+-- By firing_pkey, the newest first.
 SELECT id, at, outcome, task_ids, dag_id, error
 FROM lineshaft.firing
 WHERE source_id = %(source_id)s::bigint AND id < %(before)s::bigint
@@ -109,13 +109,14 @@ FROM lineshaft.source WHERE next_at IS NOT NULL
 
 -- name: forget_firings
 -- By firing_by_age.
-DELETE FROM lineshaft.firing
-WHERE id = ANY (ARRAY(
-    SELECT id FROM lineshaft.firing
+DELETE FROM lineshaft.firing AS gone
+USING (
+    SELECT source_id, id FROM lineshaft.firing
     WHERE at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
     ORDER BY at LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED
-))
+) AS old
+WHERE gone.source_id = old.source_id AND gone.id = old.id
 
 -- name: forget_keys
 -- By source_key_expiry. Keys without an end stay.
@@ -163,14 +164,15 @@ WITH RECURSIVE known (source_id) AS (
     )
     FROM known WHERE known.source_id IS NOT NULL
 )
-DELETE FROM lineshaft.firing
-WHERE id = ANY (ARRAY(
-    SELECT firing.id
+DELETE FROM lineshaft.firing AS gone
+USING (
+    SELECT firing.source_id, firing.id
     FROM known JOIN lineshaft.firing ON firing.source_id = known.source_id
     WHERE known.source_id IS NOT NULL AND NOT EXISTS (SELECT FROM lineshaft.source WHERE source.id = known.source_id)
     LIMIT %(limit)s::integer
     FOR UPDATE OF firing SKIP LOCKED
-))
+) AS old
+WHERE gone.source_id = old.source_id AND gone.id = old.id
 
 -- name: forget_orphaned_keys
 WITH RECURSIVE known (source_id) AS (

@@ -50,7 +50,8 @@ CREATE TABLE lineshaft.firing (
     task_ids text[] NOT NULL DEFAULT '{}',
     dag_id text COLLATE "C",
     error text,
-    CONSTRAINT firing_pkey PRIMARY KEY (id)
+    -- No index begins with id: a list of a source that seldom fires would read all others to find its own.
+    CONSTRAINT firing_pkey PRIMARY KEY (source_id, id)
 );
 COMMENT ON TABLE lineshaft.firing IS 'History of sources: what became of each tick, delivery or event.';
 COMMENT ON COLUMN lineshaft.firing.id IS 'In order of time.';
@@ -60,7 +61,6 @@ COMMENT ON COLUMN lineshaft.firing.outcome IS 'created, duplicate, filtered, ski
 COMMENT ON COLUMN lineshaft.firing.task_ids IS 'Tasks that it created, or the existing ones.';
 COMMENT ON COLUMN lineshaft.firing.dag_id IS 'The DAG that it created, or the existing one.';
 COMMENT ON COLUMN lineshaft.firing.error IS 'Why nothing was created.';
-CREATE INDEX firing_of_source ON lineshaft.firing (source_id, id);
 CREATE INDEX firing_by_age ON lineshaft.firing (at);
 
 -- Totals, which retention doesn't delete.
