@@ -151,7 +151,7 @@ def test_a_file_that_expands(tmp_path: Path, dsn: str, text: str) -> None:
         timeout=60,
     )
 
-    assert said.returncode == 1, said.stderr
+    assert said.returncode == 2, said.stderr
     assert str(path) in said.stderr
     assert "Unexpected" not in said.stderr
 

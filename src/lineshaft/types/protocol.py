@@ -363,7 +363,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
-    #: Of a failed or rate limited attempt: seconds until the next one is due.
+    #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
     retry_in_sec: float | None = None
     problem: Problem | None = None
     #: The next task, where one was asked for.

@@ -283,7 +283,7 @@ class Moved(msgspec.Struct, frozen=True):
     id: str
     status: Status | None
     error: LineshaftError | None = None
-    #: Of a failed or rate limited attempt: seconds until the next one is due.
+    #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
     retry_in_sec: float | None = None
 
     def unwrap(self) -> Status:
