@@ -60,6 +60,7 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("LINESHAFT_DAILY_BUDGET_USD", "NaN", "must be an amount of dollars"),
         ("LINESHAFT_DAILY_BUDGET_USD", "ten", "must be an amount of dollars"),
         ("LINESHAFT_AUTH", "maybe", "must be one of auto, required, off, got 'maybe'"),
+        ("LINESHAFT_SOURCE_FOLDERS", "/srv/in,inbox", "must be absolute paths separated by commas"),
         ("LINESHAFT_URL", "ftp://x", "must be a URL"),
         ("LINESHAFT_PROT", "80", "Unknown setting LINESHAFT_PROT; did you mean LINESHAFT_PORT?"),
         ("LINESHAFT_CONFIG", "nowhere.toml", "LINESHAFT_CONFIG names 'nowhere.toml', which doesn't exist"),

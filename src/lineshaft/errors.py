@@ -28,7 +28,8 @@ class InvalidInputError(LineshaftError):
     def __init__(self, message: str | None = None, *, errors: Sequence[tuple[str, str]] = ()) -> None:
         """`errors` are (field, fault) pairs."""
         self.errors = tuple(errors)
-        super().__init__(message or "; ".join(f"{place}: {fault}" for place, fault in self.errors) or None)
+        faults = (f"{place}: {fault}" if place else fault for place, fault in self.errors)
+        super().__init__(message or "; ".join(faults) or None)
 
 
 class CycleError(LineshaftError):

@@ -139,8 +139,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _folders(text: str) -> tuple[str, ...]:
+    folders = tuple(os.path.expanduser(name) for name in _names(text))  # noqa: PTH111 - keeps links
+    if not all(map(os.path.isabs, folders)):
+        raise ValueError
+    return folders
+
+
 _ANY_TEXT = Rule("a text", _text)
 _NAMES = Rule("names separated by commas", _names)
+_FOLDERS = Rule("absolute paths separated by commas", _folders)
 _PATH = Rule("a path", _path)
 _ARTIFACTS = Rule("a folder or s3://BUCKET/PREFIX", _artifacts)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
@@ -289,7 +297,7 @@ class Settings:
         _PATH, None, "A YAML file with sources, which a server applies when it starts. None: no file."
     )
     source_folders: tuple[str, ...] = _setting(
-        _NAMES, (), "Folders that file sources may watch, as absolute paths. None: file sources don't fire."
+        _FOLDERS, (), "Folders that file sources may watch. None: file sources don't fire."
     )
     validation_commands: Path | None = _setting(
         _PATH,

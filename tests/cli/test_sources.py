@@ -87,6 +87,11 @@ def test_wrong_definitions(capsys: pytest.CaptureFixture[str]) -> None:
         ("{", 2, "must be JSON"),
         ('{"kind": "nope"}', 2, "kind"),
         ('{"kind": "schedule", "cron": "x", "template": {"goal": "a"}}', 2, "cron: must have five fields"),
+        (
+            '{"kind": "schedule", "every_sec": 0.1, "template": {"goal": "a"}}',
+            2,
+            "from 1 to 31622400 seconds, got 0.1",
+        ),
         ("@/nope/file", 2, "Can't read"),
     ):
         assert main(["sources", "put", "x", definition]) == code

@@ -151,11 +151,12 @@ async def test_what_isnt_authentic_is_refused_and_logged_without_the_secret(serv
             await deliver(client, "off", body, signed(body)),
             await deliver(client, "tick", body, signed(body)),
             await deliver(client, "github", b"not json", signed(b"not json")),
+            await deliver(client, "github", b"[" * 101 + b"]" * 101, signed(b"[" * 101 + b"]" * 101)),
             await deliver(client, "github", b"x" * ((1 << 20) + 1), {}),
         ]
 
     statuses = [reply.status for reply in replies]
-    assert statuses == [401, 401, 401, 404, 404, 404, 422, 413]
+    assert statuses == [401, 401, 401, 404, 404, 404, 422, 422, 413]
     codes = {reply.code for reply in replies}
     assert codes == {"unauthorized", "not_found", "invalid_input", "payload_too_large"}
     assert await count(client) == 0
@@ -168,6 +169,7 @@ async def test_what_isnt_authentic_is_refused_and_logged_without_the_secret(serv
         "unknown or disabled source",
         "unknown or disabled source",
         "body: not valid JSON",
+        "is nested more than 100 levels deep",
     ]
     assert SECRET not in str(logs) + str(replies)
 

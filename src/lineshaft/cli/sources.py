@@ -261,13 +261,13 @@ def history_(args: argparse.Namespace) -> int:
         print_json(items)
     else:
         print_table(
-            ("AT", "OUTCOME", "TASKS", "DAG", "ERROR"),
+            # One or the other: on a narrow terminal, three columns would hide the end of the error.
+            ("AT", "OUTCOME", "WORK OR ERROR"),
             [
-                (moment(each.at), each.outcome, " ".join(each.task_ids), each.dag_id, each.error)
+                (moment(each.at), each.outcome, each.error or each.dag_id or " ".join(each.task_ids))
                 for each in items
             ],
             empty="It has not fired yet.",
-            optional=("DAG",),
         )
     return 0
 

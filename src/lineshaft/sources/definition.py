@@ -170,7 +170,7 @@ def _check_schedule(filled: dict[str, Any], faults: _Faults) -> None:
         faults.append(("cron", "give either cron or every_sec"))
         return
     if every is not None and not ticks.MIN_EVERY_SEC <= every <= ticks.MAX_EVERY_SEC:
-        fault = f"must be from {ticks.MIN_EVERY_SEC:g} to {ticks.MAX_EVERY_SEC:g} seconds, got {every}"
+        fault = f"must be from {ticks.MIN_EVERY_SEC:.0f} to {ticks.MAX_EVERY_SEC:.0f} seconds, got {every}"
         faults.append(("every_sec", fault))
     if not 0 <= filled["jitter_sec"] <= ticks.MAX_JITTER_SEC:
         fault = f"must be from 0 to {ticks.MAX_JITTER_SEC:g} seconds, got {filled['jitter_sec']}"
@@ -241,7 +241,7 @@ def _check_observer(filled: dict[str, Any], faults: _Faults) -> None:
         faults.append(("min_attempts", f"must be from 1 to 1000000, got {filled['min_attempts']}"))
     for name in ("window_sec", "cooldown_sec"):
         if not 60 <= filled[name] <= ticks.MAX_EVERY_SEC:  # noqa: PLR2004
-            fault = f"must be from 60 to {ticks.MAX_EVERY_SEC:g} seconds, got {filled[name]}"
+            fault = f"must be from 60 to {ticks.MAX_EVERY_SEC:.0f} seconds, got {filled[name]}"
             faults.append((name, fault))
 
 

@@ -19,12 +19,14 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN mod(i, 100) > 3 THEN now() + (i - 5) * interval '1 minute' END
 ) AS times (tick);
 INSERT INTO lineshaft.source_tally (source_id, firings, last_at, outcome)
-SELECT i, 10, now(), outcome FROM generate_series(1, 10000) AS i, unnest('{created,failed}'::text[]) AS outcome;
+SELECT i, 10, now(), outcome
+FROM generate_series(1, 10000) AS i, unnest('{created,failed}'::text[]) AS outcome;
 INSERT INTO lineshaft.firing (source_id, at, outcome, task_ids)
 SELECT 1 + mod(i, 50), now() - i * interval '1 second', 'created', ARRAY['task_' || i]
 FROM generate_series(1, 50000) AS i;
 INSERT INTO lineshaft.source_key (source_id, key, expires_at)
-SELECT 1 + mod(i, 50), 'delivery:' || i, CASE WHEN mod(i, 2) = 0 THEN now() + (i - 20) * interval '1 minute' END
+SELECT 1 + mod(i, 50), 'delivery:' || i,
+    CASE WHEN mod(i, 2) = 0 THEN now() + (i - 20) * interval '1 minute' END
 FROM generate_series(1, 50000) AS i;
 INSERT INTO lineshaft.source_work (source_id, created_at, is_task, is_open, id, dag_id)
 SELECT 1 + mod(i, 50), now() - i * interval '1 minute', true, i <= 100, 'task_' || i, 'dag_' || i

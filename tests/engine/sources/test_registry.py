@@ -134,6 +134,8 @@ async def test_a_file_with_a_fault_changes_nothing(engine: Engine) -> None:
     with pytest.raises(InvalidInputError, match=r"sources\[1\]\.cron: must have five fields"):
         await engine.sources.apply([schedule("a"), schedule("b", cron="x")], origin="file:f")
     with pytest.raises(InvalidInputError, match=r"sources\[1\]\.name: 'a' is used twice"):
+        await engine.sources.apply([schedule("a", cron="x"), schedule("a")], origin="file:f")
+    with pytest.raises(InvalidInputError, match=r"sources\[1\]\.name: 'a' is used twice"):
         await engine.sources.apply([schedule("a"), schedule("a")], origin="file:f")
     assert (await engine.sources.find()).items == []
 

@@ -449,12 +449,14 @@ def _all_checked(sources: Sequence[NewSource]) -> dict[str, NewSource]:
     """By name; raises InvalidInputError with the faults of all of them."""
     faults: list[tuple[str, str]] = []
     found: dict[str, NewSource] = {}
+    names: set[str] = set()
     if len(sources) > MAX_SOURCES_AT_ONCE:
         raise InvalidInputError(errors=[("sources", f"must be at most {MAX_SOURCES_AT_ONCE}")])
     for number, source in enumerate(sources):
         place = f"sources[{number}]"
-        if source.name in found:
+        if source.name in names:
             faults.append((f"{place}.name", f"{source.name!r} is used twice"))
+        names.add(source.name)
         try:
             found[source.name] = checked(source)
         except InvalidInputError as error:
