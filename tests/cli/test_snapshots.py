@@ -123,7 +123,36 @@ CHANGING: list[Sequence[str]] = [
     ("limits", "set", "--daily-budget", "20"),
     ("token", "create", "--name", "bot", "--scope", "agent", "--agent", "coder"),
     ("token", "revoke", "ci"),
+    ("sources", "list"),
+    ("sources", "apply", "sources.yaml", "--dry-run"),
+    ("sources", "apply", "sources.yaml", "--yes"),
+    ("sources", "put", "hourly", '{"kind": "schedule", "every_sec": 3600, "template": {"goal": "Tidy up"}}'),
+    ("sources", "put", "often", '{"kind": "schedule", "every_sec": 0, "template": {"goal": "${now"}}'),
+    ("sources", "list"),
+    ("sources", "show", "weekly"),
+    ("sources", "fire", "weekly", "--dry-run"),
+    ("sources", "fire", "weekly"),
+    ("sources", "fire", "issues", "--event", '{"issue": {"number": "high"}}'),
+    ("sources", "history", "weekly"),
+    ("sources", "history", "issues"),
+    ("sources", "pause", "weekly"),
+    ("sources", "list", "--kind", "schedule"),
+    ("sources", "resume", "weekly"),
+    ("sources", "rm", "hourly"),
+    ("sources", "rm", "hourly"),
 ]
+SOURCES = """
+sources:
+  - name: weekly
+    kind: schedule
+    cron: "0 9 * * MON"
+    timezone: America/Argentina/Buenos_Aires
+    template: {task: {type: report, title: "Week of ${event.tick}"}}
+  - name: issues
+    kind: webhook
+    verify: {scheme: github, secret_env: GITHUB_SECRET}
+    template: {task: {type: triage, title: "${event.issue.title}", priority: "${event.issue.number}"}}
+"""
 
 
 class Terminal(io.TextIOWrapper):
@@ -212,7 +241,9 @@ def without_colours(text: str) -> str:
 
 
 @pytest.mark.usefixtures("shared")
-def test_what_commands_print(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_commands_print(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sources.yaml").write_text(SOURCES)
     dag_id = asyncio.run(fill(dsn))
 
     def shown(arguments: Sequence[str], **options: Any) -> str:
@@ -263,6 +294,7 @@ def test_each_command_that_prints_is_here() -> None:
             ("demo",),
             ("agent",),
             ("doctor",),
+            ("watch",),
             ("completion",),
             ("migrate", "up"),
             ("migrate", "verify"),

@@ -88,6 +88,27 @@ async def test_a_repeated_delivery_creates_nothing(client: Client) -> None:
     assert await count(client) == 2
 
 
+async def test_a_delivery_that_two_servers_get_at_once_creates_one_task(serve: Serve) -> None:
+    """With the same id, and with other ids but the same body."""
+    async with serve() as one, serve() as two:
+        await one.client.put("/v1/sources/github", source("github"))
+        replies = []
+        for n in range(5):
+            body = json.dumps({**PULL_REQUEST, "number": n}).encode()
+            replies += await asyncio.gather(
+                *(
+                    deliver(served.client, "github", body, signed(body, delivery=f"{n}.{m // 2}"))
+                    for m in range(4)
+                    for served in (one, two)
+                )
+            )
+
+        assert {reply.status for reply in replies} == {202}
+        outcomes = sorted(reply.json["outcome"] for reply in replies)
+        assert outcomes == ["created"] * 5 + ["duplicate"] * 35
+        assert await count(one.client) == 5
+
+
 async def test_how_long_a_repeated_delivery_is_recognised(serve: Serve) -> None:
     """By its id for 30 days, by its body for a day, or 30 for GitHub; then nothing of it is kept."""
     clock = MovableClock(datetime(2026, 2, 8, 9, tzinfo=UTC))
