@@ -96,6 +96,10 @@ READING: dict[str, list[Sequence[str]]] = {
         ("sql", "--no-psql", "SELECT id, status, title FROM tasks WHERE status = 'READY' ORDER BY id"),
     ],
 }
+SOURCE = (
+    '{"kind": "schedule", "cron": "0 9 * * MON", "template": '
+    '{"task": {"type": "report", "title": "Week of ${event.tick}"}}}'
+)
 #: Commands that change something, each called once, on a terminal of 80 columns.
 CHANGING: list[Sequence[str]] = [
     ("submit",),
@@ -123,6 +127,18 @@ CHANGING: list[Sequence[str]] = [
     ("limits", "set", "--daily-budget", "20"),
     ("token", "create", "--name", "bot", "--scope", "agent", "--agent", "coder"),
     ("token", "revoke", "ci"),
+    ("sources", "list"),
+    ("sources", "put", "weekly", SOURCE),
+    ("sources", "put", "weekly", '{"kind": "nothing"}'),
+    ("sources", "apply", "unknown.yaml"),
+    ("sources", "list"),
+    ("sources", "show", "weekly"),
+    ("sources", "fire", "weekly", "--event", '{"tick": "2026-01-05"}', "--dry-run"),
+    ("sources", "fire", "weekly", "--event", '{"tick": "2026-01-05"}'),
+    ("sources", "history", "weekly"),
+    ("sources", "pause", "weekly"),
+    ("sources", "resume", "weekly"),
+    ("sources", "rm", "weekly"),
 ]
 
 
@@ -264,6 +280,7 @@ def test_each_command_that_prints_is_here() -> None:
             ("agent",),
             ("doctor",),
             ("completion",),
+            ("watch",),
             ("migrate", "up"),
             ("migrate", "verify"),
         ),

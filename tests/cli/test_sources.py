@@ -49,7 +49,7 @@ def test_a_file_is_applied_after_its_differences_were_shown(
     assert main(["sources", "apply", str(file), "--dry-run"]) == 0
     assert capsys.readouterr().out == "- weekly\n"
     file.write_text("sources: [{")
-    assert main(["sources", "apply", str(file)]) == 1
+    assert main(["sources", "apply", str(file)]) == 2
     assert "not valid YAML at line" in capsys.readouterr().err
 
 
@@ -85,8 +85,8 @@ def test_wrong_definitions(capsys: pytest.CaptureFixture[str]) -> None:
     for definition, code, message in (
         ("[]", 2, "must be an object"),
         ("{", 2, "must be JSON"),
-        ('{"kind": "nope"}', 1, "kind"),
-        ('{"kind": "schedule", "cron": "x", "template": {"goal": "a"}}', 1, "cron: must have five fields"),
+        ('{"kind": "nope"}', 2, "kind"),
+        ('{"kind": "schedule", "cron": "x", "template": {"goal": "a"}}', 2, "cron: must have five fields"),
         ("@/nope/file", 2, "Can't read"),
     ):
         assert main(["sources", "put", "x", definition]) == code

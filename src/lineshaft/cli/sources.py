@@ -139,7 +139,7 @@ def apply_(args: argparse.Namespace) -> int:
     from lineshaft.sources import file  # noqa: PLC0415 - slow to import
 
     sources, origin = file.read(args.file), file.origin_of(args.file)
-    with connect(args) as shaft:
+    with connect(args, create=not args.dry_run) as shaft:
         plan = shaft.sources.apply(sources, origin=origin, dry_run=True)
         changes = [each for each in plan if each.change != "unchanged"]
         if not args.json:
@@ -189,7 +189,7 @@ def put_(args: argparse.Namespace) -> int:
         source = msgspec.convert({**_definition(args.definition), "name": args.name}, NewSource)
     except msgspec.ValidationError as error:
         raise invalid_input(error) from None
-    with connect(args) as shaft:
+    with connect(args, create=True) as shaft:
         _show(args, shaft.sources.put(source))
     return 0
 
