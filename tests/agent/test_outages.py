@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -79,6 +80,36 @@ async def test_a_short_outage_of_the_database(
 
     assert (task.result, task.attempts, later.result) == ("done", 0, "done")
     assert ran == ["first", "second"] * 2
+
+
+async def test_an_outage_is_logged_once_with_its_end(
+    line: tuple[Lineshaft, Proxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    through, proxy = line
+    agent = Agent("a", heartbeat_interval_sec=20)
+    agent.task("t")(lambda: "done")
+
+    def levels(text: str) -> list[int]:
+        return [record.levelno for record in caplog.records if text in record.getMessage()]
+
+    async def was_repeated() -> bool:
+        return len(levels("a: can't claim: ")) > 1
+
+    async def is_over() -> bool:
+        return bool(levels("a: can claim again, after "))
+
+    warm_up = await through.submit(NewTask("t"))
+    with caplog.at_level(logging.DEBUG, "lineshaft.agent"):
+        async with at_work(agent, shaft=through):
+            await through.wait(warm_up, PATIENCE)
+            proxy.cut()
+            await until(was_repeated)
+            assert not await is_over()
+            proxy.restore()
+            await until(is_over)
+
+    assert levels("can't claim").count(logging.WARNING) == 1
+    assert levels("can claim again") == [logging.INFO]
 
 
 async def test_an_outage_longer_than_the_lease_loses_the_claim(

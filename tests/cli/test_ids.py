@@ -35,6 +35,8 @@ def test_short_forms(cli: Cli, dsn: str) -> None:
     assert cli("dag", "cancel", dag, "--json").json["status"] in {"cancelled", "completed"}
     person = cli("submit", "ask", "--capability", "human", "--json").json["id"]
     assert cli("approvals", "approve", short_id(person), "--data", "7", "--json").json["id"] == person
+    end = cli("task", "show", "zzzz")
+    assert (end.code, "use all of it, such as J8K2M3N4-ZZZZ" in end.err) == (1, True)
     token = cli("token", "create", "--name", "ci", "--scope", "read", "--json").json["id"]
     assert cli("token", "revoke", short_id(token), "--json").json == {"revoked": [token]}
 

@@ -30,7 +30,7 @@ async def research(prompt: str) -> Notes:
     if prompt == "fail":
         raise Fail("no such place", "invalid_input")
     if prompt == "crash":
-        raise RuntimeError("broken")
+        raise RuntimeError("broken.")
     return Notes(prompt, MOMENT)
 
 
@@ -90,9 +90,9 @@ async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
     assert "raise Fail(" in str(failed.value.traceback)
     with pytest.raises(TaskFailed) as crashed:
         await crashing.result(60)
-    assert crashed.value.category == "crash"
-    assert 'raise RuntimeError("broken")' in str(crashed.value.traceback)
-    assert 'raise RuntimeError("broken")' in "".join(format_exception(crashed.value)), "shown at the end"
+    assert (crashed.value.category, "broken. See 'lineshaft" in str(crashed.value)) == ("crash", True)
+    assert 'raise RuntimeError("broken.")' in str(crashed.value.traceback)
+    assert 'raise RuntimeError("broken.")' in "".join(format_exception(crashed.value)), "shown at the end"
     with pytest.raises(OutputTypeError, match="Expected `int`, got `str`"):
         await lying.result(60)
     assert (await lying.task()).result == "not a number"

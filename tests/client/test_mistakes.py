@@ -1,6 +1,7 @@
 """Mistakes in programs: each raises one line that shows the right form."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ WRONG: Any = {"max_cost": 1}
         (lambda: agent.task("t")(method), "Register an object's: agent.task('t')(object.method)."),
         (lambda: agent.task("t")(any_arguments), "it takes *args, but a spec has only named values"),
         (lambda: agent.task("t")("research"), "The handler of 't' must be a function, got 'research'."),
+        (lambda: agent.task("t")(Agent), "The handler of 't' must be a function, got <class "),
         (lambda: new_task("t", max_cost=1), "Unknown option max_cost; did you mean max_cost_usd?"),
         (lambda: new_task("t", timeout=1), "Unknown option timeout; did you mean max_duration_sec?"),
         (lambda: new_task("t", max_retries=1), "Unknown option max_retries; did you mean max_attempts?"),
@@ -123,3 +125,24 @@ async def test_a_call_is_used_as_a_coroutine(shaft: Lineshaft) -> None:
 def test_without_an_event_loop(dsn: str) -> None:
     with SyncLineshaft(dsn) as shaft, pytest.raises(TypeError, match="did you mean max_cost_usd"):
         shaft.submit(new_task("t"), **WRONG)
+
+
+@pytest.mark.parametrize("name", ["delay", "apply_async", "submit", "send"])
+def test_submitting_as_with_other_queues(name: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape("write: await shaft.submit(research.new(…))")):
+        getattr(handler, name)
+    assert not hasattr(handler, "anything")
+
+
+def test_an_ordinary_with() -> None:
+    shaft: Any = Lineshaft("http://127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"async with Lineshaft\(\).*with SyncLineshaft\(\)"), shaft:
+        pass
+
+
+def test_arguments_as_of_other_queues() -> None:
+    shaft: Any = Lineshaft("http://127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"Write: await shaft\.submit\(NewTask\('TYPE', spec={…}\)\)"):
+        shaft.submit("research", {"prompt": "x"})
+    with pytest.raises(TypeError, match=r"Write: await shaft\.submit_dag\('TITLE', \[NewTask"):
+        shaft.submit_dag([NewTask("research")])

@@ -63,7 +63,7 @@ def make_handler(
         raise ValueError(f"concurrency of handler {task_type!r} must be at least 1, got {concurrency}.")
     if time_limit_sec is not None and not time_limit_sec > 0:
         raise ValueError(f"time_limit_sec of handler {task_type!r} must be above 0, got {time_limit_sec}.")
-    if not callable(function):
+    if isinstance(function, type) or not callable(function):
         raise TypeError(f"The handler of {task_type!r} must be a function, got {function!r}.")
     plain = _plain(function)
     shown = getattr(plain, "__qualname__", plain)

@@ -20,7 +20,7 @@ from lineshaft.agent.money import OWN_LIMITS, over_limit_text
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, describe, failed, with_traceback
 from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
-from lineshaft.agent.task_log import TaskLog
+from lineshaft.agent.task_log import TaskLog, duration
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client import large_data
@@ -108,6 +108,8 @@ class Worker:
         self._claims_alone = False
         #: Until then a claim whose response was lost may still be carried out, by the event loop's clock.
         self._doubts_until = -math.inf
+        #: Since when claims have failed, in the time of the event loop.
+        self._failing_since: float | None = None
         #: When the retry is due that it last reported to wait for, by the event loop's clock.
         self._reported_due_at = -math.inf
         #: Why it can't go on: it was superseded, or the server refuses it.
@@ -217,7 +219,10 @@ class Worker:
                 if isinstance(error, LineshaftError) and not (error.retryable or _is_server_fault(error)):
                     self._end_with(error)
                     return
-                _log.warning("%s: can't claim: %s", self.agent_id, error)
+                # Once per outage: it is tried again every few seconds.
+                level = logging.WARNING if self._failing_since is None else logging.DEBUG
+                _log.log(level, "%s: can't claim: %s", self.agent_id, error)
+                self._failing_since = self._failing_since or self.loop.time()
                 doubts = True
                 self._doubts_until = self.loop.time() + self.interval_sec
                 pause = min(_FIRST_PAUSE_SEC * 2**pauses, _LONGEST_PAUSE_SEC)
@@ -259,7 +264,12 @@ class Worker:
             if self._stopping:
                 return False
         before = self._process.activity
-        if await self._claim(waiter):
+        found = await self._claim(waiter)
+        if self._failing_since is not None:
+            waited = duration(self.loop.time() - self._failing_since)
+            self._failing_since = None
+            _log.info("%s: can claim again, after %s", self.agent_id, waited)
+        if found:
             return False
         if self._stopping:
             return False

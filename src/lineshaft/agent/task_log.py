@@ -90,7 +90,7 @@ class TaskLog:
         raised = None if outcome.traceback is None else error
         _log.error(
             "failed after %s: %s; %s",
-            *(self._took(run), reason, _consequence(run, moved)),
+            *(self._took(run), reason.rstrip("."), _consequence(run, moved)),
             extra=extra,
             exc_info=raised,
         )

@@ -3,7 +3,18 @@
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import msgspec
 
@@ -20,6 +31,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+
+#: How other queues submit a call of a function.
+_OTHER_QUEUES = frozenset(
+    (
+        "delay",
+        "apply_async",
+        "s",
+        "si",
+        "signature",
+        "submit",
+        "send",
+        "send_with_options",
+        "enqueue",
+        "defer",
+    )
+)
 
 
 class TaskType(Generic[P, R_co]):
@@ -57,6 +84,16 @@ class TaskType(Generic[P, R_co]):
         return TypedTask.returning(
             self._decode, self.name, spec=spec, inputs=inputs or None, **self._defaults
         )
+
+    if not TYPE_CHECKING:  # type checkers report it on their own
+
+        def __getattr__(self, name: str) -> Never:
+            advice = ""
+            if name in _OTHER_QUEUES:
+                called = getattr(self.__dict__.get("_function"), "__name__", "HANDLER")
+                advice = f" To submit a task, write: await shaft.submit({called}.new(…))"
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}.{advice}", name=name, obj=self)
 
     def _refuse_upstream(self, rest: Mapping[str, Any]) -> None:
         for name, value in rest.items():

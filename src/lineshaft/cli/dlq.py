@@ -149,7 +149,7 @@ def _print(letter: "DeadLetter") -> None:
             ("Type", " · ".join(filter(None, (letter.type, own_title(letter.type, letter.title))))),
             ("Since", moment_and_age(letter.dead_lettered_at)),
             ("Error", f"{letter.category}: {letter.error}"),
-            ("Poison pill", "yes: it failed on several agents" if letter.poison_pill else "no"),
+            ("Poison pill", "yes: it failed in several processes" if letter.poison_pill else "no"),
             ("Cost", f"{usd(letter.total_cost_usd)} USD in total"),
             ("Resolution", f"{letter.resolution} by {letter.reviewer}" if letter.resolution else "open"),
             ("Spec", pretty(letter.spec)),

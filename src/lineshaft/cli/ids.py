@@ -1,8 +1,9 @@
 """Ids that people type: whole, in their short form, or the first characters."""
 
+import re
 from typing import TYPE_CHECKING, Literal
 
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import LineshaftError, NotFoundError
 from lineshaft.model.short_ids import is_whole
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
     from lineshaft.client.blocking import SyncLineshaft
 
+#: The end of a short id, which alone finds nothing.
+_END = re.compile(r"[0-9A-HJKMNP-TV-Z]{4}", re.IGNORECASE)
 #: Candidates that an error names.
 _NAMED = 5
 
@@ -39,6 +42,11 @@ def _id(shaft: "SyncLineshaft", text: str, kind: Literal["task", "dag"] | None) 
         found = [name for name in found if name.startswith("task_")] or found
     if len(found) > 1:
         raise ambiguous(text, found)
+    if not found and _END.fullmatch(text):
+        raise NotFoundError(
+            f"There is no {kind or 'task or DAG'} {text!r}. If this is the end of a short id, use all of it, "
+            f"such as J8K2M3N4-{text.upper()}."
+        )
     # The call itself reports that it doesn't exist.
     return found[0] if found else text
 

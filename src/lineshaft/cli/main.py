@@ -121,6 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
+        # Ends the line with the terminal's ^C.
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of the output is gone (`lineshaft … | head`), which is not an error.

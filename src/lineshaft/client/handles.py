@@ -276,8 +276,8 @@ def _result_of(task: Task, decode: Decode | None) -> Any:
         tries = f"{task.attempts} attempt{'' if task.attempts == 1 else 's'}"
         last = task.failure_history[-1] if task.failure_history else None
         raise TaskFailed(
-            f"{name} failed permanently after {tries} with {category}: {error}. See 'lineshaft task show "
-            f"{task.id}'; 'lineshaft dlq retry {task.id}' runs it again.",
+            f"{name} failed permanently after {tries} with {category}: {(error or '').rstrip('.')}. See "
+            f"'lineshaft task show {task.id}'; 'lineshaft dlq retry {task.id}' runs it again.",
             task_id=task.id,
             error=error,
             category=category,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -118,6 +118,17 @@ class Lineshaft(Administration):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:  # type checkers report it on their own
+
+        def __enter__(self) -> Never:
+            raise TypeError(
+                "Lineshaft is used with 'async with Lineshaft() as shaft'. Without an event loop: "
+                "'with SyncLineshaft() as shaft'."
+            )
+
+        def __exit__(self, *_: object) -> None:
+            """Python asks for it before it enters."""
 
     # Submitting.
 

@@ -10,6 +10,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: What variables of these classes are called in the documentation.
 _EXAMPLES = {"Lineshaft": "shaft", "TaskHandle": "handle"}
+#: How methods are called that people often call with the arguments of another queue.
+_FORMS = {
+    "Lineshaft.submit": "shaft.submit(NewTask('TYPE', spec={…}))",
+    "Lineshaft.submit_many": "shaft.submit_many([NewTask('TYPE', spec={…}), …])",
+    "Lineshaft.submit_dag": "shaft.submit_dag('TITLE', [NewTask('TYPE', key='KEY'), …])",
+}
 
 
 def must_await(method: F) -> F:
@@ -19,7 +25,13 @@ def must_await(method: F) -> F:
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> _Call[Any]:
-        return _Call(method(*args, **kwargs), shown)
+        try:
+            coroutine = method(*args, **kwargs)
+        except TypeError as error:  # only of wrong arguments: the method itself has not begun
+            if (form := _FORMS.get(method.__qualname__)) is None:
+                raise
+            raise TypeError(f"{error}. Write: await {form}") from None
+        return _Call(coroutine, shown)
 
     return call  # type: ignore[return-value]  # the same for callers
 
