@@ -54,6 +54,7 @@ READING: dict[str, list[Sequence[str]]] = {
         ("task", "result", S(DONE)),
         ("task", "result", S(SCHEDULED)),
         ("task", "lst"),
+        ("task", "list", "--statsu", "READY"),
         ("tsak",),
     ],
     "why": [

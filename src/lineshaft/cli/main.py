@@ -9,7 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lineshaft import __version__
 from lineshaft.cli import (
@@ -74,6 +74,18 @@ class _Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         print_note(f"{self.prog}: error: {message}")
         sys.exit(2)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Report unknown options here: the parser above would show its own usage."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.get_default("run") is not None:
+            import difflib  # noqa: PLC0415 - only for the error
+
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            meant = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1, cutoff=0.75)
+            advice = f"; did you mean {meant[0]}?" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        return found, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         known = action.choices
