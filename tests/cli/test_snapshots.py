@@ -124,6 +124,11 @@ CHANGING: list[Sequence[str]] = [
     ("limits", "set", "--daily-budget", "20"),
     ("token", "create", "--name", "bot", "--scope", "agent", "--agent", "coder"),
     ("token", "revoke", "ci"),
+    ("artifact", "list"),
+    ("artifact", "put", "sources.yaml"),
+    ("artifact", "list"),
+    ("artifact", "get", "artifact_unknown"),
+    ("artifact", "rm", "artifact_unknown"),
     ("sources", "list"),
     ("sources", "apply", "sources.yaml", "--dry-run"),
     ("sources", "apply", "sources.yaml", "--yes"),
@@ -220,7 +225,7 @@ def normalised(text: str, dag_id: str) -> str:
         text = text.replace(name, replaced)
     text = re.sub(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d:\d\d", r"2026-01-01\g<1>00:00:00", text)
     text = re.sub(r"^\d\d:\d\d:\d\d", "00:00:00", text, flags=re.MULTILINE)
-    text = re.sub(r"(task|token)_01(?!M7NE37SB1NE956YSAMN)\w{24}", r"\g<1>_01" + "N" * 24, text)
+    text = re.sub(r"(task|token|artifact)_01(?!M7NE37SB1NE956YSAMN)\w{24}", r"\g<1>_01" + "N" * 24, text)
     text = re.sub(r"\b(?!M7NE37SB-)[0-9A-Z]{8}-[0-9A-Z]{4}\b(?<!DDDD)", "NNNNNNNN-NNNN", text)
     text = re.sub(r"lsh_\S+", "lsh_…", text)
     text = re.sub(r"(?<=00:00:00)\.\d+", "", text)
