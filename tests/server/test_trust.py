@@ -63,6 +63,7 @@ SCOPES: dict[str, str | None] = {
     "GET /v1/dead-letters/groups": "read",
     "GET /v1/dead-letters/{id}": "read",
     "GET /v1/events": "read",
+    "GET /v1/ids": "read",
     "GET /v1/limits": "read",
     "GET /v1/locks": "read",
     "GET /v1/reports": "read",
@@ -135,7 +136,7 @@ SCOPES: dict[str, str | None] = {
 #: Not only this machine.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - not listened on
 #: Pages that describe the API and show no data.
-PAGES = {"/openapi.json", "/docs"}
+PAGES = {"/", "/openapi.json", "/docs"}
 
 
 def path_of(operation: Operation) -> str:
