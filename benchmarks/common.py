@@ -20,15 +20,14 @@ from rich.table import Table
 from lineshaft.embedded import EmbeddedServer
 from lineshaft.engine.postgres import migrate
 
-# On a terminal, agents would print a line for each task.
-os.environ.setdefault("LINESHAFT_LOG_LEVEL", "warning")
-
 #: As an operator would set them here. Durability is PostgreSQL's default: every commit is on disk.
 SERVER_OPTIONS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "max_connections": "50"}
 
 
 @contextmanager
 def server() -> Iterator[EmbeddedServer]:
+    # On a terminal, agents would print a line for each task.
+    os.environ.setdefault("LINESHAFT_LOG_LEVEL", "warning")
     with (
         tempfile.TemporaryDirectory(prefix="lineshaft-bench-") as home,
         EmbeddedServer.start(Path(home) / "home", options=SERVER_OPTIONS) as started,
