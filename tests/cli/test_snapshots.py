@@ -177,9 +177,10 @@ class Terminal(io.TextIOWrapper):
 
 
 @pytest.fixture
-def shared(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def shared(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All commands use one connection: opening one for each of them would take most of the time."""
     monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    monkeypatch.setenv("LINESHAFT_ARTIFACTS", str(tmp_path / "artifacts"))
     monkeypatch.delenv("LINESHAFT_URL", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TZ", "UTC")
