@@ -49,7 +49,15 @@ def kinds(connection: psycopg.Connection) -> list[str]:
 
 def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
     partitions, tally = Partitions(engine.database), Tally(engine.database)
-    return Janitor(engine.maintenance, engine.fleet, partitions, tally, engine.sources, keep_tasks=keep_tasks)
+    return Janitor(
+        engine.maintenance,
+        engine.fleet,
+        partitions,
+        tally,
+        engine.sources,
+        engine.sessions,
+        keep_tasks=keep_tasks,
+    )
 
 
 async def closed(engine: Engine) -> None:

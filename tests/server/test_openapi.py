@@ -168,9 +168,3 @@ async def test_metrics_of_an_empty_queue(client: Client) -> None:
         "artifact_store_contents": 0,
         "source_lag_seconds": 0,
     }
-
-
-async def test_the_root_leads_to_the_documentation(client: Client) -> None:
-    response = await client.get("/")
-
-    assert (response.status, response.headers["location"]) == (307, "/docs")

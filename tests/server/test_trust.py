@@ -8,6 +8,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from lineshaft import Lineshaft
+from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.server.app import OPERATIONS, create_app
@@ -136,7 +137,7 @@ SCOPES: dict[str, str | None] = {
 #: Not only this machine.
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - not listened on
 #: Pages that describe the API and show no data.
-PAGES = {"/", "/openapi.json", "/docs"}
+PAGES = {"/openapi.json", "/docs"}
 
 
 def path_of(operation: Operation) -> str:
@@ -156,7 +157,9 @@ def test_every_route_has_its_scope() -> None:
 async def test_nothing_else_is_routed(served: Served) -> None:
     routed = {getattr(route, "path", "") for route in create_app(served.service).routes}
 
-    assert routed == PAGES | set(sockets.PATHS) | {operation.path for operation in OPERATIONS}
+    dashboard = {route.path for route in Dashboard(served.service).routes()}
+    assert routed == PAGES | dashboard | set(sockets.PATHS) | {operation.path for operation in OPERATIONS}
+    assert not any(path.startswith(("/v1", "/api")) for path in dashboard)
     assert sockets.SCOPE is Scope.READ
 
 

@@ -15,6 +15,7 @@ from lineshaft.engine.artifacts.artifacts import Artifacts
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.sessions import Sessions
 from lineshaft.engine.sources.registry import Sources
 
 _log = logging.getLogger("lineshaft.duties")
@@ -30,6 +31,7 @@ class Janitor:
     partitions: Partitions
     tally: Tally
     sources: Sources
+    sessions: Sessions
     #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: forever.
@@ -87,6 +89,7 @@ class Janitor:
         counts["firings and their keys deleted"] += await self.sources.forget(
             self.keep_firings.total_seconds(), self.batch
         )
+        counts["sessions deleted"] += await self.sessions.forget(self.batch)
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
         if self.artifacts is not None:

@@ -34,6 +34,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             Partitions(engine.database),
             Tally(engine.database),
             engine.sources,
+            engine.sessions,
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),

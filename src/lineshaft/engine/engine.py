@@ -29,6 +29,7 @@ from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
 from lineshaft.engine.review.reviews import Reviews
+from lineshaft.engine.sessions import Sessions
 from lineshaft.engine.sources.event_sources import EventSources
 from lineshaft.engine.sources.file_sources import FileSources
 from lineshaft.engine.sources.firing import Firings
@@ -158,6 +159,7 @@ class Engine:
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)
         self.tokens = Tokens(self.database)
+        self.sessions = Sessions(self.database)
 
         # Sources.
         self.sources = Sources(self.database)

@@ -9,6 +9,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lineshaft import __version__
+from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
@@ -68,7 +69,9 @@ class App(Router):
             raise _refusal(scope, error) from None
 
 
-def create_app(service: Service, officeplane: Officeplane | None = None) -> App:
+def create_app(
+    service: Service, officeplane: Officeplane | None = None, dashboard: Dashboard | None = None
+) -> App:
     """The application without the request middleware."""
     guest = officeplane or Officeplane(service)
     return App(
@@ -78,7 +81,7 @@ def create_app(service: Service, officeplane: Officeplane | None = None) -> App:
             *sockets.routes(guest),
             openapi.route(describe, service),
             docs_page.route(describe, service),
-            docs_page.root(),
+            *(dashboard or Dashboard(service)).routes(),
         ],
     )
 

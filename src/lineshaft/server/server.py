@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import structlog
 import uvicorn
 
+from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.duties.loop import Duty
 from lineshaft.duties.supervisor import all_duties, supervise
 from lineshaft.errors import SettingsError
@@ -103,6 +104,7 @@ class Server:
     def __init__(self, service: Service, bound: socket.socket, *, duties: bool) -> None:
         self.service = service
         self.officeplane = Officeplane(service)
+        self._dashboard = Dashboard(service)
         self._on_ready: Callable[[], None] = lambda: None
         self._bound = bound
         self.duties: list[Duty] = all_duties(service.engine, service.settings) if duties else []
@@ -110,7 +112,7 @@ class Server:
         connections = Connections(2 * service.max_connections + _SPARE_FILES)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                with_middleware(create_app(service, self.officeplane), service),
+                with_middleware(create_app(service, self.officeplane, self._dashboard), service),
                 http=connections.protocol,  # type: ignore[arg-type] # any factory of protocols will do
                 log_config=None,
                 access_log=False,
@@ -157,6 +159,7 @@ class Server:
                 await self._uvicorn.serve(sockets=[self._bound])
             finally:
                 stopped.set()
+                await self._dashboard.close()
                 await self._finish(working)
 
     async def _finish(self, working: "asyncio.Task[None]") -> None:

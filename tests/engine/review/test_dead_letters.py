@@ -247,7 +247,13 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
     partitions, tally = Partitions(world.engine.database), Tally(world.engine.database)
     engine = world.engine
     await Janitor(
-        engine.maintenance, engine.fleet, partitions, tally, engine.sources, keep_tasks=timedelta(days=1)
+        engine.maintenance,
+        engine.fleet,
+        partitions,
+        tally,
+        engine.sources,
+        engine.sessions,
+        keep_tasks=timedelta(days=1),
     ).run_once()
 
     assert world.rows("SELECT id FROM lineshaft.task WHERE id = %s", gone) == []

@@ -382,6 +382,16 @@ CREATE TABLE lineshaft.review (
     CONSTRAINT review_pkey PRIMARY KEY (task_id, no)
 );
 
+-- Sessions of the dashboard. A session ends with its token.
+CREATE TABLE lineshaft.session (
+    created_at timestamp with time zone NOT NULL DEFAULT now(),
+    used_at timestamp with time zone NOT NULL DEFAULT now(),
+    hash bytea NOT NULL,
+    token_id text COLLATE "C",
+    name text NOT NULL,
+    CONSTRAINT session_pkey PRIMARY KEY (hash)
+);
+
 -- Models and providers that claims avoid after a rate limit. A cleared one stays, as the latest signal.
 CREATE TABLE lineshaft.slowdown (
     signalled_at timestamp with time zone NOT NULL,
@@ -665,6 +675,7 @@ CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) W
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
+CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
 CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
 CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from lineshaft.server.framework.routing import Service
@@ -41,15 +41,6 @@ def route(document: Callable[[], Mapping[str, Any]], service: Service) -> Route:
         return HTMLResponse(page(), headers={"Content-Security-Policy": _POLICY})
 
     return Route(PATH, answer)
-
-
-def root() -> Route:
-    """`/` leads to the documentation."""
-
-    async def answer(_request: Request) -> RedirectResponse:
-        return RedirectResponse(PATH)
-
-    return Route("/", answer)
 
 
 def _page(document: Mapping[str, Any]) -> Iterator[str]:

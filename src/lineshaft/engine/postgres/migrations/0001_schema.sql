@@ -801,6 +801,21 @@ CREATE TABLE lineshaft.token (
 );
 COMMENT ON TABLE lineshaft.token IS 'Bearer tokens of the HTTP API, hashed.';
 
+CREATE TABLE lineshaft.session (
+    created_at timestamptz NOT NULL DEFAULT now(),
+    -- Of the last request, to some minutes.
+    used_at timestamptz NOT NULL DEFAULT now(),
+    -- sha256 of the cookie.
+    hash bytea NOT NULL,
+    -- NULL: no token was needed when the session began.
+    token_id text COLLATE "C",
+    -- Who acts: the token's name, or what the person entered.
+    name text NOT NULL,
+    CONSTRAINT session_pkey PRIMARY KEY (hash)
+);
+COMMENT ON TABLE lineshaft.session IS 'Sessions of the dashboard. A session ends with its token.';
+CREATE INDEX session_by_use ON lineshaft.session (used_at);
+
 -- The key of claim tokens. At most one row, created by the first server that needs it.
 CREATE TABLE lineshaft.claim_key (
     key bytea NOT NULL CHECK (length(key) = 32),
@@ -1394,6 +1409,11 @@ COMMENT ON COLUMN lineshaft.tasks.tags IS 'Labels.';
 COMMENT ON COLUMN lineshaft.tasks.created_by IS 'Who or what created it: agent:ID, human:NAME, cron:NAME and so on. A label; it proves nothing.';
 COMMENT ON COLUMN lineshaft.tasks.created_by_token IS 'The name of the token of the call that created it; NULL: the call had none, or was not over HTTP.';
 
+COMMENT ON COLUMN lineshaft.session.created_at IS 'When the person logged in.';
+COMMENT ON COLUMN lineshaft.session.used_at IS 'The last request, to some minutes.';
+COMMENT ON COLUMN lineshaft.session.hash IS 'SHA-256 of the cookie.';
+COMMENT ON COLUMN lineshaft.session.token_id IS 'The token that was used to log in; NULL: none was needed.';
+COMMENT ON COLUMN lineshaft.session.name IS 'Who acts: the name of the token, or what the person entered.';
 COMMENT ON COLUMN lineshaft.token.created_at IS 'When it was created.';
 COMMENT ON COLUMN lineshaft.token.revoked_at IS 'When it was revoked; NULL: valid.';
 COMMENT ON COLUMN lineshaft.token.id IS 'Its id.';

@@ -1,0 +1,333 @@
+"""The dashboard of a server: who visits, what they may see and do, and how pages are answered."""
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Match, Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from lineshaft.dashboard import visit as visits
+from lineshaft.dashboard.cookies import HEADERS, Cookies
+from lineshaft.dashboard.live import Live, PageKey, Rendered
+from lineshaft.dashboard.navigation import links
+from lineshaft.dashboard.pages import AREAS
+from lineshaft.dashboard.rendering import STATIC, Renderer
+from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
+from lineshaft.engine.postgres.database import only_reads
+from lineshaft.engine.submit.columns import submitting_token
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError, UnauthorizedError
+from lineshaft.server.framework import problems
+from lineshaft.server.framework.auth import LOCAL_CALLER, Principal
+from lineshaft.server.framework.routing import INTERNAL_ERROR, body_chunks
+from lineshaft.server.service import Service
+from lineshaft.types import Scope
+
+_log = structlog.get_logger("lineshaft.http")
+_SEE_OTHER = 303
+_MAX_FIELDS = 2_000
+#: Static files are named by their version in the address, so browsers may keep them.
+_KEEP_STATIC = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+_STATIC_NAME = re.compile(r"[a-z0-9-]+\.(?:css|js|svg|png|txt)")
+
+
+_PAGES = [page for area in AREAS for page in area.pages]
+_ACTIONS = [action for area in AREAS for action in area.actions]
+
+
+class Dashboard:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._renderer = Renderer()
+        self._live = Live(service.events, self._render_again, service.stopping)
+        #: Stands for the CSRF token in what tabs share. It is random, so that no content can contain it.
+        self._csrf_marker = secrets.token_hex(16)
+        self._pages = [
+            (page, _route("GET", page.path, self._endpoint(self._show_page, page))) for page in _PAGES
+        ]
+
+    async def close(self) -> None:
+        await self._live.close()
+
+    def routes(self) -> list[Route]:
+        return [
+            *(route for _, route in self._pages),
+            *(_route("POST", action.path, self._endpoint(self._act, action)) for action in _ACTIONS),
+            Route("/login", self._endpoint(self._login), methods=["GET", "POST"]),
+            Route("/logout", self._endpoint(self._log_out), methods=["POST"]),
+            Route("/live", self._endpoint(self._open_stream), methods=["GET"]),
+            Route("/static/{version}/{name}", self._endpoint(_static), methods=["GET"]),
+        ]
+
+    def _endpoint(self, answer: Callable[..., Awaitable[Response]], *arguments: object) -> "_Endpoint":
+        return _Endpoint(self, answer, arguments)
+
+    # Who visits.
+
+    async def _principal(self, request: Request, cookies: Cookies) -> tuple[Principal, str | None]:
+        """The caller, and the name of who acts; None: not known yet. Raises UnauthorizedError."""
+        session = None if cookies.is_new else await self._service.engine.sessions.find(cookies.secret)
+        if session is not None and session.scope is not None:
+            principal = Principal(
+                session.token_id, session.name, session.scope, session.agent_id, session.budget_usd
+            )
+            return principal, session.name
+        principal = await self._service.authenticate(Scope.READ, request.headers)
+        if principal.token_id is not None:
+            return principal, principal.name
+        return principal, None if session is None else session.name
+
+    async def _login(self, request: Request, cookies: Cookies) -> Response:
+        """Exchange a token for a session."""
+        target = _local(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            try:
+                await self._principal(request, cookies)
+            except UnauthorizedError:
+                return self._login_page(cookies, target)
+            return _redirect(target)
+        form = await self._form(request)
+        cookies.check_csrf(form.get("csrf"))
+        token = await self._service.tokens.find(form.get("token"))
+        if token is None:
+            fault = "This is not a valid token: it is unknown, or it was revoked."
+            return self._login_page(cookies, target, fault)
+        self._service.notice_token()
+        secret = await self._service.engine.sessions.begin(token=token)
+        response = _redirect(target)
+        cookies.keep(response, secret)
+        return response
+
+    def _login_page(self, cookies: Cookies, target: str, fault: str | None = None) -> Response:
+        context = {"csrf": cookies.csrf, "next": target, "fault": fault}
+        status = 200 if fault is None else 401
+        response = HTMLResponse(self._renderer.page("login.html", context), status, headers=HEADERS)
+        if cookies.is_new:
+            cookies.keep(response, cookies.secret)
+        return response
+
+    async def _log_out(self, request: Request, cookies: Cookies) -> Response:
+        form = await self._form(request)
+        cookies.check_csrf(form.get("csrf"))
+        await self._service.engine.sessions.end(cookies.secret)
+        response = _redirect("/login")
+        cookies.forget(response)
+        return response
+
+    # Pages and actions.
+
+    async def _visit(self, request: Request, cookies: Cookies, scope: Scope, **more: Any) -> Visit:
+        principal, name = await self._principal(request, cookies)
+        principal.check(scope)
+        query = _query(request.url.query)
+        return Visit(
+            self._service, principal, _url(request), request.path_params, query, **{"name": name, **more}
+        )
+
+    async def _show_page(
+        self, request: Request, cookies: Cookies, page: visits.Route[PageFunction]
+    ) -> Response:
+        only_reads.set(True)
+        try:
+            visit = await self._visit(request, cookies, page.scope)
+        except UnauthorizedError:
+            return _redirect(f"/login?next={quote(_url(request), safe='')}")
+        return await self._show(await page.function(visit), visit, cookies)
+
+    async def _act(
+        self, request: Request, cookies: Cookies, action: visits.Route[ActionFunction]
+    ) -> Response:
+        form = await self._form(request)
+        cookies.check_csrf(form.get("csrf"))
+        visit = await self._visit(request, cookies, action.scope, form=form)
+        secret: str | None = None
+        if visit.name is None:
+            # No token is needed, but what is done is recorded with a name: ask for it once.
+            if not form.get("your_name"):
+                fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
+                return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
+            visit = replace(visit, name=form.get("your_name"))
+            secret = await self._service.engine.sessions.begin(name=visit.name)
+        submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
+        result = await action.function(visit)
+        if isinstance(result, Done):
+            response: Response = _redirect(_local(result.to))
+            cookies.leave_message(response, result.message)
+        else:
+            response = await self._show(result, visit, cookies)
+        if secret is not None:
+            cookies.keep(response, secret)
+        return response
+
+    async def _show(self, view: View | Response, visit: Visit, cookies: Cookies) -> Response:
+        if isinstance(view, Response):
+            return view
+        context = await self._context(view, visit, cookies.csrf)
+        context |= {"message": cookies.message, "name": visit.name, "principal": visit.principal}
+        response = HTMLResponse(self._renderer.page(view.template, context), view.status, headers=HEADERS)
+        cookies.clear_message(response)
+        if cookies.is_new:
+            # The root of the CSRF token: without a session it gives no rights.
+            cookies.keep(response, cookies.secret)
+        return response
+
+    async def _context(self, view: View, visit: Visit, csrf: str) -> dict[str, Any]:
+        return {
+            "error": None,
+            **view.context,
+            "title": view.title,
+            "is_live": bool(view.topics) or view.refresh_sec is not None,
+            "csrf": csrf,
+            "may": visit.may,
+            "url": visit.url,
+            "here": visit.url.partition("?")[0],
+            "query": visit.query,
+            "navigation": links,
+            "state_symbols": "",
+        }
+
+    async def _form(self, request: Request) -> Values:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/x-www-form-urlencoded":
+            raise InvalidInputError("A form must be sent as application/x-www-form-urlencoded.")
+        body = b"".join([chunk async for chunk in body_chunks(request.receive)])
+        try:
+            pairs = parse_qsl(
+                body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS
+            )
+        except ValueError as error:
+            raise InvalidInputError(f"The form can't be read: {error}. Nothing was changed.") from None
+        # Browsers send line ends of text fields as CR LF.
+        return Values((name, value.replace("\r\n", "\n")) for name, value in pairs)
+
+    # Live.
+
+    async def _open_stream(self, request: Request, cookies: Cookies) -> Response:
+        principal, _ = await self._principal(request, cookies)
+        key = PageKey(_local(request.query_params.get("page", "/")), principal.scope)
+        page, _ = self._find(key.url)
+        principal.check(page.scope)
+
+        async def allow() -> None:
+            await self._principal(request, cookies)
+
+        watching = self._service.tail.watched(principal.token_id, (request.client or ("",))[0])
+        marker, csrf = self._csrf_marker.encode(), cookies.csrf.encode()
+
+        async def messages() -> Any:
+            with watching:
+                async for message in self._live.messages(key, allow):
+                    yield message.replace(marker, csrf)
+
+        return StreamingResponse(
+            messages(),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+
+    async def _render_again(self, key: PageKey) -> Rendered:
+        """A page as it is now, for all who have it open with this scope."""
+        only_reads.set(True)
+        page, path = self._find(key.url)
+        principal = Principal(None, LOCAL_CALLER.name, key.scope)
+        query = _query(urlsplit(key.url).query)
+        visit = Visit(self._service, principal, key.url, path, query)
+        view = await page.function(visit)
+        if not isinstance(view, View):
+            raise NotFoundError(f"{key.url} is not a page.")
+        context = await self._context(view, visit, self._csrf_marker)
+        return Rendered(
+            self._renderer.block(view.template, "live", context),
+            self._renderer.block("layout.html", "navigation", context),
+            view.topics,
+            view.at_most_every_sec,
+            view.refresh_sec,
+        )
+
+    def _find(self, url: str) -> tuple[visits.Route[PageFunction], dict[str, str]]:
+        path = unquote(urlsplit(url).path)
+        for page, route in self._pages:
+            match, child = route.matches({"type": "http", "method": "GET", "path": path, "root_path": ""})
+            if match is Match.FULL:
+                return page, child["path_params"]
+        raise NotFoundError(f"There is no page {url}.")
+
+    # Errors.
+
+    def error(self, error: LineshaftError, request: Request) -> Response:
+        found = problems.problem(error, request.scope.get("state", {}).get("request_id"))
+        context = {"problem": found, "fault": error}
+        page = self._renderer.page("error.html", context)
+        return HTMLResponse(page, found.status, headers=HEADERS | dict(_text(problems.headers_of(error))))
+
+
+class _Endpoint:
+    """An ASGI application that answers with a page, whatever happens."""
+
+    def __init__(
+        self,
+        dashboard: Dashboard,
+        answer: Callable[..., Awaitable[Response]],
+        arguments: tuple[object, ...],
+    ) -> None:
+        self._dashboard = dashboard
+        self._answer = answer
+        self._arguments = arguments
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request, Cookies(request), *self._arguments)
+        except ClientDisconnect:
+            return
+        except LineshaftError as error:
+            response = self._dashboard.error(error, request)
+        except Exception:  # noqa: BLE001 - logged with its traceback; the visitor gets the request id
+            _log.exception("Unexpected error in a page", path=scope["path"])
+            response = self._dashboard.error(LineshaftError(INTERNAL_ERROR), request)
+        await response(scope, receive, send)
+
+
+def _route(method: str, path: str, endpoint: _Endpoint) -> Route:
+    route = Route(path, endpoint, methods=[method])
+    # Keys and names may contain line ends.
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return route
+
+
+async def _static(request: Request, _cookies: Cookies) -> Response:
+    name = request.path_params["name"]
+    path = STATIC / name
+    if _STATIC_NAME.fullmatch(name) is None or not path.is_file():
+        raise NotFoundError(f"There is no file {name!r}.")
+    return FileResponse(path, headers=_KEEP_STATIC)
+
+
+def _query(text: str) -> Values:
+    return Values(parse_qsl(text, errors="replace", max_num_fields=_MAX_FIELDS))
+
+
+def _url(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def _local(target: str) -> str:
+    """A path of this server; anything else becomes the first page."""
+    if re.match(r"/(?![/\\])", target) is None or not target.isprintable():
+        return "/"
+    return target
+
+
+def _redirect(to: str) -> Response:
+    return RedirectResponse(to, _SEE_OTHER, headers={"Cache-Control": "no-store"})
+
+
+def _text(headers: problems.Headers) -> list[tuple[str, str]]:
+    return [(name.decode(), value.decode()) for name, value in headers]

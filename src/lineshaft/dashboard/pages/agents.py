@@ -1,0 +1,5 @@
+"""Agents: capacity, instances, budgets."""
+
+from lineshaft.dashboard.visit import Pages
+
+pages = Pages()

@@ -1,0 +1,5 @@
+"""Costs: what was spent, by day, type, model and agent."""
+
+from lineshaft.dashboard.visit import Pages
+
+pages = Pages()

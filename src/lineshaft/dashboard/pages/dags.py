@@ -1,0 +1,5 @@
+"""DAGs: the list, and one DAG with its picture."""
+
+from lineshaft.dashboard.visit import Pages
+
+pages = Pages()

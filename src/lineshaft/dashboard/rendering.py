@@ -1,0 +1,152 @@
+"""Templates, and how values are shown in them. Everything that comes from outside is escaped."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from lineshaft import __version__
+from lineshaft.model.printable import printable
+from lineshaft.model.short_ids import short_id
+from lineshaft.model.states import Status
+
+_FOLDER = Path(__file__).parent
+STATIC = _FOLDER / "static"
+#: Characters of a value that a page shows; the rest is a download.
+MOST_SHOWN = 20_000
+
+
+def environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        shown=shown,
+        ago=ago,
+        moment=moment,
+        usd=usd,
+        duration=duration,
+        short=short,
+        pretty=pretty,
+        number=number,
+    )
+    made.globals.update(version=__version__, statuses=list(Status), static=f"/static/{_static_version()}")
+    return made
+
+
+def _static_version() -> str:
+    """Changes with the contents of static files."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def shown(text: object, limit: int = 200) -> Markup:
+    """Text of a user: on one line, cut, without control characters, and isolated from the text around it."""
+    if text is None:
+        return Markup("")
+    whole = " ".join(str(text)[: limit * 4 + 1].split())
+    cut = whole[: limit - 1] + "…" if len(whole) > limit else whole
+    return Markup("<bdi>{}</bdi>").format(printable(cut))
+
+
+def ago(time: datetime | None) -> Markup:
+    """A time that the page's script shows relative to now, and in full on hover."""
+    if time is None:
+        return Markup("")
+    utc = time.astimezone(UTC)
+    return Markup('<time datetime="{}" data-relative>{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), utc.strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+
+
+def moment(time: datetime | None) -> Markup:
+    """A time that the page's script shows in the chosen time zone."""
+    if time is None:
+        return Markup("")
+    utc = time.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), utc.strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+
+
+def usd(amount: Decimal | float | None, none: str = "–") -> str:
+    """With cents; small amounts with two digits that count."""
+    if amount is None:
+        return none
+    value = Decimal(amount)
+    if value and abs(value) < Decimal("0.01"):
+        return f"${value:.2g}" if abs(value) >= Decimal("0.0001") else f"${value:.1e}"
+    return f"${value:,.2f}"
+
+
+#: Each unit with the seconds from which it is used, and its own seconds.
+_UNITS = (("d", 172_800, 86_400), ("h", 3_600, 3_600), ("min", 60, 60))
+
+
+def duration(seconds: float | None) -> str:
+    """With two units at most."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    smaller = {"d": ("h", 3_600), "h": ("min", 60), "min": ("s", 1)}
+    for unit, least, size in _UNITS:
+        if seconds >= least:
+            name, of = smaller[unit]
+            whole, rest = divmod(int(seconds), size)
+            return f"{whole} {unit}" + (f" {rest // of} {name}" if rest // of else "")
+    return f"{seconds:.3g} s"
+
+
+def short(name: str | None) -> Markup:
+    """An id as people read it; in full on hover."""
+    if not name:
+        return Markup("")
+    return Markup('<bdi class="id" title="{}">{}</bdi>').format(
+        printable(name), printable(short_id(name))[:60]
+    )
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def pretty(value: Any, limit: int = MOST_SHOWN) -> str:
+    """JSON with indentation; text as it is. Without control characters, cut."""
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
+    if isinstance(value, str):
+        text = value[: limit + 1]
+    else:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    if len(text) > limit:
+        text = f"{text[:limit]}\n… ({len(text):,} characters)"
+    return printable(text)
+
+
+class Renderer:
+    def __init__(self) -> None:
+        self._environment = environment()
+        # A global, so that blocks have it too when they are rendered alone.
+        self._environment.globals["ui"] = self._environment.get_template("macros.html").module
+
+    def page(self, template: str, context: Mapping[str, Any]) -> str:
+        return self._environment.get_template(template).render(context)
+
+    def block(self, template: str, block: str, context: Mapping[str, Any]) -> str:
+        found = self._environment.get_template(template)
+        return "".join(found.blocks[block](found.new_context(dict(context))))

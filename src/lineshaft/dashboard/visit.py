@@ -1,0 +1,143 @@
+"""What a page gets and gives: a visit, a view, and the registry of pages and actions."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from lineshaft.engine.engine import Engine
+from lineshaft.errors import InvalidInputError
+from lineshaft.server.framework.auth import Principal
+from lineshaft.server.service import Service
+from lineshaft.types import Scope
+
+#: Every event concerns it.
+EVERYTHING = "*"
+
+
+class Values:
+    """Fields of a query or a form, which may be repeated. Text is without spaces at its ends."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = [(name, value.strip()) for name, value in pairs]
+
+    def get(self, name: str, default: str = "") -> str:
+        """The last value that isn't empty."""
+        return next((value for known, value in reversed(self._pairs) if known == name and value), default)
+
+    def all(self, name: str) -> list[str]:
+        """All values that aren't empty, each once."""
+        return list(dict.fromkeys(value for known, value in self._pairs if known == name and value))
+
+    def number(self, name: str) -> float | None:
+        """None: empty. Raises InvalidInputError if it isn't a number."""
+        text = self.get(name)
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise InvalidInputError(errors=[(name, f"must be a number, got {text[:100]!r}")]) from None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return list(self._pairs)
+
+    def with_(self, **changes: str | None) -> str:
+        """As a query with these fields replaced; None removes one."""
+        kept = [(name, value) for name, value in self._pairs if name not in changes and value]
+        kept += [(name, value) for name, value in changes.items() if value is not None]
+        return urlencode(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request for a page or an action."""
+
+    service: Service
+    principal: Principal
+    #: Path with its query, as in the address bar.
+    url: str
+    path: Mapping[str, str]
+    query: Values
+    #: Only of actions.
+    form: Values = field(default_factory=Values)
+    #: Who acts; None: nobody has been asked yet, and only pages are shown.
+    name: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    @property
+    def actor(self) -> str:
+        return self.name or self.principal.name
+
+    def may(self, scope: str) -> bool:
+        return self.principal.may(Scope(scope))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A page: a template and what it shows. Its block `live` is what changes while it is open."""
+
+    template: str
+    title: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    #: It is rendered again after events of these: `task:ID`, `dag:ID`, `agent:ID`, a kind such as
+    #: `source.changed`, or EVERYTHING. Empty: not on events.
+    topics: frozenset[str] = frozenset()
+    #: At most so often.
+    at_most_every_sec: float = 0.25
+    #: Also without any event, because something on it changes with time; None: never.
+    refresh_sec: float | None = None
+    status: int = 200
+
+    def refused(self, error: Exception) -> "View":
+        """The same page with what was wrong with the form."""
+        return replace(self, context={**self.context, "error": error}, status=422)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an action: go to a page, which shows the message."""
+
+    to: str
+    message: str
+
+
+PageFunction = Callable[[Visit], Awaitable[View | Response]]
+ActionFunction = Callable[[Visit], Awaitable[Done | View | Response]]
+Function = TypeVar("Function")
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[Function]):
+    path: str
+    scope: Scope
+    function: Function
+
+
+class Pages:
+    """The pages and actions of one area, in the order in which addresses are matched."""
+
+    def __init__(self) -> None:
+        self.pages: list[Route[PageFunction]] = []
+        self.actions: list[Route[ActionFunction]] = []
+
+    def page(self, path: str, scope: Scope = Scope.READ) -> Callable[[PageFunction], PageFunction]:
+        def register(function: PageFunction) -> PageFunction:
+            self.pages.append(Route(path, scope, function))
+            return function
+
+        return register
+
+    def action(self, path: str, scope: Scope = Scope.OPERATE) -> Callable[[ActionFunction], ActionFunction]:
+        """A POST. The form's CSRF token and the caller's scope and name are checked before it is called."""
+
+        def register(function: ActionFunction) -> ActionFunction:
+            self.actions.append(Route(path, scope, function))
+            return function
+
+        return register
