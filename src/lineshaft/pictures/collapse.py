@@ -25,8 +25,9 @@ def collapsed(
     Tasks form a group if they have the same type, follow the same tasks or groups, and precede the same. If
     too many boxes are left, groups are coarser: tasks of a type at the same depth, then tasks at similar
     depths.
-    `collapse` None: only if there are many tasks. The groups whose ids are in `expanded` stay open, if there is
-    room for their tasks.
+
+    `collapse` None: only if there are many tasks. The groups whose ids are in `expanded` stay open, if there
+    is room for their tasks.
     """
     upstream: dict[str, list[str]] = {node.id: [] for node in nodes}
     known = dict.fromkeys((a, b) for a, b in edges if a in upstream and b in upstream)

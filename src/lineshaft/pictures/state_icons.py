@@ -25,7 +25,10 @@ _TRIANGLE_IN_ARC = (
     f'<path {_SOLID} d="M6.2 4.9v6.2L11.2 8z"/><path class="turning" {_LINE} d="M8 1.5A6.5 6.5 0 1 1 1.5 8"/>'
 )
 _MAGNIFIER = f'<circle cx="6.8" cy="6.8" r="4.6" {_LINE}/><path {_BOLD} d="m10.5 10.5 3.6 3.6"/>'
-_CHECK_IN_DISC = f'<path {_SOLID} d="M8 1a7 7 0 1 1 0 14A7 7 0 0 1 8 1zm-1.2 10.7 5.2-5.3-1.3-1.3-3.9 4-1.6-1.6-1.3 1.3z"/>'
+_CHECK_IN_DISC = (
+    f'<path {_SOLID} d="M8 1a7 7 0 1 1 0 14A7 7 0 0 1 8 1z'
+    'm-1.2 10.7 5.2-5.3-1.3-1.3-3.9 4-1.6-1.6-1.3 1.3z"/>'
+)
 _CROSS = f'<path {_BOLD} d="m3.4 3.4 9.2 9.2m0-9.2-9.2 9.2"/>'
 _CIRCULAR_ARROW = f'<path {_LINE} d="M13.6 8.6A5.7 5.7 0 1 1 11.6 3.7"/><path {_SOLID} d="M9.2 5.6h5V.7z"/>'
 _OCTAGON = (
