@@ -67,7 +67,14 @@ READING: dict[str, list[Sequence[str]]] = {
         ("wait", S(DEAD)),
         ("wait", WRITE, "--timeout", "0.01"),
     ],
-    "dag": [("dag", "list"), ("dag", "list", "--all"), ("dag", "show", DAG), ("dag", "show", "unknown")],
+    "dag": [
+        ("dag", "list"),
+        ("dag", "list", "--all"),
+        ("dag", "show", DAG),
+        ("dag", "show", DAG, "--mermaid"),
+        ("dag", "show", DAG, "--svg", "unknown/dag.svg"),
+        ("dag", "show", "unknown"),
+    ],
     "dlq": [("dlq", "list"), ("dlq", "list", "--reviewed"), ("dlq", "show", S(DEAD)), ("dlq", "review")],
     "agents": [
         ("agents", "list"),

@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, collect, connect
@@ -17,10 +19,10 @@ from lineshaft.cli.output import (
     usd,
 )
 from lineshaft.cli.task import tries
-from lineshaft.cli.usage import dollars, positive
+from lineshaft.cli.usage import UsageError, dollars, positive
 
 if TYPE_CHECKING:
-    from lineshaft.types import Task
+    from lineshaft.types import Dag, Task
 
 _MOST_NAMED = 3
 
@@ -43,8 +45,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     listing.add_argument("--search", default=None, metavar="TEXT", help="part of the title")
     listing.set_defaults(run=list_)
     show = actions.add_parser(
-        "show", help="show a DAG as a tree", description="Show a DAG as a tree of tasks with their states."
+        "show",
+        help="show a DAG as a tree or a picture",
+        description="Show a DAG as a tree of tasks with their states, or as a picture.",
     )
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--svg", metavar="FILE", help="write a picture to FILE; - is standard output")
+    form.add_argument("--mermaid", action="store_true", help="print a flowchart for Mermaid")
     show.set_defaults(run=show_)
     cancel = actions.add_parser(
         "cancel", help="cancel a DAG", description="Cancel all tasks of a DAG that have not ended."
@@ -100,9 +107,14 @@ def list_(args: argparse.Namespace) -> int:
 
 
 def show_(args: argparse.Namespace) -> int:
+    draw = args.svg is not None or args.mermaid
+    if draw and args.json:
+        raise UsageError("--json can't be combined with --svg or --mermaid.")
     with connect(args) as shaft:
         dag = shaft.get_dag(dag_id(shaft, args.id))
         found, _ = collect(lambda limit, cursor: shaft.list(dag_id=dag.id, limit=limit, cursor=cursor))
+    if draw:
+        return _draw(dag, sorted(found, key=lambda task: task.id), args)
     if args.json:
         print_json({"dag": dag, "tasks": found})
         return 0
@@ -124,6 +136,27 @@ def show_(args: argparse.Namespace) -> int:
     print_table(
         ("TASK", "STATUS", "TRIES", "AGENT", "ID"), tree, empty="No tasks.", optional=("AGENT", "TRIES")
     )
+    return 0
+
+
+def _draw(dag: "Dag", tasks: "Sequence[Task]", args: argparse.Namespace) -> int:
+    from lineshaft import pictures  # noqa: PLC0415 - slow to import
+
+    nodes, edges = pictures.nodes_of(tasks, datetime.now(UTC)), pictures.edges_of(tasks)
+    if args.mermaid:
+        print(pictures.dag_mermaid(nodes, edges, title=dag.title), end="")
+        return 0
+    picture = pictures.dag_svg(nodes, edges, title=dag.title) + "\n"
+    # Readable in any encoding.
+    drawn = picture.encode("ascii", "xmlcharrefreplace")
+    if args.svg == "-":
+        print(drawn.decode(), end="")
+        return 0
+    try:
+        Path(args.svg).write_bytes(drawn)
+    except OSError as error:
+        raise UsageError(f"Can't write {args.svg}: {error.strerror}.") from None
+    print(f"Wrote {args.svg}.")
     return 0
 
 

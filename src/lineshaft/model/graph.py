@@ -1,4 +1,4 @@
-"""Dependencies between tasks: cycles, roots and leaves, the critical path.
+"""Dependencies between tasks: cycles, roots and leaves, depths, the critical path.
 
 A graph maps each task to the tasks it depends on. Names that appear only as a dependency are tasks outside
 the graph (of another DAG, or submitted earlier): they count as upstream, never as members. All algorithms are
@@ -121,3 +121,34 @@ def critical_path(graph: Graph, *, finished: Iterable[str] = ()) -> list[str]:
             path.append(step)
         step = max(dependents[step], key=chain_length, default=None)
     return path
+
+
+def depths(graph: Graph) -> dict[str, int]:
+    """The number of members in the longest chain above each member, itself not counted."""
+    found = dict.fromkeys(graph, 0)
+    for task in order(graph):
+        if task in found:
+            found[task] = max((found[name] + 1 for name in graph[task] if name in found), default=0)
+    return found
+
+
+def longest_path(graph: Graph, lengths: Mapping[str, float]) -> list[str]:
+    """The chain whose lengths add up to the most, from root to leaf; the first in graph order if several tie.
+
+    With durations as lengths, this is the chain that decides when the whole graph ends.
+    """
+    total: dict[str, float] = {}
+    before: dict[str, str] = {}
+    for task in order(graph):
+        if task not in graph:
+            continue
+        members = [name for name in graph[task] if name in total]
+        if members:
+            before[task] = max(members, key=total.__getitem__)
+        total[task] = lengths[task] + (total[before[task]] if members else 0)
+    leaf = max(graph, key=total.__getitem__, default=None)
+    path: list[str] = []
+    while leaf is not None:
+        path.append(leaf)
+        leaf = before.get(leaf)
+    return path[::-1]

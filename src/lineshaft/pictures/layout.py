@@ -1,0 +1,218 @@
+"""Layered layout of a DAG, from left to right, with routed edges.
+
+All boxes have the same size. Each layer is a column; an edge that passes a layer has a place of its own
+there, so that it doesn't run behind boxes. fast-sugiyama assigns layers and orders them. It holds the
+interpreter's lock while it works, and aborts the process on a cycle. So cycles are refused first, and a graph
+whose shape would take longer than a fraction of a second gets the plain layout: columns by depth, edges
+without places.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fast_sugiyama import from_edges
+
+from lineshaft.model import graph
+
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 248.0, 52.0
+#: Between columns, and between the boxes of a column.
+COLUMN_GAP, ROW_GAP = 72.0, 20.0
+MARGIN = 16.0
+#: From the middle of an edge to a box, and to another edge.
+_EDGE_TO_BOX, _EDGE_TO_EDGE = 14.0, 10.0
+
+#: Limits of boxes and of places of edges in layers, up to which a layout takes about 0.1 s.
+_CAREFUL_BOXES, _CAREFUL_EDGES, _CAREFUL_PLACES = 300, 600, 1_500
+_ROUTED_EDGES, _ROUTED_PLACES = 3_000, 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    width: float
+    height: float
+    #: The upper left corner of each box.
+    corners: tuple[Point, ...]
+    #: The points of each edge: the right side of its first box, the left and right end of its place in each
+    #: layer that it passes, and the left side of its last box.
+    routes: dict[tuple[int, int], tuple[Point, ...]]
+
+
+@dataclass(slots=True)
+class _Place:
+    """A box, or an edge's place in a layer. `y` is its middle."""
+
+    column: int
+    y: float
+    is_box: bool
+
+
+@lru_cache(maxsize=128)
+def layout(boxes: int, edges: tuple[tuple[int, int], ...]) -> Layout:
+    """Place boxes 0 to `boxes` − 1, and route the edges between them. Raises CycleError if there is a cycle.
+
+    The result depends on the structure only and is cached by it. Edges must be distinct.
+    """
+    upstream: dict[str, list[str]] = {str(box): [] for box in range(boxes)}
+    for before, after in edges:
+        upstream[str(after)].append(str(before))
+    depths = {int(box): depth for box, depth in graph.depths(upstream).items()}
+    parts = _routed(boxes, edges, depths) or _plain(boxes, edges, depths)
+    return _packed(boxes, parts)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A connected part of the graph, or all of it."""
+
+    places: dict[int, _Place]
+    #: The places that each edge passes.
+    passed: dict[tuple[int, int], list[int]]
+
+
+def _routed(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int]) -> list[_Part] | None:
+    """The parts with routed edges; None if their shape would take too long."""
+    places = boxes + sum(depths[after] - depths[before] - 1 for before, after in edges)
+    if len(edges) > _ROUTED_EDGES or places > _ROUTED_PLACES:
+        return None
+    careful = boxes <= _CAREFUL_BOXES and len(edges) <= _CAREFUL_EDGES and places <= _CAREFUL_PLACES
+    connected = sorted({box for edge in edges for box in edge})
+    number = {box: index for index, box in enumerate(connected)}
+    found = from_edges(
+        [(number[before], number[after]) for before, after in edges],
+        minimum_length=1,
+        vertex_spacing=HEIGHT + ROW_GAP,
+        dummy_vertices=True,
+        dummy_size=0.25,
+        ranking_type="minimize" if careful else "up",
+        transpose=careful,
+        check_layout=False,
+    )
+    parts = []
+    for positions, _, _, segments in found:
+        layers = sorted({y for _, (_, y) in positions}, reverse=True)
+        column = {y: index for index, y in enumerate(layers)}
+        part = _Part({}, {})
+        names: dict[object, int] = {}
+        for name, (x, y) in positions:
+            is_box = isinstance(name, int) and name < len(connected)
+            names[name] = connected[int(name)] if is_box else boxes + int(name)
+            part.places[names[name]] = _Place(column[y], x, is_box)
+        following: defaultdict[int, list[int]] = defaultdict(list)
+        for before, after in segments or ():
+            following[names[before]].append(names[after])
+        for start in [name for name, place in part.places.items() if place.is_box]:
+            for first in following[start]:
+                passed, end = [], first
+                while not part.places[end].is_box:
+                    passed.append(end)
+                    (end,) = following[end]
+                part.passed[start, end] = passed
+        _straighten(part)
+        parts.append(part)
+    alone = [box for box in range(boxes) if box not in number]
+    parts += [_Part({box: _Place(0, 0, is_box=True)}, {}) for box in alone]
+    return parts
+
+
+def _plain(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int]) -> list[_Part]:
+    """All boxes in columns by depth, in their own order."""
+    columns: defaultdict[int, list[int]] = defaultdict(list)
+    for box in range(boxes):
+        columns[depths[box]].append(box)
+    highest = max(map(len, columns.values()), default=0)
+    places = {
+        box: _Place(column, (row + (highest - len(members)) / 2) * (HEIGHT + ROW_GAP), is_box=True)
+        for column, members in columns.items()
+        for row, box in enumerate(members)
+    }
+    return [_Part(places, {edge: [] for edge in edges})]
+
+
+def _straighten(part: _Part) -> None:
+    """Move places towards their neighbours, and apart where they are too close; their order stays."""
+    columns: defaultdict[int, list[int]] = defaultdict(list)
+    for name, place in part.places.items():
+        columns[place.column].append(name)
+    for members in columns.values():
+        members.sort(key=lambda name: (part.places[name].y, name))
+        _separate(part, members, [part.places[name].y for name in members], [1.0] * len(members))
+
+
+def _separate(part: _Part, members: Sequence[int], wanted: Sequence[float], weights: Sequence[float]) -> None:
+    """Place the members of a column as near to the wanted heights as their distances allow.
+
+    Members that would be too close form a block, which is placed at the mean of what its members want.
+    """
+    offset, offsets = 0.0, []
+    for index, name in enumerate(members):
+        if index:
+            offset += _distance(part.places[members[index - 1]], part.places[name])
+        offsets.append(offset)
+    blocks: list[tuple[float, float, int]] = []  # the height of the first member, the weight, the members
+    for index, height in enumerate(wanted):
+        blocks.append((height - offsets[index], weights[index], 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (lower, its_weight, its_size), (upper, weight, size) = blocks.pop(), blocks.pop()
+            both = weight + its_weight
+            blocks.append(((upper * weight + lower * its_weight) / both, both, size + its_size))
+    heights = [height for height, _, size in blocks for _ in range(size)]
+    for name, height, shift in zip(members, heights, offsets, strict=True):
+        part.places[name].y = height + shift
+
+
+def _distance(one: _Place, other: _Place) -> float:
+    """The least distance between the middles of two neighbours in a column."""
+    if one.is_box and other.is_box:
+        return HEIGHT + ROW_GAP
+    if one.is_box or other.is_box:
+        return HEIGHT / 2 + _EDGE_TO_BOX
+    return _EDGE_TO_EDGE
+
+
+def _packed(boxes: int, parts: Iterable[_Part]) -> Layout:
+    """Put the parts beside and below each other, in rows: the picture becomes wider than high."""
+    sized = []
+    for part in parts:
+        tops = [place.y - (HEIGHT / 2 if place.is_box else 0) for place in part.places.values()]
+        bottoms = [place.y + (HEIGHT / 2 if place.is_box else 0) for place in part.places.values()]
+        columns = 1 + max((place.column for place in part.places.values()), default=0)
+        sized.append((max(bottoms, default=0) - min(tops, default=0), columns, min(tops, default=0), part))
+    sized.sort(key=lambda found: (-found[0], -found[1], min(found[3].places, default=0)))
+    area = sum((height + ROW_GAP) * columns * (WIDTH + COLUMN_GAP) for height, columns, _, _ in sized)
+    widest = max((columns for _, columns, _, _ in sized), default=0)
+    most_columns = max(widest, round((3 * area) ** 0.5 / (WIDTH + COLUMN_GAP)))
+    corners: dict[int, Point] = {}
+    routes: dict[tuple[int, int], tuple[Point, ...]] = {}
+    used, top, row_height, right, bottom = 0, MARGIN, 0.0, 0.0, 0.0
+    for height, columns, highest, part in sized:
+        if used and used + columns > most_columns:
+            used, top, row_height = 0, top + row_height + 2 * ROW_GAP, 0.0
+        shift = top - highest
+
+        def left(place: _Place, first: int = used) -> float:
+            return MARGIN + (first + place.column) * (WIDTH + COLUMN_GAP)
+
+        for name, place in part.places.items():
+            if place.is_box:
+                corners[name] = (left(place), place.y + shift - HEIGHT / 2)
+        for (start, end), passed in part.passed.items():
+            first, last = part.places[start], part.places[end]
+            points: list[Point] = [(left(first) + WIDTH, first.y + shift)]
+            for name in passed:
+                place = part.places[name]
+                points += [(left(place), place.y + shift), (left(place) + WIDTH, place.y + shift)]
+            routes[start, end] = (*points, (left(last), last.y + shift))
+        used += columns
+        row_height = max(row_height, height)
+        right = max(right, MARGIN + used * (WIDTH + COLUMN_GAP) - COLUMN_GAP)
+        bottom = max(bottom, top + row_height)
+    return Layout(
+        width=right + MARGIN,
+        height=bottom + MARGIN,
+        corners=tuple(corners[box] for box in range(boxes)),
+        routes=routes,
+    )

@@ -1,0 +1,146 @@
+"""What a picture of a DAG shows: its tasks, and groups of tasks that are alike."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from lineshaft.model import graph
+from lineshaft.model.states import Status
+from lineshaft.types import Task
+
+#: A task and one that depends on it, by id.
+Edge = tuple[str, str]
+
+#: The state of a group is the first of these that one of its tasks is in.
+_MOST_URGENT = (
+    Status.DEAD_LETTERED,
+    Status.FAILED,
+    Status.RUNNING,
+    Status.VALIDATING,
+    Status.CLAIMED,
+    Status.RETRYING,
+    Status.READY,
+    Status.PENDING,
+    Status.CREATED,
+    Status.COMPLETED,
+    Status.CANCELLED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagNode:
+    """A task in a picture."""
+
+    id: str
+    title: str
+    type: str
+    status: Status
+    #: From its first start to its end, or until now; None: it never started.
+    duration_sec: float | None = None
+    cost_usd: Decimal = Decimal(0)
+    #: From 0 to 1; None: unknown.
+    progress: float | None = None
+    #: It waits for a person's decision on its output.
+    by_person: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Tasks that are drawn as one, because they are alike."""
+
+    #: Derived from the first member, so that it stays the same while the tasks move on.
+    id: str
+    #: None: the members have different types.
+    type: str | None
+    members: Sequence[DagNode]
+
+    @cached_property
+    def counts(self) -> Mapping[Status, int]:
+        """The number of members by state, in the order of the states; without zeros."""
+        counted = Counter(member.status for member in self.members)
+        return {status: counted[status] for status in Status if status in counted}
+
+    @property
+    def status(self) -> Status:
+        return next(status for status in _MOST_URGENT if status in self.counts)
+
+    @property
+    def title(self) -> str:
+        return f"{self.type or 'several types'} ×{len(self.members)}"
+
+    @cached_property
+    def cost_usd(self) -> Decimal:
+        return sum((member.cost_usd for member in self.members), Decimal(0))
+
+
+Box = DagNode | Group
+
+
+def nodes_of(tasks: Iterable[Task], now: datetime) -> list[DagNode]:
+    """The tasks of a DAG as a picture shows them."""
+    return [
+        DagNode(
+            id=task.id,
+            title=task.title,
+            type=task.type,
+            status=task.status,
+            duration_sec=_duration(task.first_started_at, task.ended_at or now),
+            cost_usd=task.cost_usd,
+            progress=_fraction(task.progress) if task.status is Status.RUNNING else None,
+            by_person=task.output.validation == "human",
+        )
+        for task in tasks
+    ]
+
+
+def edges_of(tasks: Iterable[Task]) -> list[Edge]:
+    """The dependencies of the tasks; those outside of the DAG are left out by the picture."""
+    return [(upstream, task.id) for task in tasks for upstream in task.depends_on]
+
+
+def _duration(start: datetime | None, end: datetime) -> float | None:
+    return None if start is None else max(0.0, (end - start).total_seconds())
+
+
+def _fraction(progress: Any) -> float | None:
+    """Progress that can be drawn: a number from 0 to 1, or an object with `done` and `total`."""
+    match progress:
+        case bool():
+            return None
+        case {"done": int() | float() as done, "total": int() | float() as total} if total > 0:
+            return float(done / total) if 0 <= done <= total else None
+        case int() | float() if 0 <= progress <= 1:
+            return float(progress)
+    return None
+
+
+def critical_path(nodes: Sequence[DagNode], edges: Iterable[Edge]) -> list[str]:
+    """The chain of tasks that takes the longest, from root to leaf.
+
+    A task that has ended counts with its duration. One that has not counts with the mean duration of its
+    type, or of all types if none of its own is completed, or with what it has taken so far if that is more.
+    """
+    upstream: dict[str, list[str]] = {node.id: [] for node in nodes}
+    for before, after in edges:
+        if before in upstream and after in upstream:
+            upstream[after].append(before)
+    ended: dict[str, list[float]] = {}
+    for node in nodes:
+        if node.status is Status.COMPLETED and node.duration_sec is not None:
+            ended.setdefault(node.type, []).append(node.duration_sec)
+    means = {name: fmean(durations) for name, durations in ended.items()}
+    default = fmean(means.values()) if means else 1.0
+    return graph.longest_path(
+        upstream,
+        {
+            node.id: node.duration_sec or 0.0
+            if node.status.ended
+            else max(node.duration_sec or 0.0, means.get(node.type, default))
+            for node in nodes
+        },
+    )
