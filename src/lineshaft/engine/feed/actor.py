@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import replace_unstorable
 
 #: The name of the person or token of the current call; None: unknown, or no person acts.
@@ -34,7 +35,10 @@ def with_actor(data: Mapping[str, Any] | None = None, reason: str | None = None)
     if (name := acting.get()) is not None:
         found["actor"] = replace_unstorable(name)
     if reason:
-        found["reason"] = replace_unstorable(reason[:MAX_REASON])
+        if len(reason) > MAX_REASON:
+            fault = f"must have at most {MAX_REASON} characters, got {len(reason)}"
+            raise InvalidInputError(errors=[("reason", fault)])
+        found["reason"] = replace_unstorable(reason)
     return found
 
 
