@@ -1,7 +1,5 @@
 """DAGs, pauses and dead letters from Python: the same over a database and over HTTP."""
 
-import getpass
-import socket
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
+from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, NotFoundError
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
@@ -241,11 +240,31 @@ async def test_limits_are_changed(shaft: Lineshaft) -> None:
     assert (changed.max_attempts, changed.max_duration_sec) == (2, 60)
 
 
-async def test_a_change_of_limits_on_the_database_has_its_actor(shaft: Lineshaft) -> None:
-    """Over HTTP it is the token; on a database, the account and the machine."""
+async def test_what_is_done_by_hand_has_its_actor_and_its_reason(shaft: Lineshaft) -> None:
+    """Over HTTP the actor is the token; on a database, the name that the client was opened with, if any."""
     await shaft.change_limits(daily_budget_usd=5)
+    if isinstance(shaft.backend, DatabaseBackend):
+        shaft.backend.actor = "ann"
+    await shaft.change_limits(daily_budget_usd=6, reason="a busy day")
+    await shaft.pause("x", reason="deploying")
+    await shaft.resume("x")
+    task = await shaft.submit(NewTask("x"))
+    await task.cancel("not needed")
 
-    (event,) = [each async for each in shaft.events(None, kinds=["limits.changed"], follow=False)]
-    on_the_database = hasattr(shaft.backend, "engine")
-    account = f"{getpass.getuser()}@{socket.gethostname()}"
-    assert event.data["by"] == (account if on_the_database else "this machine")
+    kinds = ["limits.changed", "queue.paused", "queue.resumed", "task.cancelled"]
+    events = [each async for each in shaft.events(None, kinds=kinds, follow=False)]
+    on_the_database = isinstance(shaft.backend, DatabaseBackend)
+    name = "ann" if on_the_database else "this machine"
+    assert [(each.kind, each.data.get("actor"), each.data.get("reason")) for each in events] == [
+        ("limits.changed", None if on_the_database else name, None),
+        ("limits.changed", name, "a busy day"),
+        ("queue.paused", name, "deploying"),
+        ("queue.resumed", name, None),
+        ("task.cancelled", name, "not needed"),
+    ]
+
+
+async def test_the_actor_is_for_a_database() -> None:
+    assert isinstance(Lineshaft("postgresql://somewhere/db", actor="ann").backend, DatabaseBackend)
+    with pytest.raises(InvalidInputError, match="actor: can't be used with the URL of a server"):
+        Lineshaft("http://127.0.0.1:1", actor="ann")

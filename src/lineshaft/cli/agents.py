@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.connection import add_flags, add_reason, collect, connect
 from lineshaft.cli.output import When, moment_and_age, print_facts, print_json, print_table, usd
 from lineshaft.cli.usage import UsageError, dollars, positive
 from lineshaft.model.instance_names import short_names
@@ -76,6 +76,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     remove.set_defaults(run=remove_)
     for action in (show, change, remove):
         action.add_argument("id", metavar="AGENT", help="the id of the agent")
+    for action in (change, remove):
+        add_reason(action)
     for action in (listing, show, change, remove):
         add_flags(action)
 
@@ -139,14 +141,14 @@ def change_(args: argparse.Namespace) -> int:
     if not changes:
         raise UsageError("Nothing to change: use --status, --slots, --budget or --add-budget.")
     with connect(args) as shaft:
-        agent = shaft.change_agent(args.id, **changes)
+        agent = shaft.change_agent(args.id, **changes, reason=args.reason)
     _show(args, agent)
     return 0
 
 
 def remove_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        shaft.delete_agent(args.id)
+        shaft.delete_agent(args.id, reason=args.reason)
     if args.json:
         print_json({"id": args.id, "deleted": True})
     else:

@@ -27,9 +27,15 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     add_json_flag(command)
 
 
+def add_reason(command: argparse.ArgumentParser) -> None:
+    """Add the flag of a command that is recorded with who does it."""
+    command.add_argument("--reason", metavar="TEXT", help="why, for the event that is recorded")
+
+
 @contextlib.contextmanager
 def connect(args: argparse.Namespace, *, create: bool = False) -> "Iterator[SyncLineshaft]":
     """`create`: create the embedded database if there is none. Commands that only read never do."""
+    from lineshaft.client.account import account  # noqa: PLC0415 - slow to import
     from lineshaft.client.blocking import SyncLineshaft  # noqa: PLC0415 - slow to import
 
     url = args.url
@@ -41,7 +47,8 @@ def connect(args: argparse.Namespace, *, create: bool = False) -> "Iterator[Sync
         require_database(settings)
     #: For messages.
     args.place = f"the server {url}" if url is not None else place(settings)
-    with SyncLineshaft(url, settings=settings, max_connections=2) as shaft:
+    actor = account() if url is None else None
+    with SyncLineshaft(url, settings=settings, max_connections=2, actor=actor) as shaft:
         try:
             yield shaft
         except NotFoundError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.ids import dag_id, task_id
-from lineshaft.cli.output import as_json, columns, cut, id_for_people, iso, on_terminal, print_note
+from lineshaft.cli.output import actor_of, as_json, columns, cut, id_for_people, iso, on_terminal, print_note
 from lineshaft.cli.task import own_title
 from lineshaft.cli.usage import positive, time_or_age
 from lineshaft.errors import UnavailableError
@@ -129,20 +129,22 @@ def line(event: "Event") -> str:
     """On a terminal as much as fits on a line; in a pipe everything, as name=value."""
     about = event.task_id or event.dag_id or ""
     title = own_title(event.type, event.title)
+    actor = actor_of(event)
     if not on_terminal():
         named = {
             "dag": event.dag_id if event.task_id is not None else None,
             "agent": event.agent_id,
             "type": event.type,
             "title": title and json.dumps(title, ensure_ascii=False),
+            "by": actor and json.dumps(actor, ensure_ascii=False),
             "data": event.data and json.dumps(event.data, ensure_ascii=False),
         }
         words = " ".join(f"{name}={value}" for name, value in named.items() if value)
         return f"{iso(event.at)}  {event.kind:<{_KIND_WIDTH}}  {about or '-'}  {words}".rstrip()
     what = ": ".join(filter(None, (event.type, title)))
     agent = f"({event.agent_id})" if event.agent_id else ""
-    data = _data(event)
-    rest = " ".join(filter(None, (id_for_people(about), what, agent, data)))
+    by = f"by {actor}" if actor else ""
+    rest = " ".join(filter(None, (id_for_people(about), what, agent, by, _data(event))))
     return cut(f"{_clock(event.at)} {event.kind:<{_KIND_WIDTH}} {rest}", columns())
 
 
@@ -158,5 +160,5 @@ def _data(event: "Event") -> str:
     return ", ".join(
         f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in event.data.items()
-        if name != "single" and value not in (None, "", [], {}, False)
+        if name not in {"single", "actor"} and value not in (None, "", [], {}, False)
     )

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.connection import add_flags, add_reason, collect, connect
 from lineshaft.cli.output import Id, When, print_json, print_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def add_to(commands: "Actions") -> None:
         command = commands.add_parser(name, help=help_, description=_sentence(help_))
         command.add_argument("type", nargs="?", metavar="TYPE", help="only this type (default: all)")
         command.set_defaults(run=run)
+        add_reason(command)
         add_flags(command)
 
 
@@ -52,6 +53,7 @@ def _with_key(actions: "Actions", name: str, help_: str, run: "Run") -> None:
     action = actions.add_parser(name, help=help_, description=_sentence(help_))
     action.add_argument("key", metavar="KEY")
     action.set_defaults(run=run)
+    add_reason(action)
     add_flags(action)
 
 
@@ -108,39 +110,46 @@ def list_slowdowns(args: argparse.Namespace) -> int:
 
 
 def open_breaker(args: argparse.Namespace) -> int:
-    return _act(
-        args, lambda shaft: shaft.open_breaker(args.key), f"Breaker {args.key} is open until it is reset."
-    )
+    message = f"Breaker {args.key} is open until it is reset."
+    return _act(args, lambda shaft, reason: shaft.open_breaker(args.key, reason=reason), message)
 
 
 def reset_breaker(args: argparse.Namespace) -> int:
-    return _act(args, lambda shaft: shaft.reset_breaker(args.key), f"Breaker {args.key} is closed.")
+    message = f"Breaker {args.key} is closed."
+    return _act(args, lambda shaft, reason: shaft.reset_breaker(args.key, reason=reason), message)
 
 
 def release_lock(args: argparse.Namespace) -> int:
-    return _act(args, lambda shaft: shaft.release_lock(args.key), f"Released lock {args.key}.")
+    message = f"Released lock {args.key}."
+    return _act(args, lambda shaft, reason: shaft.release_lock(args.key, reason=reason), message)
 
 
 def end_slowdown(args: argparse.Namespace) -> int:
-    return _act(args, lambda shaft: shaft.end_slowdown(args.key), f"Ended slowdown {args.key}.")
+    message = f"Ended slowdown {args.key}."
+    return _act(args, lambda shaft, reason: shaft.end_slowdown(args.key, reason=reason), message)
 
 
 def pause(args: argparse.Namespace) -> int:
     message = f"Paused {args.type or 'all types'}. Running tasks continue."
-    return _act(args, lambda shaft: shaft.pause(args.type), message, {"type": args.type, "paused": True})
+    json = {"type": args.type, "paused": True}
+    return _act(args, lambda shaft, reason: shaft.pause(args.type, reason=reason), message, json)
 
 
 def resume(args: argparse.Namespace) -> int:
     message = f"Resumed {args.type or 'all types'}."
-    return _act(args, lambda shaft: shaft.resume(args.type), message, {"type": args.type, "paused": False})
+    json = {"type": args.type, "paused": False}
+    return _act(args, lambda shaft, reason: shaft.resume(args.type, reason=reason), message, json)
 
 
 def _act(
-    args: argparse.Namespace, act: "Callable[[SyncLineshaft], Any]", message: str, json: Any = None
+    args: argparse.Namespace,
+    act: "Callable[[SyncLineshaft, str | None], Any]",
+    message: str,
+    json: Any = None,
 ) -> int:
     """`json`: printed instead of the result with --json."""
     with connect(args, create=True) as shaft:
-        result = act(shaft)
+        result = act(shaft, args.reason)
     if args.json:
         print_json(result if json is None else json)
     else:

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.connection import add_flags, connect
+from lineshaft.cli.connection import add_flags, add_reason, connect
 from lineshaft.cli.output import print_facts, print_json, usd
 from lineshaft.cli.usage import UsageError, dollars, seconds
 
@@ -61,6 +61,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="SHARE",
         help="the least share of its reservation that a crashed attempt costs, 0 to 1",
     )
+    add_reason(change)
     change.set_defaults(run=set_)
     for action in (show, change):
         add_flags(action)
@@ -82,7 +83,7 @@ def set_(args: argparse.Namespace) -> int:
     if not changes:
         raise UsageError("Nothing to change. 'lineshaft limits set --help' lists the limits.")
     with connect(args, create=True) as shaft:
-        _show(args, shaft.change_limits(**changes))
+        _show(args, shaft.change_limits(**changes, reason=args.reason))
     return 0
 
 

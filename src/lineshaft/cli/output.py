@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id, short_ids
+
+if TYPE_CHECKING:
+    from lineshaft.types import Event
 
 #: ANSI colours of states, on a terminal.
 _COLOURS = {
@@ -153,6 +156,12 @@ def on_terminal() -> bool:
 
 def columns() -> int:
     return shutil.get_terminal_size().columns
+
+
+def actor_of(event: "Event") -> str | None:
+    """Who did it by hand; None: unknown, or no person did."""
+    actor = event.data.get("actor") if isinstance(event.data, dict) else None
+    return None if actor is None else str(actor)
 
 
 def id_for_people(name: str) -> str:

@@ -12,6 +12,7 @@ from lineshaft.cli.output import (
     Id,
     Verbatim,
     When,
+    actor_of,
     id_for_people,
     moment_and_age,
     pretty,
@@ -27,12 +28,15 @@ from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import FailedAttempt, MatchedTasks, Task, TaskFilters
+    from lineshaft.types import Event, FailedAttempt, MatchedTasks, Task, TaskFilters
 
 #: Statuses of a task in an attempt that is not counted in `attempts` yet.
 _IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
 #: The results of steps that are shown whole.
 _MOST_STEPS = 20
+#: Kinds of events of what people do to a task; `task show` names the last of them.
+_ACTS = ("task.changed", "task.ready", "task.cancelled", "task.resolved", "approval.decided", "lock.expired")
+_MOST_ACTS = 20
 _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q")
 
 
@@ -202,6 +206,7 @@ def show_(args: argparse.Namespace) -> int:
             print_json(task)
             return 0
         attempts, steps = shaft.attempts(task.id), shaft.steps(task.id)
+        acts = _acts(shaft, task.id)
     print_task(task, version=attempts[-1].version if attempts else None)
     if steps:
         print()
@@ -209,7 +214,27 @@ def show_(args: argparse.Namespace) -> int:
     if task.failure_history:
         print()
         print_failures(task.failure_history)
+    if acts:
+        print()
+        _print_acts(acts)
     return 0
+
+
+def _acts(shaft: "SyncLineshaft", task: str) -> "list[Event]":
+    """What people did to it, as far as events are kept."""
+    page = shaft.read_events(None, task_id=task, kinds=_ACTS, limit=500)
+    return [event for event in page.items if actor_of(event)]
+
+
+def _print_acts(acts: "Sequence[Event]") -> None:
+    print_table(
+        ("BY HAND", "BY", "WHEN", "REASON"),
+        [
+            (event.kind, actor_of(event), When(event.at), event.data.get("reason") or event.data.get("note"))
+            for event in acts[-_MOST_ACTS:]
+        ],
+        empty="",
+    )
 
 
 def print_task(task: "Task", *, version: str | None = None) -> None:

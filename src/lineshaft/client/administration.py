@@ -55,6 +55,7 @@ class Administration:
         max_concurrent_tasks: int | UnsetType | None = UNSET,
         budget_usd: Decimal | float | UnsetType | None = UNSET,
         add_budget_usd: Decimal | float | None = None,
+        reason: str | None = None,
     ) -> AgentInfo:
         """Change an agent's status (`draining` claims nothing new), slots or budget.
 
@@ -67,11 +68,12 @@ class Administration:
             max_concurrent_tasks=max_concurrent_tasks,
             budget_usd=budget_usd,
             add_budget_usd=add_budget_usd,
+            reason=reason,
         )
 
-    async def delete_agent(self, agent_id: str) -> None:
+    async def delete_agent(self, agent_id: str, *, reason: str | None = None) -> None:
         """Remove an agent without live instances. Its history, budget and spend are kept."""
-        await self.backend.delete_agent(agent_id)
+        await self.backend.delete_agent(agent_id, reason=reason)
 
     # Limits of the installation.
 
@@ -88,6 +90,7 @@ class Administration:
         velocity_action: VelocityAction | UnsetType = UNSET,
         default_max_cost_usd: Decimal | float | UnsetType | None = UNSET,
         crash_cost_fraction: float | UnsetType = UNSET,
+        reason: str | None = None,
     ) -> Limits:
         """Change the limits that are given; None: no limit."""
         given = {
@@ -99,7 +102,7 @@ class Administration:
             "crash_cost_fraction": crash_cost_fraction,
         }
         changes = {name: value for name, value in given.items() if value is not UNSET}
-        return await self.backend.change_limits(changes)
+        return await self.backend.change_limits(changes, reason=reason)
 
     # Guards.
 
@@ -107,37 +110,47 @@ class Administration:
         """Circuit breakers that have counted a failure or were opened; all others are closed."""
         return await self.backend.breakers(limit=limit, cursor=cursor)
 
-    async def open_breaker(self, key: str) -> Breaker:
+    async def open_breaker(self, key: str, *, reason: str | None = None) -> Breaker:
         """Block a task type, or `model:NAME`, until the breaker is reset."""
-        return await self.backend.open_breaker(key)
+        return await self.backend.open_breaker(key, reason=reason)
 
-    async def reset_breaker(self, key: str) -> Breaker:
+    async def reset_breaker(self, key: str, *, reason: str | None = None) -> Breaker:
         """Close a breaker and clear its failures."""
-        return await self.backend.reset_breaker(key)
+        return await self.backend.reset_breaker(key, reason=reason)
 
     async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
         """Document locks that are held."""
         return await self.backend.locks(limit=limit, cursor=cursor)
 
-    async def release_lock(self, key: str) -> None:
+    async def release_lock(self, key: str, *, reason: str | None = None) -> None:
         """Take a lock from its holder; the next waiting task gets it."""
-        await self.backend.release_lock(key)
+        await self.backend.release_lock(key, reason=reason)
 
     async def slowdowns(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Slowdown]:
         """Slowdowns after rate limits that are in force."""
         return await self.backend.slowdowns(limit=limit, cursor=cursor)
 
-    async def end_slowdown(self, key: str) -> None:
+    async def end_slowdown(self, key: str, *, reason: str | None = None) -> None:
         """End a slowdown at once: `model:NAME`, `provider:NAME` or `*`."""
-        await self.backend.end_slowdown(key)
+        await self.backend.end_slowdown(key, reason=reason)
 
-    async def pause(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+    async def pause(
+        self,
+        type: str | None = None,  # noqa: A002 - the name of the field
+        *,
+        reason: str | None = None,
+    ) -> None:
         """Stop claims of a task type, or of all types. Running tasks continue."""
-        await self.backend.pause(type)
+        await self.backend.pause(type, reason=reason)
 
-    async def resume(self, type: str | None = None) -> None:  # noqa: A002 - the name of the field
+    async def resume(
+        self,
+        type: str | None = None,  # noqa: A002 - the name of the field
+        *,
+        reason: str | None = None,
+    ) -> None:
         """End a pause. Resuming what is not paused changes nothing."""
-        await self.backend.resume(type)
+        await self.backend.resume(type, reason=reason)
 
     # The installation.
 

@@ -222,9 +222,12 @@ class SyncLineshaft:
         token: str | None = None,
         settings: Settings | None = None,
         max_connections: int = 10,
+        actor: str | None = None,
     ) -> None:
         """As `Lineshaft`: the DSN of a database, or the URL of a server and its token."""
-        self.shaft = Lineshaft(url, token=token, settings=settings, max_connections=max_connections)
+        self.shaft = Lineshaft(
+            url, token=token, settings=settings, max_connections=max_connections, actor=actor
+        )
         self._loop: LoopThread | None = None
 
     @classmethod

@@ -16,8 +16,10 @@ def choose_backend(
     url: str | None,
     token: str | None,
     settings: Settings | None,
+    *,
     max_connections: int,
     checks: "Checks | None",
+    actor: str | None,
 ) -> Backend:
     known = settings or Settings.load()
     if url is None and settings is None:
@@ -26,6 +28,9 @@ def choose_backend(
         if checks is not None:
             fault = "can't be used with the URL of a server, which runs the gates of its own settings"
             raise InvalidInputError(errors=[("checks", fault)])
+        if actor is not None:
+            fault = "can't be used with the URL of a server, which records the name of the token"
+            raise InvalidInputError(errors=[("actor", fault)])
         from lineshaft.client.http_backend import HttpBackend  # noqa: PLC0415 - not needed with a database
 
         return HttpBackend(
@@ -38,4 +43,4 @@ def choose_backend(
         known = replace(known, database_url=url)
     from lineshaft.client.database_backend import DatabaseBackend  # noqa: PLC0415 - imports psycopg
 
-    return DatabaseBackend(known, max_connections=max_connections, checks=checks)
+    return DatabaseBackend(known, max_connections=max_connections, checks=checks, actor=actor)

@@ -1,13 +1,20 @@
 """The backend over a database."""
 
 import asyncio
-import getpass
-import os
-import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from msgspec import UnsetType
 
@@ -17,6 +24,7 @@ from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import Clock
 from lineshaft.duties.on_demand import OnDemand
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.actor import acting, acting_as
 from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import Events
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
@@ -86,7 +94,23 @@ from lineshaft.types.work import (
     Spent,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
+
+
+def _by_hand(
+    method: Callable[Concatenate["DatabaseBackend", P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["DatabaseBackend", P], Coroutine[Any, Any, T]]:
+    """What a person does, as the actor of the backend."""
+
+    @wraps(method)
+    async def act(self: "DatabaseBackend", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with acting_as(self.actor or acting.get()):
+            return await method(self, *args, **kwargs)
+
+    return act
 
 
 class DatabaseBackend:
@@ -98,8 +122,13 @@ class DatabaseBackend:
         max_connections: int = 10,
         keep_connections: int = 1,
         checks: Checks | None = None,
+        actor: str | None = None,
     ) -> None:
-        """`keep_connections` are open at all times, up to `max_connections` when they are needed."""
+        """`keep_connections` are open at all times, up to `max_connections` when they are needed.
+
+        `actor` is recorded with what is done by hand.
+        """
+        self.actor = actor
         self._settings = settings
         self._keep_connections = keep_connections
         self._checks = checks
@@ -205,24 +234,30 @@ class DatabaseBackend:
     async def why(self, task_id: str) -> Why:
         return await self.engine.read.why(task_id)
 
+    @_by_hand
     async def change(self, task_id: str, change: TaskChange) -> Task:
         await self.engine.operations.change(task_id, change)
         return await self.engine.read.task(task_id)
 
+    @_by_hand
     async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
         await self.engine.operations.add_dependencies(task_id, depends_on)
         return await self.engine.read.task(task_id)
 
+    @_by_hand
     async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
         await self.engine.operations.cancel(task_id, reason, cascade=cascade)
         return await self.engine.read.task(task_id)
 
+    @_by_hand
     async def cancel_matching(self, wanted: TaskFilter, reason: str, *, dry_run: bool) -> MatchedTasks:
         return await self.engine.matching.cancel(wanted, reason, dry_run=dry_run)
 
+    @_by_hand
     async def retry_matching(self, wanted: TaskFilter, *, dry_run: bool) -> MatchedTasks:
         return await self.engine.matching.retry(wanted, dry_run=dry_run)
 
+    @_by_hand
     async def retry(self, task_id: str, *, delay_sec: float) -> Task:
         await self.engine.operations.retry(task_id, delay_sec=delay_sec)
         return await self.engine.read.task(task_id)
@@ -239,18 +274,22 @@ class DatabaseBackend:
     async def dags(self, filters: DagFilter, *, limit: int, cursor: str | None) -> Page[Dag]:
         return await self.engine.read.dags(filters, limit=limit, cursor=cursor)
 
+    @_by_hand
     async def cancel_dag(self, dag_id: str, reason: str) -> Dag:
         await self.engine.operations.cancel_dag(dag_id, reason)
         return await self.engine.read.dag(dag_id)
 
+    @_by_hand
     async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> Dag:
         await self.engine.budgets.set_dag_budget(dag_id, usd)
         return await self.engine.read.dag(dag_id)
 
+    @_by_hand
     async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
         await self.engine.budgets.add_dag_budget(dag_id, usd)
         return await self.engine.read.dag(dag_id)
 
+    @_by_hand
     async def rename_dag(self, dag_id: str, title: str) -> Dag:
         await self.engine.budgets.change_dag(dag_id, title=title)
         return await self.engine.read.dag(dag_id)
@@ -270,6 +309,7 @@ class DatabaseBackend:
     async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
         return await self.engine.approvals.waiting(limit=limit, cursor=cursor)
 
+    @_by_hand
     async def decide(self, task_id: str, decision: ApprovalDecision) -> Task:
         await self.engine.approvals.decide(task_id, decision)
         return await self.engine.read.task(task_id)
@@ -292,10 +332,12 @@ class DatabaseBackend:
     ) -> list[DeadLetterGroup]:
         return await self.engine.dead_letters.groups(types=types, categories=categories, limit=limit)
 
+    @_by_hand
     async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task:
         await self.engine.dead_letters.resolve(task_id, decision)
         return await self.engine.read.task(task_id)
 
+    @_by_hand
     async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
         return await self.engine.dead_letters.resolve_all(filters, decision)
 
@@ -328,6 +370,7 @@ class DatabaseBackend:
     async def agent(self, agent_id: str) -> AgentInfo:
         return await self.engine.fleet.read(agent_id)
 
+    @_by_hand
     async def change_agent(
         self,
         agent_id: str,
@@ -336,6 +379,7 @@ class DatabaseBackend:
         max_concurrent_tasks: int | UnsetType | None,
         budget_usd: Decimal | float | UnsetType | None,
         add_budget_usd: Decimal | float | None,
+        reason: str | None,
     ) -> AgentInfo:
         return await self.engine.fleet.patch(
             agent_id,
@@ -343,45 +387,54 @@ class DatabaseBackend:
             max_concurrent_tasks=max_concurrent_tasks,
             budget_usd=budget_usd,
             add_budget_usd=add_budget_usd,
+            reason=reason,
         )
 
-    async def delete_agent(self, agent_id: str) -> None:
-        await self.engine.fleet.delete(agent_id)
+    @_by_hand
+    async def delete_agent(self, agent_id: str, *, reason: str | None) -> None:
+        await self.engine.fleet.delete(agent_id, reason=reason)
 
     async def limits(self) -> Limits:
         return await self.engine.limits.read()
 
-    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
-        return await self.engine.limits.patch(changes, actor=_actor())
+    @_by_hand
+    async def change_limits(self, changes: Mapping[str, Any], *, reason: str | None) -> Limits:
+        return await self.engine.limits.patch(changes, reason=reason)
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
         return await self.engine.read.breakers(limit=limit, cursor=cursor)
 
-    async def open_breaker(self, key: str) -> Breaker:
-        await self.engine.breakers.open(key)
+    @_by_hand
+    async def open_breaker(self, key: str, *, reason: str | None) -> Breaker:
+        await self.engine.breakers.open(key, reason=reason)
         return await self.engine.read.breaker(key)
 
-    async def reset_breaker(self, key: str) -> Breaker:
-        await self.engine.breakers.reset(key)
+    @_by_hand
+    async def reset_breaker(self, key: str, *, reason: str | None) -> Breaker:
+        await self.engine.breakers.reset(key, reason=reason)
         return await self.engine.read.breaker(key)
 
     async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]:
         return await self.engine.read.locks(limit=limit, cursor=cursor)
 
-    async def release_lock(self, key: str) -> None:
-        await self.engine.locks.release(key)
+    @_by_hand
+    async def release_lock(self, key: str, *, reason: str | None) -> None:
+        await self.engine.locks.release(key, reason=reason)
 
     async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]:
         return await self.engine.read.slowdowns(limit=limit, cursor=cursor)
 
-    async def end_slowdown(self, key: str) -> None:
-        await self.engine.slowdowns.end(key)
+    @_by_hand
+    async def end_slowdown(self, key: str, *, reason: str | None) -> None:
+        await self.engine.slowdowns.end(key, reason=reason)
 
-    async def pause(self, type_: str | None) -> None:
-        await self.engine.operations.pause(type_)
+    @_by_hand
+    async def pause(self, type_: str | None, *, reason: str | None) -> None:
+        await self.engine.operations.pause(type_, reason=reason)
 
-    async def resume(self, type_: str | None) -> None:
-        await self.engine.operations.resume(type_)
+    @_by_hand
+    async def resume(self, type_: str | None, *, reason: str | None) -> None:
+        await self.engine.operations.resume(type_, reason=reason)
 
     async def stats(self) -> Stats:
         return await self.engine.read.stats()
@@ -396,40 +449,48 @@ class DatabaseBackend:
     async def source(self, name: str) -> Source:
         return await self.engine.sources.get(name)
 
+    @_by_hand
     async def create_source(self, source: NewSource) -> Source:
-        return await self.engine.sources.create(source, by=_actor())
+        return await self.engine.sources.create(source)
 
+    @_by_hand
     async def put_source(self, source: NewSource) -> Source:
         origin = "agent" if source.name.startswith("agent:") else "api"
-        return (await self.engine.sources.put(source, by=_actor(), origin=origin))[0]
+        return (await self.engine.sources.put(source, origin=origin))[0]
 
+    @_by_hand
     async def patch_source(self, name: str, changes: SourceFields) -> Source:
-        return await self.engine.sources.patch(name, changes, by=_actor())
+        return await self.engine.sources.patch(name, changes)
 
+    @_by_hand
     async def delete_source(self, name: str) -> None:
-        await self.engine.sources.delete(name, by=_actor())
+        await self.engine.sources.delete(name)
 
+    @_by_hand
     async def fire_source(self, name: str, event: Mapping[str, Any] | None, *, dry_run: bool) -> Fired:
         if dry_run:
             return await self.engine.firings.preview(name, event)
-        return await self.engine.firings.fire(name, None if event is None else Occasion(event))
+        return await self.engine.firings.fire(name, None if event is None else Occasion(event), by_hand=True)
 
     async def source_firings(self, name: str, *, limit: int, cursor: str | None) -> Page[Firing]:
         return await self.engine.sources.firings(name, limit=limit, cursor=cursor)
 
+    @_by_hand
     async def apply_sources(
         self, sources: Sequence[NewSource], *, origin: str, dry_run: bool
     ) -> list[SourceChange]:
-        return await self.engine.sources.apply(sources, origin=origin, dry_run=dry_run, by=_actor())
+        return await self.engine.sources.apply(sources, origin=origin, dry_run=dry_run)
 
     async def tokens(self) -> list[Token]:
         return await self.engine.tokens.all()
 
+    @_by_hand
     async def create_token(
         self, name: str, scope: str, *, agent_id: str | None, budget_usd: Decimal | float | None
     ) -> NewToken:
         return await self.engine.tokens.create(name, scope, agent_id=agent_id, budget_usd=budget_usd)
 
+    @_by_hand
     async def revoke_token(self, which: str) -> None:
         await self.engine.tokens.revoke(which)
 
@@ -597,13 +658,3 @@ class DatabaseWaiter:
 
     def decline(self) -> None:
         self._waiter.decline()
-
-
-def _actor() -> str:
-    """Recorded with changes by hand: a database connection doesn't tell who makes them."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        # A container may run with a user id that has no name.
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"

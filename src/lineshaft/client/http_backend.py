@@ -179,6 +179,10 @@ class HttpBackend:
     async def _patch(self, path: str, kind: type[T], body: Any, *, again: bool = False) -> T:
         return await self._call("PATCH", path, kind, encode(body), again=again)
 
+    async def _delete(self, path: str, reason: str | None) -> None:
+        query = "" if reason is None else "?" + urlencode({"reason": reason})
+        await self._call("DELETE", path + query, object, again=False)
+
     # Submitting.
 
     async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
@@ -441,56 +445,58 @@ class HttpBackend:
         max_concurrent_tasks: int | UnsetType | None,
         budget_usd: Decimal | float | UnsetType | None,
         add_budget_usd: Decimal | float | None,
+        reason: str | None,
     ) -> AgentInfo:
         given = {
             "status": status,
             "max_concurrent_tasks": max_concurrent_tasks,
             "budget_usd": budget_usd,
             "add_budget_usd": add_budget_usd,
+            "reason": reason,
         }
         body = {name: value for name, value in given.items() if value is not UNSET}
         return await self._patch(f"/v1/agents/{_part(agent_id)}", AgentInfo, body)
 
-    async def delete_agent(self, agent_id: str) -> None:
-        await self._call("DELETE", f"/v1/agents/{_part(agent_id)}", object, again=False)
+    async def delete_agent(self, agent_id: str, *, reason: str | None) -> None:
+        await self._delete(f"/v1/agents/{_part(agent_id)}", reason)
 
     async def limits(self) -> Limits:
         return await self._get("/v1/limits", Limits)
 
-    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
-        return await self._patch("/v1/limits", Limits, dict(changes))
+    async def change_limits(self, changes: Mapping[str, Any], *, reason: str | None) -> Limits:
+        return await self._patch("/v1/limits", Limits, {**changes, "reason": reason})
 
     async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
         check_limit(limit)
         return await self._get("/v1/breakers", Page[Breaker], limit=limit, cursor=cursor)
 
-    async def open_breaker(self, key: str) -> Breaker:
-        return await self._post(f"/v1/breakers/{_part(key)}/open", Breaker, {})
+    async def open_breaker(self, key: str, *, reason: str | None) -> Breaker:
+        return await self._post(f"/v1/breakers/{_part(key)}/open", Breaker, {"reason": reason})
 
-    async def reset_breaker(self, key: str) -> Breaker:
-        return await self._post(f"/v1/breakers/{_part(key)}/reset", Breaker, {})
+    async def reset_breaker(self, key: str, *, reason: str | None) -> Breaker:
+        return await self._post(f"/v1/breakers/{_part(key)}/reset", Breaker, {"reason": reason})
 
     async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]:
         check_limit(limit)
         return await self._get("/v1/locks", Page[Lock], limit=limit, cursor=cursor)
 
-    async def release_lock(self, key: str) -> None:
-        await self._call("DELETE", f"/v1/locks/{_part(key)}", object, again=False)
+    async def release_lock(self, key: str, *, reason: str | None) -> None:
+        await self._delete(f"/v1/locks/{_part(key)}", reason)
 
     async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]:
         check_limit(limit)
         return await self._get("/v1/slowdowns", Page[Slowdown], limit=limit, cursor=cursor)
 
-    async def end_slowdown(self, key: str) -> None:
-        await self._call("DELETE", f"/v1/slowdowns/{_part(key)}", object, again=False)
+    async def end_slowdown(self, key: str, *, reason: str | None) -> None:
+        await self._delete(f"/v1/slowdowns/{_part(key)}", reason)
 
-    async def pause(self, type_: str | None) -> None:
+    async def pause(self, type_: str | None, *, reason: str | None) -> None:
         if type_ is not None:
             check_fields(type=type_)
-        await self._post("/v1/pause", object, {"type": type_})
+        await self._post("/v1/pause", object, {"type": type_, "reason": reason})
 
-    async def resume(self, type_: str | None) -> None:
-        await self._post("/v1/resume", object, {"type": type_})
+    async def resume(self, type_: str | None, *, reason: str | None) -> None:
+        await self._post("/v1/resume", object, {"type": type_, "reason": reason})
 
     async def stats(self) -> Stats:
         return await self._get("/v1/stats", Stats)

@@ -92,14 +92,22 @@ class Lineshaft(Administration):
         settings: Settings | None = None,
         max_connections: int = 10,
         checks: "Checks | None" = None,
+        actor: str | None = None,
         backend: Backend | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`token` is for a server; the default is LINESHAFT_TOKEN.
 
-        `checks` are your own gates; the default is those of the settings. A server has its own.
+        `checks` are your own gates; the default is those of the settings. A server has its own. `actor`, on
+        a database, is the name that events have of what is done by hand, such as a cancellation; a server
+        records the name of the token.
         """
-        super().__init__(backend or choose_backend(url, token, settings, max_connections, checks))
+        super().__init__(
+            backend
+            or choose_backend(
+                url, token, settings, max_connections=max_connections, checks=checks, actor=actor
+            )
+        )
         self._watch = EndWatch(self.backend)
         self._clock = clock
 

@@ -15,6 +15,7 @@ from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.actor import acting_as
 
 _log = logging.getLogger("lineshaft.duties")
 
@@ -45,7 +46,9 @@ class OnDemand:
         async with self._running:
             if self.runs == before:
                 self.runs += 1
-                self._next_sec = await self._run()
+                # The caller isn't the actor of what duties do.
+                with acting_as(None):
+                    self._next_sec = await self._run()
             return self._next_sec
 
     async def _run(self) -> float | None:

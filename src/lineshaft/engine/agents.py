@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lineshaft.engine.feed.actor import act_json, with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
@@ -312,6 +313,7 @@ class Fleet:
         add_budget_usd: Decimal | float | None = None,
         status: str | None = None,
         max_concurrent_tasks: int | UnsetType | None = UNSET,
+        reason: str | None = None,
     ) -> AgentInfo:
         """`budget_usd`: a new total; None: unlimited.
 
@@ -327,7 +329,9 @@ class Fleet:
         if add_budget_usd is not None and budget_usd is not UNSET:
             raise InvalidInputError(errors=[("add_budget_usd", "can't be given together with budget_usd")])
         values = {
+            **self._database.now,
             "id": agent_id,
+            "act": act_json(reason=reason),
             "sets_budget": budget_usd is not UNSET,
             "budget": None if budget_usd is UNSET or budget_usd is None else money(budget_usd, "budget_usd"),
             "add_budget": None if add_budget_usd is None else money(add_budget_usd, "add_budget_usd"),
@@ -346,9 +350,10 @@ class Fleet:
         await self._database.run(work)
         return await self.read(agent_id)
 
-    async def delete(self, agent_id: str) -> None:
+    async def delete(self, agent_id: str, *, reason: str | None = None) -> None:
         """Remove an agent from lists. Its budget and spend are kept for when it registers again."""
         asked = {**self._database.now, "agent_id": agent_id}
+        act = with_actor({"deleted": True}, reason)
 
         async def work(connection: Connection) -> None:
             offline = await fetch_rows(connection, _Superseded, _SQL["offline_instances"], asked)
@@ -365,7 +370,7 @@ class Fleet:
             await self._remove(connection, agent_id, offline)
             await connection.execute(_SQL["delete_agent"], asked)
             await connection.execute(_SQL["forget_counters"], {"ids": [agent_id]})
-            await self._log(connection, "agent.changed", agent_id, {"deleted": True})
+            await self._log(connection, "agent.changed", agent_id, act)
 
         await self._database.run(work)
 

@@ -151,25 +151,45 @@ SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(id)s::text ORDER B
 
 -- name: patch_agent
 -- Waiting agents look again: there may be more money or more slots, or they may claim again. A process that has left stays offline.
-WITH patched AS (
+WITH before AS MATERIALIZED (
+    SELECT id, budget_usd, set_status, set_max_tasks FROM lineshaft.agent
+    WHERE id = %(id)s::text AND deleted_at IS NULL
+    FOR NO KEY UPDATE
+),
+patched AS (
     UPDATE lineshaft.agent
     SET budget_usd = CASE
-            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_usd + %(add_budget)s::numeric
+            WHEN %(add_budget)s::numeric IS NOT NULL THEN agent.budget_usd + %(add_budget)s::numeric
             WHEN %(sets_budget)s::boolean THEN %(budget)s::numeric
-            ELSE budget_usd
+            ELSE agent.budget_usd
         END,
         budget_cut = CASE
             WHEN %(sets_budget)s::boolean THEN coalesce(%(budget)s::numeric < spent_usd + reserved_usd, false)
-            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_cut AND budget_usd + %(add_budget)s::numeric < spent_usd + reserved_usd
+            WHEN %(add_budget)s::numeric IS NOT NULL THEN budget_cut AND agent.budget_usd + %(add_budget)s::numeric < spent_usd + reserved_usd
             ELSE budget_cut
         END,
         set_status = CASE
-            WHEN %(status)s::text IS NULL THEN set_status
+            WHEN %(status)s::text IS NULL THEN agent.set_status
             ELSE nullif(%(status)s::text, 'active')::lineshaft.agent_status
         END,
-        set_max_tasks = CASE WHEN %(sets_max_tasks)s::boolean THEN %(max_tasks)s::integer ELSE set_max_tasks END
-    WHERE id = %(id)s::text AND deleted_at IS NULL
-    RETURNING id, set_status, set_max_tasks
+        set_max_tasks = CASE WHEN %(sets_max_tasks)s::boolean THEN %(max_tasks)s::integer ELSE agent.set_max_tasks END
+    FROM before
+    WHERE agent.id = before.id
+    RETURNING agent.id, agent.set_status, agent.set_max_tasks,
+        CASE
+            WHEN before.budget_usd IS NOT DISTINCT FROM agent.budget_usd THEN '{}'
+            ELSE jsonb_build_object('budget_usd', jsonb_build_object('from', before.budget_usd, 'to', agent.budget_usd))
+        END
+        || CASE
+            WHEN before.set_status IS NOT DISTINCT FROM agent.set_status THEN '{}'
+            ELSE jsonb_build_object(
+                'status', jsonb_build_object('from', coalesce(before.set_status, 'active'), 'to', coalesce(agent.set_status, 'active'))
+            )
+        END
+        || CASE
+            WHEN before.set_max_tasks IS NOT DISTINCT FROM agent.set_max_tasks THEN '{}'
+            ELSE jsonb_build_object('max_concurrent_tasks', jsonb_build_object('from', before.set_max_tasks, 'to', agent.set_max_tasks))
+        END AS difference
 ),
 instances AS (
     UPDATE lineshaft.instance
@@ -179,6 +199,10 @@ instances AS (
         END::lineshaft.agent_status
     FROM patched
     WHERE instance.agent_id = patched.id AND %(for_instances)s::boolean
+),
+logged AS (
+    INSERT INTO lineshaft.event (at, kinds, agent_id, data)
+    SELECT coalesce(%(now)s::timestamptz, now()), '{agent.changed}', id, difference || %(act)s::jsonb FROM patched WHERE difference <> '{}'
 )
 SELECT pg_notify(lineshaft.channel(), '*') FROM patched
 

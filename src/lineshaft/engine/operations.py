@@ -44,10 +44,10 @@ class Operations:
         """Make a task that isn't claimed yet wait for other tasks too."""
         return await self._dependencies.add(task_id, depends_on)
 
-    async def pause(self, type_: str | None = None) -> None:
+    async def pause(self, type_: str | None = None, *, reason: str | None = None) -> None:
         """Stop claims of this type, or all claims, until `resume`; running tasks go on."""
-        await self._pauses.pause(type_)
+        await self._pauses.pause(type_, reason=reason)
 
-    async def resume(self, type_: str | None = None) -> bool:
+    async def resume(self, type_: str | None = None, *, reason: str | None = None) -> bool:
         """Whether it was paused."""
-        return await self._pauses.resume(type_)
+        return await self._pauses.resume(type_, reason=reason)

@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.rows import fetch_value
@@ -65,6 +66,7 @@ class Tokens:
             "hash": _hash(secret),
             "agent_id": agent_id,
             "budget_usd": None if budget_usd is None else money(budget_usd, "budget_usd"),
+            "act": act_json(),
         }
         (record,) = await self._rows("insert_token", **self._database.now, **values)
         return NewToken(record.id, record.name, record.scope, secret, record.agent_id, record.budget_usd)
@@ -75,7 +77,7 @@ class Tokens:
 
     async def revoke(self, which: str) -> list[Token]:
         """By id, or all valid ones with that name; takes effect with the next request."""
-        revoked = await self._rows("revoke_token", **self._database.now, which=which)
+        revoked = await self._rows("revoke_token", **self._database.now, which=which, act=act_json())
         if not revoked:
             raise NotFoundError(
                 f"There is no token with the id or name {which!r}. See 'lineshaft token list'."

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import structlog
 
+from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.sources.registry import Sources
 from lineshaft.errors import InvalidInputError, SettingsError
 from lineshaft.sources import file
@@ -14,7 +15,8 @@ _log = structlog.get_logger("lineshaft.sources")
 async def apply_file(sources: Sources, path: Path) -> None:
     """Apply the file and log every difference; raises SettingsError if it isn't valid."""
     try:
-        changes = await sources.apply(file.read(path), origin=file.origin_of(path), by="settings")
+        with acting_as("settings"):
+            changes = await sources.apply(file.read(path), origin=file.origin_of(path))
     except InvalidInputError as error:
         raise SettingsError(f"LINESHAFT_SOURCES ({path}): {error}") from None
     for change in changes:

@@ -42,3 +42,6 @@ class Pause(Struct, frozen=True):
     #: `*` is every type.
     type: str
     since: datetime
+    reason: str | None
+    #: Who paused it; None: unknown, or the cost-velocity stop.
+    actor: str | None

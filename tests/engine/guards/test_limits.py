@@ -9,6 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import InvalidInputError, UnavailableError
 from lineshaft.model.tasks import NewTask
@@ -28,7 +29,8 @@ async def started(dsn: str, *, by_server: bool = True, **limits: Any) -> Limits:
 async def test_a_servers_setting_applies_once(world: World, dsn: str) -> None:
     """A change by hand survives a restart with the same setting; another value is applied."""
     assert (await started(dsn, daily_budget_usd=Decimal(5))).daily_budget_usd == 5
-    await world.engine.limits.patch({"daily_budget_usd": Decimal(7)}, actor="ann")
+    with acting_as("ann"):
+        await world.engine.limits.patch({"daily_budget_usd": Decimal(7)}, reason="a busy day")
 
     assert (await started(dsn, daily_budget_usd=Decimal(5))).daily_budget_usd == 7
     assert (await started(dsn)).daily_budget_usd == 7, "an unset variable changes nothing"
@@ -37,7 +39,7 @@ async def test_a_servers_setting_applies_once(world: World, dsn: str) -> None:
     assert (await started(dsn, daily_budget_usd=Decimal(5))).daily_budget_usd == 5
 
     changes = [row["data"] for row in world.rows(CHANGES)]
-    assert [(each["by"], each["limits"]["daily_budget_usd"]) for each in changes] == [
+    assert [(each["actor"], each["limits"]["daily_budget_usd"]) for each in changes] == [
         ("settings", {"from": None, "to": "5"}),
         ("ann", {"from": "5", "to": "7"}),
         ("settings", {"from": "7", "to": "6"}),

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.sources.firing import Occasion
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from lineshaft.types.sources import SourceFields
@@ -19,7 +20,8 @@ def kinds(world: World) -> list[str]:
 async def test_a_source_is_created_read_changed_and_deleted(world: World) -> None:
     sources = world.engine.sources
 
-    made = await sources.create(schedule(cron="0 9 * * MON", timezone="Europe/Berlin"), by="ann")
+    with acting_as("ann"):
+        made = await sources.create(schedule(cron="0 9 * * MON", timezone="Europe/Berlin"))
     assert (made.cron, made.timezone, made.catch_up, made.is_enabled) == (
         "0 9 * * MON",
         "Europe/Berlin",
@@ -46,7 +48,7 @@ async def test_a_source_is_created_read_changed_and_deleted(world: World) -> Non
         await sources.delete("s")
     assert kinds(world) == ["source.created", "source.changed", "source.changed", "source.deleted"]
     (data,) = column(world, "SELECT data FROM lineshaft.event WHERE 'source.created' = ANY (kinds)")
-    assert data == {"source": "s", "kind": "schedule", "by": "ann"}
+    assert data == {"source": "s", "kind": "schedule", "actor": "ann"}
 
 
 async def test_replacing_a_source_keeps_its_age_and_its_pause(world: World) -> None:
@@ -99,7 +101,7 @@ async def test_a_file_is_applied_with_its_differences(world: World) -> None:
     await put(world.engine, schedule("by-hand"))
     await sources.apply([schedule("other")], origin="file:other.yaml")
 
-    first = await sources.apply([schedule("a"), schedule("b")], origin="file:f.yaml", by="ann")
+    first = await sources.apply([schedule("a"), schedule("b")], origin="file:f.yaml")
     same = await sources.apply([schedule("a"), schedule("b")], origin="file:f.yaml")
     plan = await sources.apply([schedule("a", max_open=2)], origin="file:f.yaml", dry_run=True)
     before = await sources.get("b")

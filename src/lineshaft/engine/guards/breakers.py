@@ -12,12 +12,14 @@ claims the task, and then updates the breaker, whose row decides. A second claim
 others free the probe (transition/changes.py).
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 import msgspec
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
@@ -36,6 +38,7 @@ from lineshaft.model.storable import is_storable
 MODEL = "model:"
 MAX_KEY = 500
 DEFAULT_POLICY = BreakerPolicy()
+_NO_ACT: Mapping[str, object] = MappingProxyType({})
 
 _SQL = catalog.load(__name__)
 _LOSSES = msgspec.json.Decoder(tuple[tuple[str, datetime], ...])
@@ -174,24 +177,26 @@ class Breakers:
 
     # Manual changes.
 
-    async def open(self, key: str) -> None:
+    async def open(self, key: str, *, reason: str | None = None) -> None:
         """Stop claims of this type, or model:NAME, until it is reset."""
         _check_key(key)
+        act = with_actor(reason=reason)
 
         async def work(connection: Connection) -> None:
             await connection.execute(_SQL["make_breakers"], {"keys": [key]})
             await self._move(
-                connection, [key], lambda row: [model.force_open(row.breaker, key=key, now=row.now)]
+                connection, [key], lambda row: [model.force_open(row.breaker, key=key, now=row.now)], act=act
             )
 
         await self._database.run(work)
 
-    async def reset(self, key: str) -> None:
+    async def reset(self, key: str, *, reason: str | None = None) -> None:
         """Close it and clear its failures."""
         _check_key(key)
+        act = with_actor(reason=reason)
 
         async def work(connection: Connection) -> None:
-            await self._move(connection, [key], lambda row: [model.reset(row.breaker)])
+            await self._move(connection, [key], lambda row: [model.reset(row.breaker)], act=act)
 
         await self._database.run(work)
 
@@ -205,10 +210,11 @@ class Breakers:
         keys: Collection[str],
         decide: Decide,
         policy: BreakerPolicy = DEFAULT_POLICY,
+        act: Mapping[str, object] = _NO_ACT,
     ) -> None:
         """Lock breakers, decide about each, write the changed ones and log events.
 
-        `policy`: needed where `decide` may open a breaker.
+        `policy`: needed where `decide` may open a breaker. `act`: who changes it by hand, and why.
         """
         parameters = {**self._database.now, "keys": sorted(keys)}
         rows = await fetch_rows(connection, _Row, _SQL["lock_breakers"], parameters)
@@ -216,7 +222,7 @@ class Breakers:
         for row in rows:
             changes = decide(row)
             if changes and changes[-1].breaker != row.breaker:
-                written.append(_columns(row, changes, policy))
+                written.append(_columns(row, changes, policy, act))
         if not written:
             return
         arrays = dict(zip(_COLUMNS, map(list, zip(*written, strict=True)), strict=True))
@@ -231,10 +237,12 @@ def _keys(attempt: FailedAttempt, policy: BreakerPolicy) -> list[str]:
     return keys
 
 
-def _columns(row: _Row, changes: Sequence[BreakerChange], policy: BreakerPolicy) -> tuple[object, ...]:
+def _columns(
+    row: _Row, changes: Sequence[BreakerChange], policy: BreakerPolicy, act: Mapping[str, object]
+) -> tuple[object, ...]:
     breaker = changes[-1].breaker
     kinds = [str(change.event) for change in changes if change.event is not None]
-    data: dict[str, object] = {"key": row.key, "failures": breaker.failures}
+    data: dict[str, object] = {"key": row.key, "failures": breaker.failures, **act}
     if breaker.probe_task_id is not None:
         data["probe_task_id"] = breaker.probe_task_id
     if alerts := [change.alert for change in changes if change.alert is not None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -74,6 +75,7 @@ class Budgets:
             "set_ceiling": ceiling_usd is not UNSET,
             "add": None if add_usd is None else money(add_usd, "add_usd"),
             "title": title,
+            "act": act_json(),
         }
 
         async def work(connection: Connection) -> None:

@@ -30,7 +30,7 @@ changed AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, dag_id, data)
-    SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', id, difference FROM changed WHERE difference <> '{}'
+    SELECT coalesce(%(now)s::timestamptz, now()), '{dag.changed}', id, difference || %(act)s::jsonb FROM changed WHERE difference <> '{}'
 )
 SELECT id FROM changed
 
@@ -130,7 +130,7 @@ WITH paused AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT since, '{alert}', jsonb_build_object('key', 'cost_velocity', 'message', reason) FROM paused
+    SELECT since, '{queue.paused,alert}', jsonb_build_object('type', '*', 'key', 'cost_velocity', 'message', reason) FROM paused
 )
 SELECT count(*) AS paused FROM paused
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows
@@ -52,13 +53,14 @@ class InstallationLimits:
             (found,) = await fetch_rows(connection, Limits, _SQL["read_limits"], self._database.now)
         return found
 
-    async def patch(self, changes: Mapping[str, Any], *, actor: str | None = None) -> Limits:
-        """Change limits by name; None: no limit. `actor` is recorded with the event."""
+    async def patch(self, changes: Mapping[str, Any], *, reason: str | None = None) -> Limits:
+        """Change limits by name; None: no limit."""
         checked = _checked(changes)
+        act = with_actor(reason=reason)
 
         async def work(connection: Connection) -> None:
             row = await self._lock(connection)
-            await self._write(connection, row, checked, {}, actor)
+            await self._write(connection, row, checked, {}, act)
 
         await self._database.run(work)
         return await self.read()
@@ -86,7 +88,7 @@ class InstallationLimits:
                 elif _text(current) != _text(value):
                     ignored.append(name)
             if changes:
-                await self._write(connection, row, changes, changes, "settings")
+                await self._write(connection, row, changes, changes, {"actor": "settings"})
 
         await self._database.run(work)
         return ignored
@@ -101,7 +103,7 @@ class InstallationLimits:
         row: _Row,
         changes: Mapping[str, Any],
         applied: Mapping[str, Any],
-        actor: str | None,
+        act: Mapping[str, Any],
     ) -> None:
         before = asdict(row)
         known = msgspec.json.decode(row.applied)
@@ -116,7 +118,7 @@ class InstallationLimits:
             if _text(before[name]) != _text(value)
         }
         if changed:
-            data = msgspec.json.encode({"limits": changed, "by": actor}).decode()
+            data = msgspec.json.encode({"limits": changed, **act}).decode()
             await connection.execute(_SQL["log_limits"], {**self._database.now, "data": data})
             # There may be money for waiting tasks.
             await wake_all(connection)

@@ -1,5 +1,6 @@
 """Document locks released by an operator. Claims take locks and the ends of claims release them."""
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column
@@ -14,14 +15,15 @@ class Locks:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def release(self, key: str) -> None:
+    async def release(self, key: str, *, reason: str | None = None) -> None:
         """Take a document lock away from its holder; the next waiter gets it."""
         unknown = NotFoundError(f"No task holds a lock {key!r}.")
         if not is_storable(key):
             raise unknown
+        act = act_json(reason=reason)
 
         async def work(connection: Connection) -> None:
-            parameters = {**self._database.now, "key": key}
+            parameters = {**self._database.now, "key": key, "act": act}
             if not await fetch_column(connection, _SQL["delete_lock"], parameters):
                 raise unknown
             await unpark_lock_waiters(connection, [key])

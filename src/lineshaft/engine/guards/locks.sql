@@ -4,7 +4,7 @@ WITH gone AS (DELETE FROM lineshaft.lock WHERE key = %(key)s::text RETURNING key
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, data)
     SELECT coalesce(%(now)s::timestamptz, now()), '{lock.expired}', gone.holder_task_id, gone.agent_id,
-        jsonb_build_object('key', gone.key, 'by_hand', true)
+        jsonb_build_object('key', gone.key, 'by_hand', true) || %(act)s::jsonb
     FROM gone
 )
 SELECT key FROM gone

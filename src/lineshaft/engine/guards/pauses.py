@@ -1,5 +1,8 @@
 """Pauses: no claims of a type, or of any type, until it is resumed."""
 
+from typing import Any
+
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column
@@ -14,19 +17,24 @@ class Pauses:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def pause(self, type_: str | None = None) -> None:
+    async def pause(self, type_: str | None = None, *, reason: str | None = None) -> None:
+        """What is paused already keeps its reason."""
         if type_ is not None:
             check_fields(type=type_)
         async with self._database.connection() as connection:
-            await connection.execute(_SQL["pause"], {**self._database.now, "type": type_ or _ALL_TYPES})
+            await connection.execute(_SQL["pause"], self._parameters(type_, reason))
 
-    async def resume(self, type_: str | None = None) -> bool:
+    async def resume(self, type_: str | None = None, *, reason: str | None = None) -> bool:
         """Whether it was paused."""
+        parameters = self._parameters(type_, reason)
 
         async def work(connection: Connection) -> bool:
-            resumed = await fetch_column(connection, _SQL["resume"], {"type": type_ or _ALL_TYPES})
+            resumed = await fetch_column(connection, _SQL["resume"], parameters)
             if resumed:
                 await wake_all(connection)
             return bool(resumed)
 
         return await self._database.run(work)
+
+    def _parameters(self, type_: str | None, reason: str | None) -> dict[str, Any]:
+        return {**self._database.now, "type": type_ or _ALL_TYPES, "act": act_json(reason=reason)}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
@@ -68,14 +69,15 @@ class Slowdowns:
             until: datetime | None = await fetch_value(connection, _SQL["broadcast_slowdown"], parameters)
         return until
 
-    async def end(self, key: str) -> None:
+    async def end(self, key: str, *, reason: str | None = None) -> None:
         """End a slowdown that is in force; agents look for work again at once."""
         unknown = NotFoundError(f"There is no slowdown {key!r} in force.")
         if not is_storable(key):
             raise unknown
+        act = act_json(reason=reason)
 
         async def work(connection: Connection) -> None:
-            parameters = {**self._database.now, "key": key}
+            parameters = {**self._database.now, "key": key, "act": act}
             if not await fetch_column(connection, _SQL["end_slowdown"], parameters):
                 raise unknown
             await wake_all(connection)

@@ -53,6 +53,8 @@ WITH over AS (
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT until, '{signal.slowdown}', jsonb_build_object('key', key, 'until', lineshaft.iso(until), 'wait', 0, 'by_hand', true) FROM over
+    SELECT until, '{signal.slowdown}',
+        jsonb_build_object('key', key, 'until', lineshaft.iso(until), 'wait', 0, 'by_hand', true) || %(act)s::jsonb
+    FROM over
 )
 SELECT key FROM over

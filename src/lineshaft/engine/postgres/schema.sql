@@ -363,6 +363,7 @@ CREATE TABLE lineshaft.pause (
     since timestamp with time zone NOT NULL,
     type text COLLATE "C" NOT NULL,
     reason text,
+    actor text,
     stops boolean NOT NULL DEFAULT false,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );

@@ -33,4 +33,4 @@ ORDER BY key
 LIMIT %(limit)s::integer
 
 -- name: pauses
-SELECT type, since FROM lineshaft.pause ORDER BY type
+SELECT type, since, reason, actor FROM lineshaft.pause ORDER BY type

@@ -263,9 +263,9 @@ def _ended(task: Row, status: Status) -> Reason:
 
 
 def _guards(task: Row) -> Iterable[Reason]:
-    for name, reason in zip(task["paused"], task["paused_because"], strict=True):
+    for name, reason, actor in zip(task["paused"], task["paused_because"], task["paused_by"], strict=True):
         what = "Everything" if name == "*" else f"Type {name!r}"
-        yield Reason(ReasonCode.PAUSED, f"{what} is paused{_paused_by(reason)}. Resume it.")
+        yield Reason(ReasonCode.PAUSED, f"{what} is paused{_paused_by(actor, reason)}. Resume it.")
     if task["breaker_state"] is not None and not task["probe_due"]:
         yield Reason(ReasonCode.BREAKER_OPEN, _breaker(task))
     if task["slowed_until"] is not None:
@@ -290,8 +290,10 @@ def _guards(task: Row) -> Iterable[Reason]:
         )
 
 
-def _paused_by(reason: str | None) -> str:
-    return " manually" if reason is None else f": {reason}"
+def _paused_by(actor: str | None, reason: str | None) -> str:
+    if reason is None:
+        return " manually" if actor is None else f" by {actor}"
+    return f": {reason}" if actor is None else f" by {actor}: {reason}"
 
 
 def _breaker(task: Row) -> str:

@@ -8,12 +8,14 @@ money while it waits. An agent with that capability may claim such a task like a
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN
 from lineshaft.checks.verdict import Verdict
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import raw_json
@@ -95,7 +97,14 @@ class Approvals:
         step = await asyncio.to_thread(self._gates.proceed, output, verdict)
 
         async def work(connection: Connection) -> Moved:
+            locked = await self._locks.lock_with_dependents(connection, [output.id])
+            if task := locked.get(output.id):
+                changes = Changes(self._database.now)
+                changes.event(task, ["approval.decided"], _decided(decision))
+                await changes.write(connection)
             (moved,) = await self._gates.advance_in(connection, [step], strict=True)
+            # Nothing is recorded about an output that has changed in the meantime.
+            moved.unwrap()
             return moved
 
         return await self._database.run(work)
@@ -147,8 +156,8 @@ class Approvals:
         )
         changes = Changes(self._database.now)
         locked = await self._locks.lock(connection, [task.id])
-        data = {"by": decision.reviewer, "note": decision.note}
-        changes.event(locked[task.id], ["task.claimed", "task.started", "task.validating"], data)
+        kinds = ["approval.decided", "task.claimed", "task.started", "task.validating"]
+        changes.event(locked[task.id], kinds, _decided(decision))
         await changes.write(connection)
         if task.dag_id is not None:
             await connection.execute(_SQL["start_dag"], {**self._database.now, "id": task.dag_id})
@@ -188,3 +197,10 @@ class _Waiting:
 
 def _verdict(decision: ApprovalDecision) -> Verdict:
     return Verdict(passed=decision.approve, reasons=decision.reasons)
+
+
+def _decided(decision: ApprovalDecision) -> dict[str, Any]:
+    data: dict[str, Any] = {"approve": decision.approve, "reviewer": decision.reviewer}
+    if decision.note:
+        data["note"] = decision.note
+    return with_actor(data)

@@ -8,6 +8,7 @@ from typing import Any
 
 from psycopg.rows import class_row, dict_row
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import json_text
@@ -46,7 +47,7 @@ class NewReview:
 
     def event_data(self, task_id: str, *, root: str | None = None) -> dict[str, Any]:
         """For the event of one task; `root`: the task that was decided about, if it is another one."""
-        data: dict[str, Any] = {"resolution": self.resolution}
+        data = with_actor({"resolution": self.resolution})
         for name in ("reviewer", "note", "not_before"):
             if (value := getattr(self, name)) is not None:
                 data[name] = value

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.operations import Operations
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -36,6 +37,8 @@ _TRIES = 5
 #: Event sources whose work led to an event, one after another.
 MAX_CHAIN_DEPTH = 10
 _MAX_ERROR = 2_000
+#: Tasks that an event names; the table `firing` has all of them.
+_NAMED_TASKS = 20
 
 
 class Key(NamedTuple):
@@ -107,18 +110,39 @@ class Firings:
         self._operations = operations
 
     async def fire(
-        self, name: str, occasion: Occasion | None = None, *, unless_disabled: bool = False
+        self,
+        name: str,
+        occasion: Occasion | None = None,
+        *,
+        unless_disabled: bool = False,
+        by_hand: bool = False,
     ) -> Fired:
-        """Fire a source now. `unless_disabled`: one that is disabled counts as unknown."""
+        """Fire a source now. `unless_disabled`: one that is disabled counts as unknown.
+
+        `by_hand`: a person does, which is an event.
+        """
         refuse_unstorable(name=[name])
 
         async def work(connection: Connection) -> Fired:
             row = await self.share(connection, name)
             if row is None or (unless_disabled and not row.is_enabled):
                 raise unknown_source(name)
-            return await self.fire_in(connection, row, occasion or Occasion(_default_event(row)))
+            fired = await self.fire_in(connection, row, occasion or Occasion(_default_event(row)))
+            if by_hand:
+                await self._log_fired(connection, name, fired)
+            return fired
 
         return await self.run(work)
+
+    async def _log_fired(self, connection: Connection, name: str, fired: Fired) -> None:
+        about = {
+            "source": name,
+            "outcome": fired.outcome,
+            "task_ids": (fired.task_ids or [])[:_NAMED_TASKS],
+            "dag_id": fired.dag_id,
+        }
+        data = act_json({key: value for key, value in about.items() if value})
+        await connection.execute(_SQL["log_fired"], {**self._database.now, "data": data})
 
     async def look_up(self, name: str) -> SourceRow | None:
         """A source as it is now, without a lock."""

@@ -56,3 +56,6 @@ alerted AS (
 INSERT INTO lineshaft.source_tally AS known (source_id, outcome, firings, last_at)
 SELECT %(source_id)s::bigint, %(outcome)s::text, 1, clock.now FROM clock
 ON CONFLICT (source_id, outcome) DO UPDATE SET firings = known.firings + 1, last_at = greatest(known.last_at, excluded.last_at)
+
+-- name: log_fired
+INSERT INTO lineshaft.event (at, kinds, data) VALUES (coalesce(%(now)s::timestamptz, now()), '{source.fired}', %(data)s::jsonb)

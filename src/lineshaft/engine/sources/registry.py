@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
+from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -189,13 +190,13 @@ class Sources:
 
     # Changing.
 
-    async def create(self, source: NewSource, *, by: str | None = None) -> Source:
+    async def create(self, source: NewSource) -> Source:
         """Create a source; raises AlreadyExistsError if there is one with its name."""
         given = checked(source)
 
         async def work(connection: Connection) -> None:
             if await self._lock(connection, source.name) is not None or not await self._insert(
-                connection, given, "api", None, by
+                connection, given, "api", None
             ):
                 raise AlreadyExistsError(
                     f"There is a source {source.name!r} already. PUT /v1/sources/NAME replaces it."
@@ -204,9 +205,7 @@ class Sources:
         await self._database.run(work, pipeline=False)
         return await self.get(source.name)
 
-    async def put(
-        self, source: NewSource, *, by: str | None = None, origin: str = "api"
-    ) -> tuple[Source, bool]:
+    async def put(self, source: NewSource, *, origin: str = "api") -> tuple[Source, bool]:
         """Create or replace a source; returns it and whether it is new.
 
         Without `enabled`, an existing source stays as it is. With the origin `agent`, a definition that was
@@ -219,21 +218,21 @@ class Sources:
             row = await self._lock(connection, source.name)
             if row is None:
                 applied = None if origin == "api" else definition_of(given)
-                await self._insert(connection, given, origin, applied, by)
+                await self._insert(connection, given, origin, applied)
                 return True
             if origin != "api":
-                await self._apply(connection, row, given, origin, by)
+                await self._apply(connection, row, given, origin)
                 return False
             wanted, paused = given, False
             if source.enabled is UNSET:
                 wanted, paused = msgspec.structs.replace(given, enabled=row.source.enabled), row.paused
-            await self._update(connection, row, wanted, paused=paused, origin=row.origin, by=by)
+            await self._update(connection, row, wanted, paused=paused, origin=row.origin)
             return False
 
         made = await self._database.run(work, pipeline=False)
         return await self.get(source.name), made
 
-    async def patch(self, name: str, changes: SourceFields, *, by: str | None = None) -> Source:
+    async def patch(self, name: str, changes: SourceFields) -> Source:
         """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
         given = definition_of(changes)
 
@@ -249,26 +248,26 @@ class Sources:
             elif given.get("enabled") is True:
                 paused = False
             wanted = checked(_converted(merged))
-            await self._update(connection, row, wanted, paused=paused, origin=row.origin, by=by)
+            await self._update(connection, row, wanted, paused=paused, origin=row.origin)
 
         refuse_unstorable(name=[name])
         await self._database.run(work, pipeline=False)
         return await self.get(name)
 
-    async def delete(self, name: str, *, by: str | None = None) -> None:
+    async def delete(self, name: str) -> None:
         """Delete a source and its history. Work that it has created stays."""
 
         async def work(connection: Connection) -> None:
             row = await self._lock(connection, name)
             if row is None:
                 raise unknown_source(name)
-            await self._delete(connection, row, by)
+            await self._delete(connection, row)
 
         refuse_unstorable(name=[name])
         await self._database.run(work, pipeline=False)
 
     async def apply(
-        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False, by: str | None = None
+        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False
     ) -> list[SourceChange]:
         """Make the sources of an origin those of a file, all or nothing; returns the differences.
 
@@ -284,20 +283,20 @@ class Sources:
                 if row is None:
                     changes.append(SourceChange(name=name, change="create"))
                     if not dry_run:
-                        await self._insert(connection, given, origin, definition_of(given), by)
+                        await self._insert(connection, given, origin, definition_of(given))
                     continue
                 fields = _difference(row.applied, row.source, given)
                 changes.append(
                     SourceChange(name=name, change="change" if fields else "unchanged", fields=fields)
                 )
                 if not dry_run:
-                    await self._apply(connection, row, given, origin, by)
+                    await self._apply(connection, row, given, origin)
             own = {**self._database.now, "origin": origin}
             for row in await fetch_rows(connection, _Locked, _SQL["lock_of_origin"], own):
                 if row.name not in wanted:
                     changes.append(SourceChange(name=row.name, change="remove"))
                     if not dry_run:
-                        await self._delete(connection, row, by)
+                        await self._delete(connection, row)
             return changes
 
         return await self._database.run(work, pipeline=False)
@@ -314,7 +313,6 @@ class Sources:
         source: NewSource,
         origin: str,
         applied: Mapping[str, Any] | None,
-        by: str | None,
     ) -> bool:
         now: datetime = await fetch_value(connection, _SQL["read_now"], self._database.now)
         tick, at = _next(source, now, now) if source.enabled else (None, None)
@@ -334,16 +332,14 @@ class Sources:
             },
         )
         if made:
-            await self._log(connection, "create", source.name, {"kind": source.kind.value}, by)
+            await self._log(connection, "create", source.name, {"kind": source.kind.value})
         return bool(made)
 
-    async def _apply(
-        self, connection: Connection, row: _Locked, given: NewSource, origin: str, by: str | None
-    ) -> None:
+    async def _apply(self, connection: Connection, row: _Locked, given: NewSource, origin: str) -> None:
         if row.applied is not None and msgspec.json.decode(row.applied) == definition_of(given):
             return
         applied = definition_of(given)
-        await self._update(connection, row, given, paused=row.paused, origin=origin, by=by, applied=applied)
+        await self._update(connection, row, given, paused=row.paused, origin=origin, applied=applied)
 
     async def _update(
         self,
@@ -353,7 +349,6 @@ class Sources:
         *,
         paused: bool,
         origin: str,
-        by: str | None,
         applied: Mapping[str, Any] | None = None,
     ) -> None:
         before, after = definition_of(row.source), definition_of(wanted)
@@ -390,7 +385,7 @@ class Sources:
         )
         if changed:
             about = {"fields": sorted(changed), "enabled": runs}
-            await self._log(connection, "change", wanted.name, about, by)
+            await self._log(connection, "change", wanted.name, about)
 
     async def _start(self, source: NewSource) -> str | None:
         """Where an event source begins: with what happens from now on."""
@@ -398,14 +393,12 @@ class Sources:
             return None
         return (await self._events.read(NOW, limit=1)).next_cursor
 
-    async def _delete(self, connection: Connection, row: _Locked, by: str | None) -> None:
+    async def _delete(self, connection: Connection, row: _Locked) -> None:
         await connection.execute(_SQL["delete_source"], {"id": row.id})
-        await self._log(connection, "remove", row.name, {}, by)
+        await self._log(connection, "remove", row.name, {})
 
-    async def _log(
-        self, connection: Connection, change: str, name: str, about: Mapping[str, Any], by: str | None
-    ) -> None:
-        data = _json({"source": name, **about, "by": by})
+    async def _log(self, connection: Connection, change: str, name: str, about: Mapping[str, Any]) -> None:
+        data = act_json({"source": name, **about})
         await connection.execute(_SQL["log_change"], {**self._database.now, "change": change, "data": data})
 
     # Retention.

@@ -7,6 +7,7 @@ forever.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
@@ -82,7 +83,9 @@ class Cancel:
         """
 
         async def work(connection: Connection) -> list[str]:
-            cancelled = await self._cancel(connection, [task_id], replace_unstorable(reason), cascade=cascade)
+            cancelled = await self._cancel(
+                connection, [task_id], replace_unstorable(reason), cascade=cascade, by_hand=True
+            )
             if task_id not in cancelled:
                 status = await self._locks.end_status(connection, task_id)
                 if status is not Status.CANCELLED:
@@ -95,7 +98,9 @@ class Cancel:
         """Cancel those of these tasks that haven't ended, with their dependents; returns those of `ids`."""
 
         async def work(connection: Connection) -> list[str]:
-            cancelled = await self._cancel(connection, ids, replace_unstorable(reason), cascade=True)
+            cancelled = await self._cancel(
+                connection, ids, replace_unstorable(reason), cascade=True, by_hand=True
+            )
             found = await self._locks.ends(connection, ids)
             before = [
                 name
@@ -134,7 +139,9 @@ class Cancel:
                 if not members:
                     raise NotFoundError(f"There is no DAG {dag_id}.")
                 # Until no running task has added others in the meantime.
-                more = await self._cancel(connection, members, replace_unstorable(reason), cascade=True)
+                more = await self._cancel(
+                    connection, members, replace_unstorable(reason), cascade=True, by_hand=True
+                )
                 if not more:
                     return sorted(cancelled)
                 cancelled += more
@@ -181,6 +188,7 @@ class Cancel:
         cascade: bool,
         held: Cancellation | None = None,
         missed: Mapping[str, str] | None = None,
+        by_hand: bool = False,
     ) -> list[str]:
         """Returns the cancelled tasks; none, if the claim in `held` doesn't hold its task."""
         subtree = await self._lock_subtree(connection, roots, cascade=cascade)
@@ -197,7 +205,7 @@ class Cancel:
         if not subtree.live:
             return []
         changes = self._transitions.changes()
-        _end(changes, subtree, reason, spent, missed or {})
+        _end(changes, subtree, reason, spent, missed=missed or {}, act=with_actor() if by_hand else {})
         await self._write(connection, changes, subtree)
         return sorted(subtree.live)
 
@@ -216,7 +224,7 @@ class Cancel:
         changes = self._transitions.changes()
         for name, found in subtree.dead_letters.items():
             changes.cancel_dead_letter(name, found.dag_id)
-        _end(changes, subtree, reason, {}, {})
+        _end(changes, subtree, reason, {}, missed={}, act=with_actor())
         await self._write(connection, changes, subtree)
         return sorted([*subtree.dead_letters, *subtree.live])
 
@@ -270,9 +278,11 @@ def _end(
     subtree: _Subtree,
     reason: str,
     spent: Mapping[str, Spent],
+    *,
     missed: Mapping[str, str],
+    act: Mapping[str, str],
 ) -> None:
-    """`missed`: deadlines that some of the tasks missed."""
+    """`missed`: deadlines that some of the tasks missed; `act`: who cancels, for the events."""
     for name, task in subtree.live.items():
         why = subtree.reason(name, reason)
         used = spent.get(name, UNREPORTED)
@@ -282,4 +292,4 @@ def _end(
             data = {"deadline": missed[name], "reason": why}
             changes.event(task, ["task.deadline_missed", "task.cancelled"], data)
         else:
-            changes.event(task, ["task.cancelled"], {"reason": why})
+            changes.event(task, ["task.cancelled"], {"reason": why, **act})

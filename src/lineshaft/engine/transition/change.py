@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_row, fetch_rows
@@ -71,7 +72,7 @@ class Change:
         if not changed:
             return
         changes = self._transitions.changes()
-        changes.event(task, ["task.changed"], changed)
+        changes.event(task, ["task.changed"], with_actor(changed))
         await changes.write(connection)
         if task.status == Status.READY:
             await reorder_parked(connection, task)
@@ -93,7 +94,8 @@ class Change:
             )
         changed = _changed(await self._write(connection, task_id, wanted, None), wanted)
         if changed:
-            event = NewEvent.of(["task.changed"], task_id, ended.dag_id, epoch=ended.epoch, data=changed)
+            data = with_actor(changed)
+            event = NewEvent.of(["task.changed"], task_id, ended.dag_id, epoch=ended.epoch, data=data)
             await log_events(connection, self._database.now, [event])
 
     async def _write(

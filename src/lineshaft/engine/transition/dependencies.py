@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.transition.upstream import hold_upstream
@@ -15,12 +17,21 @@ from lineshaft.model.states import Status
 from lineshaft.types import Submitted
 
 _SQL = catalog.load(__name__)
+#: Dependencies that an event names.
+_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
     task_id: str
     depends_on: str
+
+
+@dataclass(frozen=True, slots=True)
+class _NewEdge:
+    depends_on: str
+    #: The other task has completed.
+    satisfied: bool
 
 
 class Dependencies:
@@ -43,12 +54,17 @@ class Dependencies:
                     f"Can't add a dependency to task {task_id}: it is {status}; only a PENDING or READY task "
                     "can wait for others."
                 )
-            waits = await self._add_edges(connection, task_id, upstream, wanted)
+            added = await self._add_edges(connection, task_id, upstream, wanted)
+            waits = sum(not edge.satisfied for edge in added)
             await connection.execute(_SQL["block_task"], {"id": task_id, "n": waits})
             await self.rekey_paths(connection, [task_id])
-            if not waits:
+            if not added:
                 return Status(task.status)
             changes = self._transitions.changes()
+            changes.event(task, ["task.changed"], with_actor(_added(added)))
+            if not waits:
+                await changes.write(connection)
+                return Status(task.status)
             # One of the new dependencies may have failed.
             changes.reconsider(task_id, task.dag_id)
             if task.status == Status.READY:
@@ -71,8 +87,8 @@ class Dependencies:
         task_id: str,
         upstream: Mapping[str, Status | None],
         wanted: Sequence[str],
-    ) -> int:
-        """Under lock_edges, to tasks that are held; returns how many of the new edges block the task."""
+    ) -> "list[_NewEdge]":
+        """Under lock_edges, to tasks that are held; returns the edges that are new."""
         for name in wanted:
             if name not in upstream:
                 fault = f"There is no task {name}"
@@ -83,12 +99,12 @@ class Dependencies:
                 raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
         await self._refuse_cycle(connection, task_id, wanted)
         satisfied = [upstream[name] is Status.COMPLETED for name in wanted]
-        added = await fetch_column(
+        return await fetch_rows(
             connection,
+            _NewEdge,
             _SQL["insert_dependencies"],
             {"id": task_id, "depends_on": list(wanted), "satisfied": satisfied},
         )
-        return added.count(False)
 
     async def wait_for_children(
         self, connection: Connection, parent_id: str, children: Sequence[Submitted]
@@ -124,6 +140,11 @@ class Dependencies:
         cycle = graph.closes_cycle(upstream, task_id, wanted)
         if cycle is not None:
             raise CycleError(cycle)
+
+
+def _added(edges: Sequence[_NewEdge]) -> dict[str, Any]:
+    names = [edge.depends_on for edge in edges]
+    return {"depends_on": {"added": names[:_NAMED], "count": len(names)}}
 
 
 async def reorder_parked(connection: Connection, task: LockedTask) -> None:

@@ -28,12 +28,12 @@ SET blocked = blocked + %(n)s::integer,
 WHERE id = %(id)s::text AND status IN ('PENDING', 'READY')
 
 -- name: insert_dependencies
--- Edges that exist already stay as they are. Returns whether each new one is satisfied.
+-- Edges that exist already stay as they are. Returns the new ones, and whether each is satisfied.
 INSERT INTO lineshaft.edge (task_id, depends_on, kind, satisfied)
 SELECT %(id)s::text, input.depends_on, 'success', input.satisfied
 FROM unnest(%(depends_on)s::text[], %(satisfied)s::boolean[]) AS input (depends_on, satisfied)
 ON CONFLICT (task_id, depends_on) DO NOTHING
-RETURNING satisfied
+RETURNING depends_on, satisfied
 
 -- name: rekey_paths
 -- The critical path below these tasks has changed, and so has that of their upstream tasks. Ten levels each way are enough: the boost

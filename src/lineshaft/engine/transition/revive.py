@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import msgspec
 
+from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
@@ -89,7 +90,7 @@ class Revive:
             )
             if promoted is None:
                 return (await self.revive(connection, {task_id: delay_sec}, MANUAL_RETRY))[task_id]
-            event = NewEvent.of(["task.ready"], promoted.id, promoted.dag_id)
+            event = NewEvent.of(["task.ready"], promoted.id, promoted.dag_id, data=with_actor() or None)
             await log_events(connection, self._database.now, [event])
             await wake_ready(connection, [promoted.id])
             return Status.READY
@@ -110,7 +111,8 @@ class Revive:
                 )
             ]
             if promoted:
-                events = [NewEvent.of(["task.ready"], row.id, row.dag_id) for row in promoted]
+                act = with_actor() or None
+                events = [NewEvent.of(["task.ready"], row.id, row.dag_id, data=act) for row in promoted]
                 await log_events(connection, self._database.now, events)
                 await wake_ready(connection, [row.id for row in promoted])
             due = {row.id for row in promoted}

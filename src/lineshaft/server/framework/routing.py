@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from lineshaft.engine.feed.actor import acting
 from lineshaft.engine.postgres.database import only_reads
 from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
@@ -237,6 +238,8 @@ class Endpoint(Generic[S]):
         headers = Headers(scope=scope)
         principal = await self._service.authenticate(operation.scope, headers)
         submitting_token.set(None if principal.token_id is None else principal.name)
+        # Without a scope, the caller isn't authenticated.
+        acting.set(None if operation.scope is None else principal.name)
         address = (scope.get("client") or ("",))[0]
         call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
         given: dict[str, Any] = {}

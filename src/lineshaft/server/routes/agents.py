@@ -145,9 +145,9 @@ async def register_agent(call: Call, body: NewAgent) -> Answer:
 
 
 @routes.delete("/v1/agents/{id:path}", Scope.OPERATE, codes=("not_found", "invalid_transition"))
-async def delete_agent(call: Call) -> Answer:
+async def delete_agent(call: Call, query: requests.ActQuery) -> Answer:
     """Delete an agent that has no live instance. Its history, budget and spend are kept."""
-    await call.service.engine.fleet.delete(call.path["id"])
+    await call.service.engine.fleet.delete(call.path["id"], reason=query.reason)
     return Answer(status=204)
 
 
@@ -184,5 +184,6 @@ async def change_agent(call: Call, body: requests.ChangeAgent) -> Answer:
         add_budget_usd=body.add_budget_usd,
         status=body.status,
         max_concurrent_tasks=body.max_concurrent_tasks,
+        reason=body.reason,
     )
     return Answer(agent)

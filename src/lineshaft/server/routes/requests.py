@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
+from lineshaft.engine.feed.actor import MAX_REASON
 from lineshaft.engine.submit.drafts import LARGEST_DAG, MAX_BATCH, check_dag_size, check_number
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.reviews import ResolutionRequest
@@ -22,6 +23,7 @@ from lineshaft.types.sources import NewSource, SourceFields, SourceKind
 
 #: Of an Idempotency-Key; the database indexes it.
 MAX_KEY = 1_000
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 
 
 class Batch(Body, frozen=True, kw_only=True):
@@ -57,6 +59,16 @@ class Nothing(Body, frozen=True, kw_only=True):
     pass
 
 
+class Act(Body, frozen=True, kw_only=True):
+    #: The person's, for the event.
+    reason: Reason | None = None
+
+
+class ActQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: The person's, for the event.
+    reason: Reason | None = None
+
+
 class Retry(Body, frozen=True, kw_only=True):
     delay_sec: Seconds = 0.0
 
@@ -65,7 +77,7 @@ class AskEnded(Body, frozen=True, kw_only=True):
     ids: Annotated[list[str], Meta(max_length=10_000)]
 
 
-class ChangeAgent(Body, frozen=True, kw_only=True):
+class ChangeAgent(Act, frozen=True, kw_only=True):
     #: A new total; null: unlimited.
     budget_usd: Decimal | float | UnsetType | None = UNSET
     add_budget_usd: Decimal | float | None = None
@@ -74,7 +86,7 @@ class ChangeAgent(Body, frozen=True, kw_only=True):
     max_concurrent_tasks: int | UnsetType | None = UNSET
 
 
-class ChangeLimits(Body, frozen=True, kw_only=True):
+class ChangeLimits(Act, frozen=True, kw_only=True):
     """Null: no limit."""
 
     daily_budget_usd: Decimal | float | UnsetType | None = UNSET
@@ -113,7 +125,7 @@ class FireSource(Body, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Pause(Body, frozen=True, kw_only=True):
+class Pause(Act, frozen=True, kw_only=True):
     type: Name | None = None
 
 

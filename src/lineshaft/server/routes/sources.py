@@ -53,7 +53,7 @@ async def create_source(call: Call, body: NewSource) -> Answer:
     `${EXPRESSION}`, in JMESPath, over `event`, `source` and `now`.
     """
     _check_verification(call, body.verify)
-    return Answer(await call.service.engine.sources.create(body, by=call.principal.name), 201)
+    return Answer(await call.service.engine.sources.create(body), 201)
 
 
 @routes.post(
@@ -70,9 +70,7 @@ async def apply_sources(call: Call, body: requests.ApplySources) -> Answer:
     """
     for source in body.sources:
         _check_verification(call, source.verify)
-    changes = await call.service.engine.sources.apply(
-        body.sources, origin=body.origin, dry_run=body.dry_run, by=call.principal.name
-    )
+    changes = await call.service.engine.sources.apply(body.sources, origin=body.origin, dry_run=body.dry_run)
     return Answer(SourceChanges(changes))
 
 
@@ -100,7 +98,8 @@ async def fire_source(call: Call, body: requests.FireSource) -> Answer:
     event = None if body.event is UNSET else body.event
     if body.dry_run:
         return Answer(await firings.preview(name, event))
-    return Answer(await firings.fire(name, None if event is None else Occasion(event)))
+    occasion = None if event is None else Occasion(event)
+    return Answer(await firings.fire(name, occasion, by_hand=True))
 
 
 @routes.get("/v1/sources/{name:path}", Scope.READ, Source, codes=("not_found",))
@@ -133,7 +132,6 @@ async def put_source(call: Call, body: requests.PutSource) -> Answer:
     given: dict[str, Any] = {field: getattr(body, field) for field in SourceFields.__struct_fields__}
     source, made = await call.service.engine.sources.put(
         NewSource(name=name, kind=body.kind, **given),
-        by=call.principal.name,
         origin="api" if agent is None else "agent",
     )
     return Answer(source, 201 if made else 200)
@@ -152,13 +150,13 @@ async def change_source(call: Call, body: SourceFields) -> Answer:
         raise InvalidInputError(errors=[("", "nothing to change: give a field of the source")])
     _check_verification(call, body.verify)
     name = call.path["name"]
-    return Answer(await call.service.engine.sources.patch(name, body, by=call.principal.name))
+    return Answer(await call.service.engine.sources.patch(name, body))
 
 
 @routes.delete("/v1/sources/{name:path}", Scope.OPERATE, codes=("not_found",))
 async def delete_source(call: Call) -> Answer:
     """Delete a source and its history. Work that it has created stays."""
-    await call.service.engine.sources.delete(call.path["name"], by=call.principal.name)
+    await call.service.engine.sources.delete(call.path["name"])
     return Answer(status=204)
 
 

@@ -173,8 +173,10 @@ INSERT INTO lineshaft.generation (no) VALUES (1);
 CREATE TABLE lineshaft.pause (
     since timestamptz NOT NULL,
     type text COLLATE "C" NOT NULL,
-    -- NULL: paused manually.
+    -- NULL: none was given.
     reason text,
+    -- NULL: unknown, or the cost-velocity stop.
+    actor text,
     -- Running attempts are released, too.
     stops boolean NOT NULL DEFAULT false,
     CONSTRAINT pause_pkey PRIMARY KEY (type)
@@ -1204,7 +1206,8 @@ COMMENT ON COLUMN lineshaft.notification.last_error IS 'Why the last try failed.
 
 COMMENT ON COLUMN lineshaft.pause.since IS 'Since when.';
 COMMENT ON COLUMN lineshaft.pause.type IS 'The task type; * is all.';
-COMMENT ON COLUMN lineshaft.pause.reason IS 'Why; NULL: paused manually.';
+COMMENT ON COLUMN lineshaft.pause.reason IS 'Why; NULL: none was given.';
+COMMENT ON COLUMN lineshaft.pause.actor IS 'Who paused it; NULL: unknown, or the cost-velocity stop.';
 COMMENT ON COLUMN lineshaft.pause.stops IS 'Running attempts are released, too.';
 
 COMMENT ON COLUMN lineshaft.review.no IS 'Its number.';

@@ -1,0 +1,15 @@
+"""The account of this process: the actor of what a command does on a database."""
+
+import getpass
+import os
+import socket
+
+
+def account() -> str:
+    """The user and the host: a database connection doesn't tell who acts."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container may run with a user id that has no name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
