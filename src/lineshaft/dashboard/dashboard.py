@@ -21,6 +21,7 @@ from lineshaft.dashboard.navigation import links
 from lineshaft.dashboard.pages import AREAS
 from lineshaft.dashboard.rendering import STATIC, Renderer
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
+from lineshaft.engine.feed.actor import acting
 from lineshaft.engine.postgres.database import only_reads
 from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError, UnauthorizedError
@@ -155,6 +156,7 @@ class Dashboard:
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
             secret = await self._service.engine.sessions.begin(name=visit.name)
+        acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
         if isinstance(result, Done):
@@ -190,7 +192,6 @@ class Dashboard:
             "here": visit.url.partition("?")[0],
             "query": visit.query,
             "navigation": links,
-            "state_symbols": "",
         }
 
     async def _form(self, request: Request) -> Values:

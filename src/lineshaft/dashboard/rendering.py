@@ -16,6 +16,7 @@ from lineshaft import __version__
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id
 from lineshaft.model.states import Status
+from lineshaft.pictures.state_icons import state_symbols
 
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
@@ -42,7 +43,12 @@ def environment() -> Environment:
         pretty=pretty,
         number=number,
     )
-    made.globals.update(version=__version__, statuses=list(Status), static=f"/static/{_static_version()}")
+    made.globals.update(
+        version=__version__,
+        statuses=list(Status),
+        static=f"/static/{_static_version()}",
+        state_symbols=Markup(state_symbols()),  # noqa: S704 - ours
+    )
     return made
 
 
