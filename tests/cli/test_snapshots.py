@@ -68,6 +68,10 @@ READING: dict[str, list[Sequence[str]]] = {
         ("wait", WRITE, "--timeout", "0.01"),
     ],
     "dag": [("dag", "list"), ("dag", "list", "--all"), ("dag", "show", DAG), ("dag", "show", "unknown")],
+    "costs": [
+        *(("costs", "--by", by) for by in ("type", "model", "agent", "dag")),
+        ("costs", "--days", "0"),
+    ],
     "dlq": [("dlq", "list"), ("dlq", "list", "--reviewed"), ("dlq", "show", S(DEAD)), ("dlq", "review")],
     "agents": [
         ("agents", "list"),
