@@ -16,6 +16,7 @@ from tests.conftest import superuser
         ("migrate", "up"),
         ("migrate", "verify"),
         ("stats", "--json"),
+        ("costs", "--json"),
         ("submit", "research"),
         ("token", "list"),
     ],

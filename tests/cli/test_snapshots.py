@@ -75,6 +75,10 @@ READING: dict[str, list[Sequence[str]]] = {
         ("dag", "show", DAG, "--svg", "unknown/dag.svg"),
         ("dag", "show", "unknown"),
     ],
+    "costs": [
+        *(("costs", "--by", by) for by in ("type", "model", "agent", "dag")),
+        ("costs", "--days", "0"),
+    ],
     "dlq": [("dlq", "list"), ("dlq", "list", "--reviewed"), ("dlq", "show", S(DEAD)), ("dlq", "review")],
     "agents": [
         ("agents", "list"),

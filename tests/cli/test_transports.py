@@ -62,6 +62,7 @@ def test_json_is_that_of_the_http_api(cli: Cli, dsn: str, url: str) -> None:
         ("approvals", "list"): "/v1/approvals",
         ("token", "list"): "/v1/tokens",
         ("stats",): "/v1/stats",
+        ("costs", "--days", "30"): "/v1/costs?days=30",
     }
 
     for command, path in commands.items():

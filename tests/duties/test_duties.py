@@ -19,7 +19,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed import partitions as partitions_module
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent

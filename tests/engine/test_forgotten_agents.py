@@ -7,7 +7,7 @@ import pytest
 
 from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.supervisor import all_duties
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.errors import (
     InvalidTransitionError,
     NotFoundError,

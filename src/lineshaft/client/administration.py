@@ -10,7 +10,9 @@ from lineshaft.client.backend import Backend
 from lineshaft.client.sources import Sources
 from lineshaft.types import (
     AgentInfo,
+    Attention,
     Breaker,
+    Costs,
     Limits,
     Lock,
     NewToken,
@@ -18,9 +20,11 @@ from lineshaft.types import (
     Readiness,
     Slowdown,
     Stats,
+    ThroughputHistory,
     Token,
     VelocityAction,
 )
+from lineshaft.types.costs import DEFAULT_DAYS
 from lineshaft.types.filters import Names, names
 from lineshaft.types.page import DEFAULT_LIMIT
 
@@ -157,6 +161,28 @@ class Administration:
     async def stats(self) -> Stats:
         """Queue depth, throughput and spending."""
         return await self.backend.stats()
+
+    async def throughput(self) -> ThroughputHistory:
+        """What ended in each minute of the last hour, and how long recent tasks had waited."""
+        return await self.backend.throughput()
+
+    async def costs(
+        self,
+        *,
+        days: int = DEFAULT_DAYS,
+        type: str | None = None,  # noqa: A002 - the name of the field
+        model: str | None = None,
+        agent_id: str | None = None,
+    ) -> Costs:
+        """Costs of the last UTC days by day, type, model, agent and DAG, and today's with a forecast.
+
+        With a type, model or agent only those of its attempts.
+        """
+        return await self.backend.costs(days=days, type_=type, model=model, agent_id=agent_id)
+
+    async def attention(self) -> Attention:
+        """What needs a person, and what holds work back."""
+        return await self.backend.attention()
 
     async def health(self) -> Readiness:
         """Raises UnavailableError unless a migrated database can be reached."""

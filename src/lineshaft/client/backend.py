@@ -15,8 +15,10 @@ from lineshaft.types import (
     ApprovalDecision,
     Artifact,
     Attempt,
+    Attention,
     Breaker,
     BulkResolution,
+    Costs,
     Dag,
     DagFilter,
     DeadLetter,
@@ -40,6 +42,7 @@ from lineshaft.types import (
     Task,
     TaskChange,
     TaskFilter,
+    ThroughputHistory,
     Token,
     Why,
 )
@@ -277,6 +280,14 @@ class Backend(Protocol):
     async def resume(self, type_: str | None, *, reason: str | None) -> None: ...
 
     async def stats(self) -> Stats: ...
+
+    async def throughput(self) -> ThroughputHistory: ...
+
+    async def costs(
+        self, *, days: int, type_: str | None, model: str | None, agent_id: str | None
+    ) -> Costs: ...
+
+    async def attention(self) -> Attention: ...
 
     async def health(self) -> Readiness: ...
 

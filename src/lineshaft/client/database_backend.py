@@ -44,8 +44,10 @@ from lineshaft.types import (
     ApprovalDecision,
     Artifact,
     Attempt,
+    Attention,
     Breaker,
     BulkResolution,
+    Costs,
     Dag,
     DagFilter,
     DeadLetter,
@@ -69,6 +71,7 @@ from lineshaft.types import (
     Task,
     TaskChange,
     TaskFilter,
+    ThroughputHistory,
     Token,
     Why,
 )
@@ -438,6 +441,15 @@ class DatabaseBackend:
 
     async def stats(self) -> Stats:
         return await self.engine.read.stats()
+
+    async def throughput(self) -> ThroughputHistory:
+        return await self.engine.read.throughput()
+
+    async def costs(self, *, days: int, type_: str | None, model: str | None, agent_id: str | None) -> Costs:
+        return await self.engine.read.costs(days=days, type=type_, model=model, agent_id=agent_id)
+
+    async def attention(self) -> Attention:
+        return await self.engine.read.attention()
 
     async def health(self) -> Readiness:
         await self.engine.tokens.exist()

@@ -48,8 +48,10 @@ from lineshaft.types import (
     ApprovalDecision,
     Artifact,
     Attempt,
+    Attention,
     Breaker,
     BulkResolution,
+    Costs,
     Dag,
     DagFilter,
     DeadLetter,
@@ -73,12 +75,14 @@ from lineshaft.types import (
     Task,
     TaskChange,
     TaskFilter,
+    ThroughputHistory,
     Token,
     Why,
     protocol,
 )
 from lineshaft.types.artifacts import artifact_id
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.costs import check_days
 from lineshaft.types.page import check_limit
 from lineshaft.types.protocol import View
 from lineshaft.types.sources import (
@@ -500,6 +504,16 @@ class HttpBackend:
 
     async def stats(self) -> Stats:
         return await self._get("/v1/stats", Stats)
+
+    async def throughput(self) -> ThroughputHistory:
+        return await self._get("/v1/throughput", ThroughputHistory)
+
+    async def costs(self, *, days: int, type_: str | None, model: str | None, agent_id: str | None) -> Costs:
+        check_days(days)
+        return await self._get("/v1/costs", Costs, days=days, type=type_, model=model, agent_id=agent_id)
+
+    async def attention(self) -> Attention:
+        return await self._get("/v1/attention", Attention)
 
     async def health(self) -> Readiness:
         return await self._get("/readyz", Readiness)

@@ -14,7 +14,7 @@ from lineshaft.engine.agents import Fleet
 from lineshaft.engine.artifacts.artifacts import Artifacts
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.sessions import Sessions
 from lineshaft.engine.sources.registry import Sources
 
@@ -64,6 +64,7 @@ class Janitor:
                 ", ".join(made.postponed),
             )
         await self.tally.count()
+        counts["figures deleted"] += await self.tally.forget()
         if self.keep_events is not None:
             dropped = await self.partitions.drop_partitions(self.keep_events)
             counts["event partitions dropped"] += len(dropped.dropped)

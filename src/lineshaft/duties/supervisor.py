@@ -19,7 +19,7 @@ from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.integrations.notify.config import load
 from lineshaft.settings import Settings
 

@@ -4,6 +4,7 @@ Nothing here imports the database driver or an HTTP library.
 """
 
 from lineshaft.model.durations import Duration
+from lineshaft.model.forecast import Forecast
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import FailureCategory, RetryPolicy, Strategy
 from lineshaft.model.reviews import Resolution
@@ -11,7 +12,9 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
 from lineshaft.types.agents import AgentInfo, InstanceInfo, NewAgent, RegisteredAgent
 from lineshaft.types.artifacts import Artifact
+from lineshaft.types.attention import Attention
 from lineshaft.types.changes import TaskChange
+from lineshaft.types.costs import CostFigures, CostLine, Costs, DagCosts, DayCosts, HourCosts, TodayCosts
 from lineshaft.types.dags import Dag, NewDag, SubmittedDag
 from lineshaft.types.events import Event, EventPage
 from lineshaft.types.filters import (
@@ -47,7 +50,19 @@ from lineshaft.types.sources import (
     SourceKind,
     Verification,
 )
-from lineshaft.types.stats import ArtifactUsage, Depth, Readiness, Reason, ReasonCode, Stats, Throughput, Why
+from lineshaft.types.stats import (
+    ArtifactUsage,
+    Depth,
+    Minute,
+    Readiness,
+    Reason,
+    ReasonCode,
+    Stats,
+    Throughput,
+    ThroughputHistory,
+    Waits,
+    Why,
+)
 from lineshaft.types.tasks import (
     Attempt,
     ClaimInfo,
@@ -69,12 +84,18 @@ __all__ = [
     "Artifact",
     "ArtifactUsage",
     "Attempt",
+    "Attention",
     "Breaker",
     "BulkResolution",
     "Child",
     "ClaimInfo",
+    "CostFigures",
+    "CostLine",
+    "Costs",
     "Dag",
+    "DagCosts",
     "DagFilter",
+    "DayCosts",
     "DeadLetter",
     "DeadLetterFilter",
     "DeadLetterGroup",
@@ -88,11 +109,14 @@ __all__ = [
     "Fired",
     "Firing",
     "FiringOutcome",
+    "Forecast",
     "Gate",
+    "HourCosts",
     "InstanceInfo",
     "Limits",
     "Lock",
     "MatchedTasks",
+    "Minute",
     "NewAgent",
     "NewDag",
     "NewSource",
@@ -134,11 +158,14 @@ __all__ = [
     "TaskOrder",
     "TaskOutput",
     "Throughput",
+    "ThroughputHistory",
     "Tier",
+    "TodayCosts",
     "Token",
     "TokensUsed",
     "TypedTask",
     "VelocityAction",
     "Verification",
+    "Waits",
     "Why",
 ]

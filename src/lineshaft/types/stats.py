@@ -28,6 +28,34 @@ class Throughput(Struct, frozen=True):
     exact: bool
 
 
+class Minute(Struct, frozen=True):
+    """What ended within a minute; `failed` counts attempts, the others tasks."""
+
+    #: The beginning of the minute.
+    at: datetime
+    completed: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    cancelled: int = 0
+
+
+class Waits(Struct, frozen=True):
+    """Seconds from READY to the first start, of the tasks that ended last."""
+
+    #: How many tasks; at most 1,000.
+    tasks: int
+    p50_sec: float | None
+    p95_sec: float | None
+    p99_sec: float | None
+
+
+class ThroughputHistory(Struct, frozen=True):
+    as_of: datetime
+    #: Sixty minutes, oldest first; the last is the current one.
+    minutes: list[Minute]
+    waits: Waits
+
+
 class ArtifactUsage(Struct, frozen=True):
     """What the artifact store holds. A content is stored once, however many artifacts have it."""
 

@@ -86,7 +86,7 @@ async def test_the_event_log_stays_cheap_after_years(
         ("feed/events", "find_first", reader | {"until": since}, "xid_idx"),
         ("feed/events", "read_task", reader | {"since": None, "task_id": "task_7"}, "task_id_idx"),
         ("feed/events", "read_span", reader | {"since": None, "seq": last - 100}, "seq_idx"),
-        ("read/metrics", "tally", {"most": 1000}, "xid_idx"),
+        ("read/tally", "tally", {"now": None, "most": 1000, "groups": 500}, "xid_idx"),
     ):
         plan = explain(connection, stem, name, values)
         assert not re.search(r"Seq Scan on event_(\d|default)", plan), f"{name}:\n{plan}"

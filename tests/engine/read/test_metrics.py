@@ -6,7 +6,8 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.supervisor import all_duties
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.read.metrics import MetricsReader, Tally
+from lineshaft.engine.read.metrics import MetricsReader
+from lineshaft.engine.read.tally import Tally
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent

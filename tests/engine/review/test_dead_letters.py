@@ -7,7 +7,7 @@ import pytest
 
 from lineshaft.duties.janitor import Janitor
 from lineshaft.engine.feed.partitions import Partitions
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import Status

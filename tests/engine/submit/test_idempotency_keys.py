@@ -2,7 +2,7 @@
 
 import pytest
 
-from lineshaft.engine.read.metrics import Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.errors import AlreadyExistsError, InvalidInputError
 from lineshaft.model.tasks import NewTask
 from tests.world import World

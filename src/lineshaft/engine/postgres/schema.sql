@@ -143,6 +143,24 @@ CREATE TABLE lineshaft.content (
     CONSTRAINT content_pkey PRIMARY KEY (sha256)
 );
 
+-- Attempts that ended on each day (UTC), with their cost, by type, agent and model.
+CREATE TABLE lineshaft.cost_day (
+    day date NOT NULL,
+    attempts bigint NOT NULL DEFAULT 0,
+    failed bigint NOT NULL DEFAULT 0,
+    retries bigint NOT NULL DEFAULT 0,
+    unpriced bigint NOT NULL DEFAULT 0,
+    tokens_input bigint NOT NULL DEFAULT 0,
+    tokens_output bigint NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    failed_cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    retry_cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    type text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C" NOT NULL,
+    model text COLLATE "C" NOT NULL,
+    CONSTRAINT cost_day_pkey PRIMARY KEY (day, type, agent_id, model)
+) WITH (fillfactor=70);
+
 -- DAGs of more than one task, or with a budget.
 CREATE TABLE lineshaft.dag (
     created_at timestamp with time zone NOT NULL DEFAULT now(),
@@ -339,6 +357,18 @@ CREATE TABLE lineshaft.lock (
     agent_id text COLLATE "C",
     CONSTRAINT lock_pkey PRIMARY KEY (key)
 );
+
+-- What happened in each minute of the last two days.
+CREATE TABLE lineshaft.minute (
+    at timestamp with time zone NOT NULL,
+    completed integer NOT NULL DEFAULT 0,
+    failed integer NOT NULL DEFAULT 0,
+    dead_lettered integer NOT NULL DEFAULT 0,
+    cancelled integer NOT NULL DEFAULT 0,
+    priced integer NOT NULL DEFAULT 0,
+    cost_usd numeric(20,6) NOT NULL DEFAULT 0,
+    CONSTRAINT minute_pkey PRIMARY KEY (at)
+) WITH (fillfactor=70);
 
 -- Notices for destinations, delivered or not.
 CREATE TABLE lineshaft.notification (

@@ -1,6 +1,7 @@
 """All reads of the HTTP API, the client and the command line, each from one snapshot of the database.
 
-Nothing here writes, and nothing counts or skips through a large table: see `listing` and `stats`.
+Nothing here counts or skips through a large table: see `listing` and `stats`. Nothing writes, except that
+costs and throughput count the latest events first, as a scrape of metrics does.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,6 +10,8 @@ from typing import TypeVar
 from msgspec import Raw
 
 from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.read.attention import read_attention
+from lineshaft.engine.read.costs import read_costs
 from lineshaft.engine.read.dags import read_dags
 from lineshaft.engine.read.ended import read_ended
 from lineshaft.engine.read.guards import (
@@ -22,13 +25,17 @@ from lineshaft.engine.read.ids import IdKind, find_ids
 from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
+from lineshaft.engine.read.tally import SLICES, Tally
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
+from lineshaft.engine.read.throughput import read_throughput
 from lineshaft.engine.read.why import read_refusal, read_why
-from lineshaft.errors import LineshaftError, NotFoundError
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.storable import is_storable
 from lineshaft.types import (
     Attempt,
+    Attention,
     Breaker,
+    Costs,
     Dag,
     DagFilter,
     Lock,
@@ -39,8 +46,10 @@ from lineshaft.types import (
     Task,
     TaskFilter,
     TaskOrder,
+    ThroughputHistory,
     Why,
 )
+from lineshaft.types.costs import DEFAULT_DAYS, check_days
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 #: Ids that are read at once.
@@ -55,6 +64,7 @@ class Queries:
     def __init__(self, database: Database, *, bounds: Bounds | None = None) -> None:
         self._database = database
         self._bounds = bounds or Bounds()
+        self._tally = Tally(database)
 
     # Tasks.
 
@@ -194,6 +204,35 @@ class Queries:
             return await read_stats(reader, self._bounds)
 
         return await in_snapshot(self._database, read, for_filters=True)
+
+    async def throughput(self) -> ThroughputHistory:
+        """What ended in each minute of the last hour, and how long recent tasks had waited."""
+        await self._tally.count(SLICES)
+        return await in_snapshot(self._database, read_throughput)
+
+    async def costs(
+        self,
+        *,
+        days: int = DEFAULT_DAYS,
+        type: str | None = None,  # noqa: A002 - the name of the field
+        model: str | None = None,
+        agent_id: str | None = None,
+    ) -> Costs:
+        """Costs of the last `days` UTC days; with a type, model or agent only of its attempts."""
+        check_days(days)
+        for name, value in (("type", type), ("model", model), ("agent_id", agent_id)):
+            if value is not None and not is_storable(value):
+                raise InvalidInputError(errors=[(name, f"must be text that can be stored, got {value!r}")])
+        await self._tally.count(SLICES)
+
+        async def read(reader: Reader) -> Costs:
+            return await read_costs(reader, days=days, type_=type, model=model, agent_id=agent_id)
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    async def attention(self) -> Attention:
+        """What needs a person; cheap enough for every page."""
+        return await in_snapshot(self._database, read_attention)
 
 
 def _unknown(what: str, name: str) -> NotFoundError:

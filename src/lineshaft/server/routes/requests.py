@@ -17,6 +17,7 @@ from lineshaft.model.storable import is_storable
 from lineshaft.model.tasks import NewTask
 from lineshaft.server.framework.auth import Principal
 from lineshaft.types import DagFilter, DeadLetterFilter, TaskFilter, TaskOrder, VelocityAction
+from lineshaft.types.costs import DEFAULT_DAYS, MOST_DAYS
 from lineshaft.types.json import null
 from lineshaft.types.protocol import Body, Name, Seconds, Text
 from lineshaft.types.sources import NewSource, SourceFields, SourceKind
@@ -300,6 +301,13 @@ class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: tuple[str, ...] = ()
     category: tuple[str, ...] = ()
     limit: Limit = 50
+
+
+class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    days: Annotated[int, Meta(ge=1, le=MOST_DAYS)] = DEFAULT_DAYS
+    type: str | None = None
+    model: str | None = None
+    agent_id: str | None = None
 
 
 class ReportQuery(Page, frozen=True, kw_only=True):
