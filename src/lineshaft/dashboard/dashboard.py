@@ -17,7 +17,7 @@ from starlette.types import Scope as AsgiScope
 from lineshaft.dashboard import visit as visits
 from lineshaft.dashboard.cookies import HEADERS, Cookies
 from lineshaft.dashboard.live import Live, PageKey, Rendered
-from lineshaft.dashboard.navigation import links
+from lineshaft.dashboard.navigation import SharedAttention, banners, links
 from lineshaft.dashboard.pages import AREAS
 from lineshaft.dashboard.rendering import STATIC, Renderer
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
@@ -48,6 +48,7 @@ class Dashboard:
         self._service = service
         self._renderer = Renderer()
         self._live = Live(service.events, self._render_again, service.stopping)
+        self._attention = SharedAttention(service.engine.read.attention)
         #: Stands for the CSRF token in what tabs share. It is random, so that no content can contain it.
         self._csrf_marker = secrets.token_hex(16)
         self._pages = [
@@ -159,6 +160,7 @@ class Dashboard:
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
+        self._attention.forget()
         if isinstance(result, Done):
             response: Response = _redirect(_local(result.to))
             cookies.leave_message(response, result.message)
@@ -181,6 +183,7 @@ class Dashboard:
         return response
 
     async def _context(self, view: View, visit: Visit, csrf: str) -> dict[str, Any]:
+        attention = await self._attention.get()
         return {
             "error": None,
             **view.context,
@@ -191,7 +194,9 @@ class Dashboard:
             "url": visit.url,
             "here": visit.url.partition("?")[0],
             "query": visit.query,
-            "navigation": links,
+            "attention": attention,
+            "links": links(attention),
+            "banners": banners(attention),
         }
 
     async def _form(self, request: Request) -> Values:
@@ -247,6 +252,7 @@ class Dashboard:
         return Rendered(
             self._renderer.block(view.template, "live", context),
             self._renderer.block("layout.html", "navigation", context),
+            self._renderer.block("layout.html", "banners", context),
             view.topics,
             view.at_most_every_sec,
             view.refresh_sec,

@@ -39,9 +39,10 @@ class PageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    #: The part of the page that changes, and the navigation with its counts.
+    #: The part of the page that changes, the navigation with its counts, and the banners.
     live: str
     navigation: str
+    banners: str
     topics: frozenset[str]
     at_most_every_sec: float
     refresh_sec: float | None
@@ -136,7 +137,8 @@ class Live:
                 _log.exception("Rendering an open page failed, retrying: %s", channel.key.url[:200])
             else:
                 channel.topics = page.topics
-                channel.publish("page", {"live": page.live, "navigation": page.navigation})
+                parts = {"live": page.live, "navigation": page.navigation, "banners": page.banners}
+                channel.publish("page", parts)
                 pause_sec, again_sec = page.at_most_every_sec, page.refresh_sec
             await asyncio.sleep(pause_sec)
             with contextlib.suppress(TimeoutError):

@@ -105,6 +105,8 @@ function apply(update, withNew) {
     Idiomorph.morph(navigation, update.navigation, { morphStyle: "innerHTML" });
     announce(before, needs(navigation));
   }
+  const banners = document.getElementById("banners");
+  if (banners && update.banners !== undefined) Idiomorph.morph(banners, update.banners, { morphStyle: "innerHTML" });
   const chip = document.getElementById("new-rows");
   if (chip) {
     chip.hidden = !held;
