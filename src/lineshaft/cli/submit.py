@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +33,8 @@ _FIELDS = (
     *("depends_on", "required_capabilities", "model_preferences", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
 )
-#: Characters of a file, and values in it: far more than one call accepts.
+#: Characters of a file: far more than one call accepts.
 MAX_FILE = 64 << 20
-MAX_VALUES = 1_000_000
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -161,50 +159,14 @@ def _read(name: str) -> str:
 
 
 def _from_file(name: str) -> Any:
-    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to import; it has no types
+    from lineshaft.types.written import read_written  # noqa: PLC0415 - slow to import
 
-    text = _read(name)
-    try:
-        # JSON is YAML too, but its own parser is faster and has better errors.
-        given = json.loads(text) if text.lstrip()[:1] in {"{", "["} else _from_yaml(name, text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise InvalidInputError(f"{name} is neither JSON nor YAML: {error}") from None
-    except RecursionError:
-        raise InvalidInputError(f"{name} is nested too deeply.") from None
+    given = read_written(_read(name), name)
     if not isinstance(given, dict | list):
         raise InvalidInputError(
             f"{name} must contain a task, a list of tasks or a DAG, not {type(given).__name__}."
         )
     return given
-
-
-def _from_yaml(name: str, text: str) -> Any:
-    import yaml  # noqa: PLC0415 - slow to import
-
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _expanded_size(node, {}) > MAX_VALUES:
-            raise InvalidInputError(
-                f"{name} has more than {MAX_VALUES} values with its aliases (*NAME) expanded. "
-                "Write fewer aliases."
-            )
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _expanded_size(node: Any, known: dict[int, int]) -> int:
-    """The number of values with all aliases expanded; more than the limit for an alias of itself."""
-    if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1
-        # A scalar's value is text; a mapping's are pairs of nodes.
-        parts = [] if isinstance(node.value, str) else node.value
-        inner = [part for item in parts for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_expanded_size(part, known) for part in inner)
-    return known[id(node)]
 
 
 def _submit_one(given: Any, args: argparse.Namespace) -> int:

@@ -36,7 +36,6 @@ _SEE_OTHER = 303
 _MAX_FIELDS = 2_000
 #: Static files are named by their version in the address, so browsers may keep them.
 _KEEP_STATIC = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
-_STATIC_NAME = re.compile(r"[a-z0-9-]+\.(?:css|js|svg|png|txt)")
 
 
 _PAGES = [page for area in AREAS for page in area.pages]
@@ -150,7 +149,7 @@ class Dashboard:
         cookies.check_csrf(form.get("csrf"))
         visit = await self._visit(request, cookies, action.scope, form=form)
         secret: str | None = None
-        if visit.name is None:
+        if action.changes and visit.name is None:
             # No token is needed, but what is done is recorded with a name: ask for it once.
             if not form.get("your_name"):
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
@@ -310,10 +309,9 @@ def _route(method: str, path: str, endpoint: _Endpoint) -> Route:
 
 
 async def _static(request: Request, _cookies: Cookies) -> Response:
-    name = request.path_params["name"]
-    path = STATIC / name
-    if _STATIC_NAME.fullmatch(name) is None or not path.is_file():
-        raise NotFoundError(f"There is no file {name!r}.")
+    path = STATIC.get(request.path_params["name"])
+    if path is None:
+        raise NotFoundError(f"There is no file {request.path_params['name']!r}.")
     return FileResponse(path, headers=_KEEP_STATIC)
 
 

@@ -12,14 +12,15 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lineshaft import __version__
+from lineshaft import __version__, pictures
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id
 from lineshaft.model.states import Status
 from lineshaft.pictures.state_icons import state_symbols
 
 _FOLDER = Path(__file__).parent
-STATIC = _FOLDER / "static"
+#: By name. Pictures bring their own style sheet.
+STATIC = {path.name: path for path in (*sorted((_FOLDER / "static").iterdir()), pictures.STYLE_SHEET)}
 #: Characters of a value that a page shows; the rest is a download.
 MOST_SHOWN = 20_000
 
@@ -55,7 +56,7 @@ def environment() -> Environment:
 def _static_version() -> str:
     """Changes with the contents of static files."""
     digest = hashlib.sha256()
-    for path in sorted(STATIC.iterdir()):
+    for path in STATIC.values():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

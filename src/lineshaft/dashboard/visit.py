@@ -94,6 +94,9 @@ class View:
     refresh_sec: float | None = None
     status: int = 200
 
+    def with_context(self, **more: Any) -> "View":
+        return replace(self, context={**self.context, **more})
+
     def refused(self, error: Exception) -> "View":
         """The same page with what was wrong with the form."""
         return replace(self, context={**self.context, "error": error}, status=422)
@@ -117,6 +120,8 @@ class Route(Generic[Function]):
     path: str
     scope: Scope
     function: Function
+    #: False: nothing is recorded, so nobody's name is needed.
+    changes: bool = False
 
 
 class Pages:
@@ -133,11 +138,16 @@ class Pages:
 
         return register
 
-    def action(self, path: str, scope: Scope = Scope.OPERATE) -> Callable[[ActionFunction], ActionFunction]:
-        """A POST. The form's CSRF token and the caller's scope and name are checked before it is called."""
+    def action(
+        self, path: str, scope: Scope = Scope.OPERATE, *, changes: bool = True
+    ) -> Callable[[ActionFunction], ActionFunction]:
+        """A POST. The form's CSRF token and the caller's scope and name are checked before it is called.
+
+        Without `changes` it only looks at what was entered, and needs no name.
+        """
 
         def register(function: ActionFunction) -> ActionFunction:
-            self.actions.append(Route(path, scope, function))
+            self.actions.append(Route(path, scope, function, changes))
             return function
 
         return register

@@ -7,6 +7,7 @@ whose shape would take longer than a fraction of a second gets the plain layout:
 without places.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from fast_sugiyama import from_edges
 from lineshaft.model import graph
 
 Point = tuple[float, float]
+
+# It reports each step of each layout.
+logging.getLogger("rust-sugiyama").setLevel(logging.WARNING)
 
 WIDTH, HEIGHT = 248.0, 52.0
 #: Between columns, and between the boxes of a column.

@@ -48,7 +48,7 @@ class WorkTemplate:
         rendered = self._template.render(data, budget or Budget())
         if self._form == "dag":
             return _dag(rendered["dag"], created_by)
-        given = _goal_task(rendered) if self._form == "goal" else rendered["task"]
+        given = goal_task(rendered) if self._form == "goal" else rendered["task"]
         given = {**given, "created_by": created_by}
         return Work([given], task=_converted(given, NewTask, documents.task, "template.task"))
 
@@ -59,7 +59,8 @@ def _dag(given: dict[str, Any], created_by: str) -> Work:
     return Work(tasks, dag=_converted(dag, NewDag, documents.dag, "template.dag"))
 
 
-def _goal_task(given: dict[str, Any]) -> dict[str, Any]:
+def goal_task(given: dict[str, Any]) -> dict[str, Any]:
+    """The document of a task whose spec is a goal."""
     goal = given["goal"]
     if not isinstance(goal, str) or not goal.strip():
         raise InvalidInputError(errors=[("template.goal", "must be a text when it is rendered")])
