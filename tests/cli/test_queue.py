@@ -89,6 +89,22 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     assert cancelled["status"] == "cancelled"
 
 
+def test_a_dag_as_a_picture(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "dag.yaml").write_text(DAG)
+    made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json
+    name, file = made["dag"]["id"], tmp_path / "dag.svg"
+    assert cli("dag", "show", name, "--svg", str(file)).out == f"Wrote {file}.\n"
+    picture = file.read_text("ascii")
+    assert picture == cli("dag", "show", name, "--svg", "-").out
+    assert picture.startswith("<svg ")
+    assert all(f'data-task="{task}"' in picture for task in made["tasks"].values())
+    flowchart = cli("dag", "show", name, "--mermaid").out
+    assert flowchart.startswith("flowchart LR\n")
+    assert flowchart.count("==>") == 2
+    for wrong in (("--svg", str(tmp_path)), ("--mermaid", "--json"), ("--mermaid", "--svg", "-")):
+        assert cli("dag", "show", name, *wrong).code == 2
+
+
 def test_many_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     import io  # noqa: PLC0415
 

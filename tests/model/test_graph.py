@@ -164,3 +164,32 @@ def test_the_critical_path_shrinks_as_tasks_finish() -> None:
     ]
     assert g.critical_path(LANDING_PAGE, finished=LANDING_PAGE) == []
     assert g.critical_path({}) == []
+
+
+def weight_above(graph: dict[str, list[str]], lengths: dict[str, int], task: str) -> int:
+    return lengths[task] + max((weight_above(graph, lengths, up) for up in graph[task]), default=0)
+
+
+@given(dags(), st.data())
+def test_the_longest_path_has_the_greatest_sum_of_all_chains(
+    graph: dict[str, list[str]], data: st.DataObject
+) -> None:
+    lengths = {task: data.draw(st.integers(0, 9)) for task in graph}
+    path = g.longest_path(graph, lengths)
+
+    assert not graph[path[0]]
+    assert all(before in graph[after] for before, after in pairwise(path))
+    assert sum(lengths[task] for task in path) == max(weight_above(graph, lengths, task) for task in graph)
+
+
+@given(dags())
+def test_a_depth_is_the_length_of_the_longest_chain_above(graph: dict[str, list[str]]) -> None:
+    ones = dict.fromkeys(graph, 1)
+
+    assert g.depths(graph) == {task: weight_above(graph, ones, task) - 1 for task in graph}
+
+
+def test_names_outside_of_the_graph_have_no_depth_and_no_place_in_a_path() -> None:
+    assert g.depths({"a": ["outside"], "b": ["a"]}) == {"a": 0, "b": 1}
+    assert g.longest_path({"a": ["outside"], "b": ["a"]}, {"a": 1, "b": 1}) == ["a", "b"]
+    assert g.longest_path({}, {}) == []

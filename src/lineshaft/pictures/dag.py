@@ -24,7 +24,7 @@ from lineshaft.pictures.text import clean, dollars, duration, fitting, text_widt
 Link = Callable[[Box], str | None]
 
 _WAITING = frozenset({Status.CREATED, Status.PENDING, Status.READY, Status.RETRYING})
-_LONGEST_TITLE, _LONGEST_TYPE = 300, 100
+_LONGEST_TITLE, _LONGEST_TYPE, _LONGEST_ADDRESS = 300, 100, 2_000
 _TITLE_SIZE, _META_SIZE = 14, 12
 _TEXT_X, _PADDING = 38.0, 14.0
 _TEXT_WIDTH = layout.WIDTH - _TEXT_X - _PADDING
@@ -214,7 +214,7 @@ def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str
     ]
     drawn = "".join(content)
     if href is not None:
-        drawn = f'<a href="{escape(href)}">{drawn}</a>'
+        drawn = f'<a href="{escape(clean(href, _LONGEST_ADDRESS))}">{drawn}</a>'
     identity = escape(clean(box.id, _LONGEST_TITLE))
     return (
         f'<g id="{name}" class="{" ".join(classes)}" {data}="{identity}" transform="translate({x:g} {y:g})">'

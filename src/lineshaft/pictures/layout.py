@@ -83,43 +83,75 @@ def _routed(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int]
     if len(edges) > _ROUTED_EDGES or places > _ROUTED_PLACES:
         return None
     careful = boxes <= _CAREFUL_BOXES and len(edges) <= _CAREFUL_EDGES and places <= _CAREFUL_PLACES
-    connected = sorted({box for edge in edges for box in edge})
-    number = {box: index for index, box in enumerate(connected)}
-    found = from_edges(
+    parts = [
+        _routed_part(members, its_edges, boxes, careful=careful)
+        for members, its_edges in _connected(boxes, edges)
+    ]
+    for part in parts:
+        _separate_all(part)
+    return parts
+
+
+def _connected(boxes: int, edges: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The boxes and edges of each connected part."""
+    neighbours: list[list[int]] = [[] for _ in range(boxes)]
+    for before, after in edges:
+        neighbours[before].append(after)
+        neighbours[after].append(before)
+    part_of: dict[int, int] = {}
+    parts: list[tuple[list[int], list[tuple[int, int]]]] = []
+    for start in range(boxes):
+        if start in part_of:
+            continue
+        part_of[start] = len(parts)
+        members = [start]
+        # The list grows during the loop.
+        for box in members:
+            for other in neighbours[box]:
+                if other not in part_of:
+                    part_of[other] = len(parts)
+                    members.append(other)
+        parts.append((sorted(members), []))
+    for edge in edges:
+        parts[part_of[edge[0]]][1].append(edge)
+    return parts
+
+
+def _routed_part(
+    members: Sequence[int], edges: Sequence[tuple[int, int]], boxes: int, *, careful: bool
+) -> _Part:
+    """A connected part, one call each: with several, the library's names of places are ambiguous."""
+    if not edges:
+        return _Part({members[0]: _Place(0, 0, is_box=True)}, {})
+    number = {box: index for index, box in enumerate(members)}
+    ((positions, _, _, segments),) = from_edges(
         [(number[before], number[after]) for before, after in edges],
-        minimum_length=1,
         vertex_spacing=HEIGHT + ROW_GAP,
         dummy_vertices=True,
         dummy_size=0.25,
         ranking_type="minimize" if careful else "up",
         transpose=careful,
-        check_layout=False,
     )
-    parts = []
-    for positions, _, _, segments in found:
-        layers = sorted({y for _, (_, y) in positions}, reverse=True)
-        column = {y: index for index, y in enumerate(layers)}
-        part = _Part({}, {})
-        names: dict[object, int] = {}
-        for name, (x, y) in positions:
-            is_box = isinstance(name, int) and name < len(connected)
-            names[name] = connected[int(name)] if is_box else boxes + int(name)
-            part.places[names[name]] = _Place(column[y], x, is_box)
-        following: defaultdict[int, list[int]] = defaultdict(list)
-        for before, after in segments or ():
-            following[names[before]].append(names[after])
-        for start in [name for name, place in part.places.items() if place.is_box]:
-            for first in following[start]:
-                passed, end = [], first
-                while not part.places[end].is_box:
-                    passed.append(end)
-                    (end,) = following[end]
-                part.passed[start, end] = passed
-        _straighten(part)
-        parts.append(part)
-    alone = [box for box in range(boxes) if box not in number]
-    parts += [_Part({box: _Place(0, 0, is_box=True)}, {}) for box in alone]
-    return parts
+
+    def name_of(found: int | str) -> int:
+        """Places of edges get the numbers after those of all boxes."""
+        return members[int(found)] if int(found) < len(members) else boxes + int(found)
+
+    layers = sorted({y for _, (_, y) in positions}, reverse=True)
+    column = {y: index for index, y in enumerate(layers)}
+    places = {name_of(name): _Place(column[y], x, int(name) < len(members)) for name, (x, y) in positions}
+    following: defaultdict[int, list[int]] = defaultdict(list)
+    for before, after in segments or ():
+        following[name_of(before)].append(name_of(after))
+    passed: dict[tuple[int, int], list[int]] = {}
+    for start in members:
+        for step in following[start]:
+            between, end = [], step
+            while not places[end].is_box:
+                between.append(end)
+                (end,) = following[end]
+            passed[start, end] = between
+    return _Part(places, passed)
 
 
 def _plain(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int]) -> list[_Part]:
@@ -136,8 +168,8 @@ def _plain(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int])
     return [_Part(places, {edge: [] for edge in edges})]
 
 
-def _straighten(part: _Part) -> None:
-    """Move places towards their neighbours, and apart where they are too close; their order stays."""
+def _separate_all(part: _Part) -> None:
+    """Move places apart where the library left them too close; their order stays."""
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for name, place in part.places.items():
         columns[place.column].append(name)
