@@ -115,8 +115,12 @@ async def test_a_dag_gets_another_title_with_or_without_a_budget(client: Client)
     assert (both.json["title"], both.json["budget_ceiling_usd"]) == ("Square", 6)
     changes = (await client.get("/v1/events", dag_id=dag["id"], kind="dag.changed")).json["items"]
     assert [event["data"] for event in changes] == [
-        {"title": {"from": "Diamond", "to": "Rhombus"}},
-        {"title": {"from": "Rhombus", "to": "Square"}, "budget_ceiling_usd": {"from": 5, "to": 6}},
+        {"title": {"from": "Diamond", "to": "Rhombus"}, "actor": "this machine"},
+        {
+            "title": {"from": "Rhombus", "to": "Square"},
+            "budget_ceiling_usd": {"from": 5, "to": 6},
+            "actor": "this machine",
+        },
     ]
     lone = await client.submit(title="One")
     of_lone = await client.patch(f"/v1/dags/{lone['dag_id']}", {"title": "Two"})
