@@ -44,6 +44,7 @@ from lineshaft.types import (
     TaskFilter,
     ThroughputHistory,
     Token,
+    Waiting,
     Why,
 )
 from lineshaft.types.assignments import Assignment
@@ -279,6 +280,8 @@ class Backend(Protocol):
     async def resume(self, type_: str | None) -> None: ...
 
     async def stats(self) -> Stats: ...
+
+    async def waiting(self) -> Waiting: ...
 
     async def throughput(self) -> ThroughputHistory: ...
 
