@@ -116,6 +116,8 @@ if TYPE_CHECKING:
         TokensUsed,
         TypedTask,
         Verification,
+        Waiting,
+        WaitingReason,
         Waits,
         Why,
     )
@@ -231,6 +233,8 @@ __all__ = [
     "TypedTask",
     "Verdict",
     "Verification",
+    "Waiting",
+    "WaitingReason",
     "Waits",
     "Why",
     "__version__",

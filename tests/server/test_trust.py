@@ -73,6 +73,7 @@ SCOPES: dict[str, str | None] = {
     "GET /v1/attention": "read",
     "GET /v1/costs": "read",
     "GET /v1/throughput": "read",
+    "GET /v1/waiting": "read",
     "GET /v1/stats": "read",
     "GET /v1/tasks": "read",
     "GET /v1/tasks/{id}": "read",

@@ -23,6 +23,7 @@ from lineshaft.types import (
     ThroughputHistory,
     Token,
     VelocityAction,
+    Waiting,
 )
 from lineshaft.types.costs import DEFAULT_DAYS
 from lineshaft.types.filters import Names, names
@@ -161,6 +162,10 @@ class Administration:
     async def stats(self) -> Stats:
         """Queue depth, throughput and spending."""
         return await self.backend.stats()
+
+    async def waiting(self) -> Waiting:
+        """How many tasks wait for which reason."""
+        return await self.backend.waiting()
 
     async def throughput(self) -> ThroughputHistory:
         """What ended in each minute of the last hour, and how long recent tasks had waited."""

@@ -44,6 +44,7 @@ from lineshaft.types import (
     TaskFilter,
     ThroughputHistory,
     Token,
+    Waiting,
     Why,
 )
 from lineshaft.types.assignments import Assignment
@@ -280,6 +281,8 @@ class Backend(Protocol):
     async def resume(self, type_: str | None, *, reason: str | None) -> None: ...
 
     async def stats(self) -> Stats: ...
+
+    async def waiting(self) -> Waiting: ...
 
     async def throughput(self) -> ThroughputHistory: ...
 

@@ -391,6 +391,7 @@ class SyncLineshaft:
     pause = _blocking(Lineshaft.pause)
     resume = _blocking(Lineshaft.resume)
     stats = _blocking(Lineshaft.stats)
+    waiting = _blocking(Lineshaft.waiting)
     throughput = _blocking(Lineshaft.throughput)
     costs = _blocking(Lineshaft.costs)
     attention = _blocking(Lineshaft.attention)

@@ -73,6 +73,7 @@ from lineshaft.types import (
     TaskFilter,
     ThroughputHistory,
     Token,
+    Waiting,
     Why,
 )
 from lineshaft.types.assignments import Assignment, assignments
@@ -441,6 +442,9 @@ class DatabaseBackend:
 
     async def stats(self) -> Stats:
         return await self.engine.read.stats()
+
+    async def waiting(self) -> Waiting:
+        return await self.engine.read.waiting()
 
     async def throughput(self) -> ThroughputHistory:
         return await self.engine.read.throughput()

@@ -77,6 +77,7 @@ from lineshaft.types import (
     TaskFilter,
     ThroughputHistory,
     Token,
+    Waiting,
     Why,
     protocol,
 )
@@ -504,6 +505,9 @@ class HttpBackend:
 
     async def stats(self) -> Stats:
         return await self._get("/v1/stats", Stats)
+
+    async def waiting(self) -> Waiting:
+        return await self._get("/v1/waiting", Waiting)
 
     async def throughput(self) -> ThroughputHistory:
         return await self._get("/v1/throughput", ThroughputHistory)

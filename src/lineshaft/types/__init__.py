@@ -75,6 +75,7 @@ from lineshaft.types.tasks import (
 )
 from lineshaft.types.tokens import NewToken, Scope, Token
 from lineshaft.types.typed_task import TypedTask
+from lineshaft.types.waiting import Waiting, WaitingReason
 from lineshaft.types.work import Child, PastAttempt
 
 __all__ = [
@@ -166,6 +167,8 @@ __all__ = [
     "TypedTask",
     "VelocityAction",
     "Verification",
+    "Waiting",
+    "WaitingReason",
     "Waits",
     "Why",
 ]

@@ -35,7 +35,7 @@ async def test_everything_that_needs_a_person(world: World, clock: MovableClock)
     await world.agent("gone")
     clock.advance(3_600)
     agent = await world.agent("worker")
-    await engine.limits.patch({"daily_budget_usd": Decimal(50)}, actor="ann")
+    await engine.limits.patch({"daily_budget_usd": Decimal(50)})
     # Two dead letters, one of them decided.
     await world.one()
     await world.kill(agent)

@@ -31,6 +31,29 @@ CASE
     ELSE instance.status::text
 END
 
+-- fragment: barriers_of_type
+-- What keeps all tasks of a lane from being claimed: `lane`, `limits`, `breaker` and `slowdown` (joined_barriers), `clock` has now.
+breaker.state::text AS breaker_state, breaker.failures, breaker.opened_at, breaker.forced, breaker.probe_task_id,
+breaker.probe_at, NOT breaker.forced AND breaker.probe_task_id IS NULL AND coalesce(breaker.probe_at < clock.now, false) AS probe_due,
+slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
+-- NULL: there is no daily budget.
+(
+    SELECT limits.daily_budget_usd - limits.reserved_usd - coalesce(sum(spend.spent_usd), 0)
+    FROM lineshaft.spend WHERE spend.day = (clock.now AT TIME ZONE 'UTC')::date
+) AS left_today_usd,
+ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
+ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because,
+ARRAY(SELECT pause.actor FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_by
+
+-- fragment: joined_barriers
+LEFT JOIN lineshaft.breaker ON breaker.key = lane.type AND breaker.state <> 'closed'
+LEFT JOIN lineshaft.slowdown ON slowdown.key = '*' AND slowdown.until > clock.now
+
+-- fragment: lock_refused
+-- Whether a claim of the task `live` is refused its lock: `held` is the lock, `holder` the live row of the task that holds it.
+held.holder_task_id <> coalesce(live.lock_owner, live.id)
+    AND (held.expires_at >= clock.now OR coalesce(holder.is_batch, false))
+
 -- fragment: slowdown_until
 -- The end of the longest slowdown of the models in the column `models_available`; `clock` has now.
 (

@@ -28,6 +28,7 @@ from lineshaft.engine.read.stats import Bounds, read_stats
 from lineshaft.engine.read.tally import SLICES, Tally
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
 from lineshaft.engine.read.throughput import read_throughput
+from lineshaft.engine.read.waiting import read_waiting
 from lineshaft.engine.read.why import read_refusal, read_why
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.storable import is_storable
@@ -47,6 +48,7 @@ from lineshaft.types import (
     TaskFilter,
     TaskOrder,
     ThroughputHistory,
+    Waiting,
     Why,
 )
 from lineshaft.types.costs import DEFAULT_DAYS, check_days
@@ -202,6 +204,14 @@ class Queries:
 
         async def read(reader: Reader) -> Stats:
             return await read_stats(reader, self._bounds)
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    async def waiting(self) -> Waiting:
+        """How many tasks wait for which reason; each figure says if it is exact."""
+
+        async def read(reader: Reader) -> Waiting:
+            return await read_waiting(reader, self._bounds)
 
         return await in_snapshot(self._database, read, for_filters=True)
 

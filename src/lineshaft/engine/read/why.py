@@ -65,6 +65,13 @@ async def read_refusal(
     return None if facts is None else _refusal(facts.explained(), facts.agents[0])
 
 
+async def read_agents_and_models(reader: Reader) -> tuple[list[Row], list[Row]]:
+    """The rows of why_models and of why_agents, for `explain`."""
+    models = await reader.send(_SQL["why_models"])
+    agents = await reader.send(_SQL["why_agents"], agent_id=None, incarnation=None)
+    return await models.fetchall(), await agents.fetchall()
+
+
 async def _read_facts(
     reader: Reader, task_id: str, agent_id: str | None = None, incarnation: int | None = None
 ) -> _Facts | None:

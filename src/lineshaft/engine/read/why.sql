@@ -14,20 +14,11 @@ SELECT
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline, ended.reason AS end_reason,
     live.lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
-    held.holder_task_id <> coalesce(live.lock_owner, live.id)
-        AND (held.expires_at >= clock.now OR coalesce(holder.is_batch, false)) AS lock_refused,
+    -- include: lock_refused
+    AS lock_refused,
     dag.id AS dag_id, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd,
-    breaker.state::text AS breaker_state, breaker.failures, breaker.opened_at, breaker.forced, breaker.probe_task_id,
-    breaker.probe_at, NOT breaker.forced AND breaker.probe_task_id IS NULL AND coalesce(breaker.probe_at < clock.now, false) AS probe_due,
-    slowdown.until AS slowed_until, slowdown.reason AS slowed_because,
-    -- NULL: there is no daily budget.
-    (
-        SELECT limits.daily_budget_usd - limits.reserved_usd - coalesce(sum(spend.spent_usd), 0)
-        FROM lineshaft.spend WHERE spend.day = (clock.now AT TIME ZONE 'UTC')::date
-    ) AS left_today_usd,
-    ARRAY(SELECT pause.type FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused,
-    ARRAY(SELECT pause.reason FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_because,
-    ARRAY(SELECT pause.actor FROM lineshaft.pause WHERE pause.type IN ('*', lane.type) ORDER BY pause.type) AS paused_by,
+    -- include: barriers_of_type
+    ,
     gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
@@ -42,8 +33,7 @@ LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
 LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
 LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
-LEFT JOIN lineshaft.breaker ON breaker.key = lane.type AND breaker.state <> 'closed'
-LEFT JOIN lineshaft.slowdown ON slowdown.key = '*' AND slowdown.until > clock.now
+-- include: joined_barriers
 WHERE task.id = %(id)s::text
 
 -- name: why_models

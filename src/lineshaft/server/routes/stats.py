@@ -3,7 +3,7 @@
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests
 from lineshaft.server.service import Call
-from lineshaft.types import Attention, Costs, Scope, Stats, ThroughputHistory
+from lineshaft.types import Attention, Costs, Scope, Stats, ThroughputHistory, Waiting
 
 routes = Routes()
 
@@ -15,6 +15,16 @@ async def get_stats(call: Call) -> Answer:
     Each figure says whether it is exact: with very many tasks it is estimated from a sample.
     """
     return Answer(await call.service.engine.read.stats())
+
+
+@routes.get("/v1/waiting", Scope.READ, Waiting)
+async def get_waiting(call: Call) -> Answer:
+    """Read how many tasks wait for which reason.
+
+    Each figure says whether it is exact: with very many tasks it is estimated from a sample. A task with
+    several reasons counts under the first that `/v1/tasks/{id}/why` has.
+    """
+    return Answer(await call.service.engine.read.waiting())
 
 
 @routes.get("/v1/throughput", Scope.READ, ThroughputHistory)

@@ -1,0 +1,122 @@
+-- Tasks that wait, in groups of one lane and one state: a lane's tasks can be claimed by the same agents. Never counts a large table: see
+-- waiting.py.
+
+-- fragment: state
+-- As in why.py.
+CASE
+    WHEN live.status = 'RETRYING' THEN 'retrying'
+    WHEN live.status = 'PENDING' THEN CASE WHEN live.blocked > 0 THEN 'blocked' ELSE 'scheduled' END
+    WHEN live.parked = 'dag_budget' THEN 'dag_budget'
+    WHEN live.parked = 'lock' OR
+    -- include: lock_refused
+    THEN 'lock'
+    ELSE 'ready'
+END AS state
+
+-- fragment: group_columns
+lane_id, state, count(*)::integer AS n, min(ready_at) AS oldest, min(due_at) AS due, min(id) AS first_id
+
+-- fragment: waiting_columns
+live.id, live.lane_id, live.ready_at, live.due_at,
+-- include: state
+
+-- fragment: with_lock
+LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
+LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+
+-- name: table_size
+-- live_rows up to `most`.
+SELECT coalesce(%(now)s::timestamptz, now()) AS now,
+    pg_relation_size('lineshaft.task_live') / current_setting('block_size')::integer AS live_pages,
+    (SELECT count(*) FROM (SELECT id FROM lineshaft.task_live ORDER BY id LIMIT %(most)s::integer) AS some_tasks)::integer AS live_rows
+
+-- name: counted
+-- All, if there are few.
+SELECT
+-- include: group_columns
+FROM (
+    SELECT
+    -- include: waiting_columns
+    FROM lineshaft.task_live AS live
+    -- include: with_lock
+    WHERE live.status IN ('PENDING', 'READY', 'RETRYING')
+) AS live
+GROUP BY lane_id, state
+
+-- name: indexed
+-- What has its own index, each up to `most` rows.
+SELECT source,
+-- include: group_columns
+FROM (
+    SELECT live.source,
+    -- include: waiting_columns
+    FROM (
+        (SELECT 'due' AS source, * FROM lineshaft.task_live
+         WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'lock', * FROM lineshaft.task_live
+         WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock' LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'dag_budget', * FROM lineshaft.task_live WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
+    ) AS live
+    -- include: with_lock
+) AS live
+GROUP BY source, lane_id, state
+
+-- name: sampled
+-- The rest.
+SELECT
+-- include: group_columns
+FROM (
+    SELECT
+    -- include: waiting_columns
+    FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
+    -- include: with_lock
+    WHERE (live.status = 'PENDING' AND live.due_at IS NULL) OR (live.status = 'READY' AND live.parked IS NULL)
+) AS live
+GROUP BY lane_id, state
+
+-- name: gates
+-- Outputs that wait for a gate that runs elsewhere, by attempt_gated; the types of some of them.
+SELECT few.gate = 'human' AS by_person, count(*)::integer AS n, min(few.gate_since) AS oldest,
+    (array_agg(DISTINCT task.type))[:%(types)s::integer] AS types
+FROM (
+    SELECT attempt.task_id, attempt.gate, attempt.gate_since, row_number() OVER () AS no
+    FROM lineshaft.attempt WHERE attempt.outcome = 'validating' AND attempt.gate IS NOT NULL
+    LIMIT %(most)s::integer
+) AS few
+LEFT JOIN lineshaft.task ON task.id = few.task_id AND few.no <= 100
+GROUP BY 1
+
+-- name: below_dead_letters
+-- PENDING tasks below the newest dead letters, directly or not. The recursion produces rows on demand, so LIMIT bounds it.
+WITH RECURSIVE dead AS MATERIALIZED (
+    SELECT id FROM lineshaft.task_end WHERE status = 'DEAD_LETTERED' AND status <> 'COMPLETED' ORDER BY ended_at DESC LIMIT %(dead)s::integer
+),
+below AS (
+    SELECT edge.task_id FROM dead JOIN lineshaft.edge ON edge.depends_on = dead.id AND NOT edge.satisfied
+    UNION
+    SELECT edge.task_id FROM below JOIN lineshaft.edge ON edge.depends_on = below.task_id AND NOT edge.satisfied
+)
+SELECT live.lane_id, count(*)::integer AS n, min(live.id) AS first_id, (SELECT count(*) FROM dead)::integer AS dead
+FROM (SELECT task_id FROM below LIMIT %(most)s::integer) AS some_tasks
+JOIN lineshaft.task_live AS live ON live.id = some_tasks.task_id AND live.status = 'PENDING' AND live.blocked > 0
+GROUP BY live.lane_id
+
+-- name: lanes
+-- As a READY task of each lane is for why.py.
+SELECT
+    clock.now, lane.id::text AS id, 'READY' AS status, lane.type, lane.required_capabilities, lane.models, NULL AS parked,
+    coalesce(lane.cost_from_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd, lane.cost_from_usd IS NULL AS open_ended,
+    false AS expired, NULL::timestamptz AS deadline, NULL AS lock_key, false AS lock_refused, NULL::numeric AS budget_ceiling_usd,
+    -- include: barriers_of_type
+FROM lineshaft.lane
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+CROSS JOIN lineshaft.limits
+-- include: joined_barriers
+WHERE lane.id = ANY (%(ids)s::integer[])
+
+-- name: created
+-- Ids begin with the time of submission: the first of a group is its oldest task.
+SELECT id, created_at FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
