@@ -44,10 +44,10 @@ class Values:
     def pairs(self) -> list[tuple[str, str]]:
         return list(self._pairs)
 
-    def with_(self, **changes: str | None) -> str:
+    def with_(self, **changes: object) -> str:
         """As a query with these fields replaced; None removes one."""
         kept = [(name, value) for name, value in self._pairs if name not in changes and value]
-        kept += [(name, value) for name, value in changes.items() if value is not None]
+        kept += [(name, str(value)) for name, value in changes.items() if value is not None]
         return urlencode(kept)
 
 

@@ -1,5 +1,138 @@
-"""Costs: what was spent, by day, type, model and agent."""
+"""Costs: what was spent, by day, type, model, agent and DAG, each table also as CSV."""
 
-from lineshaft.dashboard.visit import Pages
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from lineshaft.dashboard.charts import Bar, bars
+from lineshaft.dashboard.rendering import usd
+from lineshaft.dashboard.visit import Pages, Values, View, Visit
+from lineshaft.errors import NotFoundError
+from lineshaft.types import Costs
+from lineshaft.types.costs import DEFAULT_DAYS, MOST_DAYS, CostLine
 
 pages = Pages()
+
+_PERIODS = (1, 7, 30, 90, MOST_DAYS)
+_FIGURES = (
+    "cost_usd",
+    "attempts",
+    "failed",
+    "failed_cost_usd",
+    "retries",
+    "retry_cost_usd",
+    "unpriced",
+    "tokens_input",
+    "tokens_output",
+)
+#: A table: its columns, and the field of `Costs` with its rows.
+_TABLES = {
+    "day": ("day", "spent_usd", *_FIGURES),
+    "type": ("key", *_FIGURES),
+    "model": ("key", *_FIGURES),
+    "agent": ("key", *_FIGURES),
+    "dag": ("id", "title", "status", "created_at", "spent_usd", "budget_ceiling_usd"),
+    "hour": ("at", "cost_usd", "attempts"),
+}
+
+
+@pages.page("/costs")
+async def costs(visit: Visit) -> View:
+    found = await _read(visit)
+    return View(
+        "costs.html",
+        "Costs",
+        {
+            "costs": found,
+            "days": _days(visit.query),
+            "periods": _PERIODS,
+            "by_day": bars(
+                "Spent by day",
+                [
+                    _day_bar(day.day.isoformat(), day.spent_usd, day.cost_usd, day.failed_cost_usd)
+                    for day in found.by_day
+                ],
+            ),
+            "by_hour": bars(
+                "Cost of attempts that ended in each hour of today",
+                [_hour_bar(hour) for hour in found.today.hours],
+            ),
+            "tables": _tables(found),
+        },
+        topics=frozenset({"task.completed", "task.failed", "task.dead_lettered", "limits.changed"}),
+        at_most_every_sec=2.0,
+        refresh_sec=30.0,
+    )
+
+
+@pages.page("/costs/{table}.csv")
+async def costs_csv(visit: Visit) -> Response:
+    """One of the tables, complete."""
+    name = visit.path["table"]
+    if name not in _TABLES:
+        raise NotFoundError(f"There is no table {name!r}. There are {', '.join(_TABLES)}.")
+    found = await _read(visit)
+    rows: Sequence[Any] = found.today.hours if name == "hour" else getattr(found, f"by_{name}")
+    columns = _TABLES[name]
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([_cell(getattr(row, column)) for column in columns] for row in rows)
+    return Response(
+        text.getvalue().encode(),
+        media_type="text/csv; charset=utf-8",
+        headers={
+            "Content-Disposition": f'attachment; filename="lineshaft-costs-by-{name}.csv"',
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
+
+
+async def _read(visit: Visit) -> Costs:
+    query = visit.query
+    return await visit.engine.read.costs(
+        days=_days(query),
+        type=query.get("type") or None,
+        model=query.get("model") or None,
+        agent_id=query.get("agent") or None,
+    )
+
+
+def _days(query: Values) -> int:
+    """A bad value is dropped."""
+    text = query.get("days")
+    return int(text) if text.isdecimal() and 1 <= int(text[:9]) <= MOST_DAYS else DEFAULT_DAYS
+
+
+def _tables(found: Costs) -> Iterable[tuple[str, str, Sequence[CostLine]]]:
+    """The name of the filter, the heading, and the rows."""
+    return (
+        ("type", "Type", found.by_type),
+        ("model", "Model", found.by_model),
+        ("agent", "Agent", found.by_agent),
+    )
+
+
+def _day_bar(label: str, spent: Any, cost: Any, failed: Any) -> Bar:
+    total = float(cost if spent is None else spent)
+    lost = min(float(failed), total)
+    return Bar(
+        (("spent", total - lost), ("lost", lost)), f"{label}: {usd(total)}, failed attempts {usd(failed)}"
+    )
+
+
+def _hour_bar(hour: Any) -> Bar:
+    return Bar(
+        (("spent", float(hour.cost_usd)),),
+        f"{hour.at:%H}:00 UTC: {usd(hour.cost_usd)}, {hour.attempts} attempts",
+    )
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula gets an apostrophe."""
+    if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"}:
+        return f"'{value}"
+    return value

@@ -1,25 +1,48 @@
 """Overview: what needs a person, how work flows, and what it costs."""
 
 import asyncio
+from collections.abc import Mapping
 
 from lineshaft.dashboard.charts import Bar, bars
 from lineshaft.dashboard.visit import EVERYTHING, Pages, View, Visit
 from lineshaft.model.priority import Tier
 from lineshaft.model.states import Status
-from lineshaft.types import Stats
+from lineshaft.types import ReasonCode, Stats
 from lineshaft.types.stats import Minute
 
 pages = Pages()
+
+#: Why tasks wait, as people say it.
+WORDS: Mapping[ReasonCode | None, str] = {
+    None: "can run: the next free agent takes it",
+    ReasonCode.BLOCKED_BY_DEPENDENCY: "waits for other tasks",
+    ReasonCode.UPSTREAM_DEAD_LETTERED: "a dead letter upstream",
+    ReasonCode.WAITING_RETRY: "waits before the next attempt",
+    ReasonCode.WAITING_GATE: "its output is being checked",
+    ReasonCode.WAITING_APPROVAL: "waits for a person",
+    ReasonCode.SCHEDULED: "scheduled for later",
+    ReasonCode.NO_CAPABLE_AGENT: "no agent can do it",
+    ReasonCode.NO_AFFORDABLE_AGENT: "no agent can pay for it",
+    ReasonCode.DAG_BUDGET: "its DAG has no money left",
+    ReasonCode.DAILY_BUDGET: "the daily budget is used up",
+    ReasonCode.BREAKER_OPEN: "its breaker is open",
+    ReasonCode.LOCK_HELD: "its document is locked",
+    ReasonCode.SLOWDOWN: "slowed down after a rate limit",
+    ReasonCode.AGENTS_FULL: "all agents that can do it are busy",
+    ReasonCode.PAUSED: "paused",
+    ReasonCode.DEADLINE_MISSED: "its deadline has passed",
+}
 
 
 @pages.page("/")
 async def overview(visit: Visit) -> View:
     read = visit.engine.read
-    stats, throughput, costs, attention, groups = await asyncio.gather(
+    stats, throughput, costs, attention, waiting, groups = await asyncio.gather(
         read.stats(),
         read.throughput(),
         read.costs(days=1),
         read.attention(),
+        read.waiting(),
         visit.engine.dead_letters.groups(limit=3),
     )
     return View(
@@ -34,6 +57,8 @@ async def overview(visit: Visit) -> View:
             "last_hour": _sums(throughput.minutes),
             "today": costs.today,
             "needs": attention,
+            "waiting": [reason for reason in waiting.reasons if reason.count],
+            "words": WORDS,
             "groups": groups,
         },
         topics=frozenset({EVERYTHING}),
