@@ -248,10 +248,9 @@ class Dashboard:
         if not isinstance(view, View):
             raise NotFoundError(f"{key.url} is not a page.")
         context = await self._context(view, visit, self._csrf_marker)
+        context |= {"message": "", "name": None, "principal": principal}
         return Rendered(
-            self._renderer.block(view.template, "live", context),
-            self._renderer.block("layout.html", "navigation", context),
-            self._renderer.block("layout.html", "banners", context),
+            self._renderer.parts(view.template, context),
             view.topics,
             view.at_most_every_sec,
             view.refresh_sec,

@@ -8,7 +8,7 @@ the newest state and none in between.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,10 +39,8 @@ class PageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    #: The part of the page that changes, the navigation with its counts, and the banners.
-    live: str
-    navigation: str
-    banners: str
+    #: The parts of the page that change: its own, the navigation with its counts, and the banners.
+    parts: Mapping[str, str]
     topics: frozenset[str]
     at_most_every_sec: float
     refresh_sec: float | None
@@ -137,8 +135,7 @@ class Live:
                 _log.exception("Rendering an open page failed, retrying: %s", channel.key.url[:200])
             else:
                 channel.topics = page.topics
-                parts = {"live": page.live, "navigation": page.navigation, "banners": page.banners}
-                channel.publish("page", parts)
+                channel.publish("page", page.parts)
                 pause_sec, again_sec = page.at_most_every_sec, page.refresh_sec
             await asyncio.sleep(pause_sec)
             with contextlib.suppress(TimeoutError):

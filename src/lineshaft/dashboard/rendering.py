@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -145,6 +146,10 @@ def pretty(value: Any, limit: int = MOST_SHOWN) -> str:
     return printable(text)
 
 
+#: Nothing but the layout writes comments: all other content is escaped.
+_PART = re.compile(r"<!--part (\w+)-->(.*?)<!--end of part-->", re.DOTALL)
+
+
 class Renderer:
     def __init__(self) -> None:
         self._environment = environment()
@@ -154,6 +159,7 @@ class Renderer:
     def page(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)
 
-    def block(self, template: str, block: str, context: Mapping[str, Any]) -> str:
-        found = self._environment.get_template(template)
-        return "".join(found.blocks[block](found.new_context(dict(context))))
+    def parts(self, template: str, context: Mapping[str, Any]) -> dict[str, str]:
+        """The parts of a page that change while it is open, as the layout marks them."""
+        page = self.page(template, context)
+        return {name: part for name, part in _PART.findall(page)}

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from datetime import date
 from typing import Any
 
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from lineshaft.dashboard.rendering import usd
 from lineshaft.dashboard.visit import Pages, Values, View, Visit
 from lineshaft.errors import NotFoundError
 from lineshaft.types import Costs
-from lineshaft.types.costs import DEFAULT_DAYS, MOST_DAYS, CostLine
+from lineshaft.types.costs import DEFAULT_DAYS, MOST_DAYS, CostLine, HourCosts
 
 pages = Pages()
 
@@ -49,13 +50,7 @@ async def costs(visit: Visit) -> View:
             "costs": found,
             "days": _days(visit.query),
             "periods": _PERIODS,
-            "by_day": bars(
-                "Spent by day",
-                [
-                    _day_bar(day.day.isoformat(), day.spent_usd, day.cost_usd, day.failed_cost_usd)
-                    for day in found.by_day
-                ],
-            ),
+            "by_day": bars("Spent by day", _day_bars(found)),
             "by_hour": bars(
                 "Cost of attempts that ended in each hour of today",
                 [_hour_bar(hour) for hour in found.today.hours],
@@ -116,15 +111,23 @@ def _tables(found: Costs) -> Iterable[tuple[str, str, Sequence[CostLine]]]:
     )
 
 
-def _day_bar(label: str, spent: Any, cost: Any, failed: Any) -> Bar:
-    total = float(cost if spent is None else spent)
-    lost = min(float(failed), total)
-    return Bar(
-        (("spent", total - lost), ("lost", lost)), f"{label}: {usd(total)}, failed attempts {usd(failed)}"
-    )
+def _day_bars(found: Costs) -> list[Bar]:
+    """A bar for each day of the period, also for those without costs."""
+    days = {day.day: day for day in found.by_day}
+    drawn = []
+    for ordinal in range(found.since.toordinal(), found.today.day.toordinal() + 1):
+        each = date.fromordinal(ordinal)
+        if (day := days.get(each)) is None:
+            drawn.append(Bar((), f"{each}: nothing"))
+            continue
+        total = day.cost_usd if day.spent_usd is None else day.spent_usd
+        lost = min(day.failed_cost_usd, total)
+        parts = (("spent", float(total - lost)), ("lost", float(lost)))
+        drawn.append(Bar(parts, f"{each}: {usd(total)}, of which {usd(lost)} in failed attempts"))
+    return drawn
 
 
-def _hour_bar(hour: Any) -> Bar:
+def _hour_bar(hour: HourCosts) -> Bar:
     return Bar(
         (("spent", float(hour.cost_usd)),),
         f"{hour.at:%H}:00 UTC: {usd(hour.cost_usd)}, {hour.attempts} attempts",
