@@ -51,6 +51,15 @@ async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
         await shaft.submit(NewTask("t"))
 
 
+async def test_a_connection_that_goes_silent_while_it_is_set_up_is_given_up(dsn: str) -> None:
+    async with proxied(dsn) as (through, proxy), Database(dsn, max_connections=1) as database:
+        database.answer_within_sec = 0.1
+        async with await AsyncConnection.connect(through, autocommit=True) as silent:
+            proxy.swallow()
+            with pytest.raises(psycopg.OperationalError):
+                await database._configure(silent)
+
+
 async def test_a_call_that_is_cancelled_while_its_connection_breaks_is_cancelled(
     dsn: str, connection: psycopg.Connection
 ) -> None:
