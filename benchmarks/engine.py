@@ -61,7 +61,7 @@ class Sizes:
     waiters: int = 10_000
     claims: int = 60
     sustained: int = 300_000
-    fanout: int = 10_000
+    fanout: int = 9_998
     chain: int = 500
     big: int = 10_000
     replicas: int = 1_000
@@ -291,21 +291,17 @@ async def bench_fanout(dsn: str, sizes: Sizes, report: Report) -> None:
         await engine.fleet.register(NewAgent(id="worker", max_concurrent_tasks=10_000))
 
         async def fan() -> float:
-            leaves = [NewTask("noop", key=str(i), depends_on=["root"]) for i in range(sizes.fanout)]
-            join = NewTask("noop", key="join", depends_on=[str(i) for i in range(sizes.fanout)])
+            keys = [str(i) for i in range(sizes.fanout)]
+            leaves = [NewTask("noop", key=key, depends_on=["root"]) for key in keys]
+            dag = [NewTask("noop", key="root"), *leaves, NewTask("noop", key="join", depends_on=keys)]
             start = time.perf_counter()
-            for part in range(0, sizes.fanout, 9_998):
-                chunk = leaves[part : part + 9_998]
-                names = {str(task.key) for task in chunk}
-                ends = join_of(join, [name for name in join.depends_on if name in names])
-                await engine.submission.submit_dag("fan", [NewTask("noop", key="root"), *chunk, ends])
+            await engine.submission.submit_dag("fan", dag)
             done = await drain(engine, "worker", 1)
             return (time.perf_counter() - start) / done * 1000
 
         async def flat() -> float:
             start = time.perf_counter()
-            for part in range(0, sizes.fanout, 10_000):
-                await engine.submission.submit(tasks(min(10_000, sizes.fanout - part)))
+            await engine.submission.submit(tasks(sizes.fanout))
             done = await drain(engine, "worker", 1)
             return (time.perf_counter() - start) / done * 1000
 
@@ -342,10 +338,6 @@ async def round_trips(engine: Engine, work: Callable[[], Awaitable[object]]) -> 
         file.seek(0)
         sides = [line.split(b"\t")[1] for line in file if line.count(b"\t") > 1]
     return sum(before == b"F" and after == b"B" for before, after in itertools.pairwise(sides))
-
-
-def join_of(task: NewTask, depends_on: list[str]) -> NewTask:
-    return NewTask(task.type, key=task.key, depends_on=depends_on)
 
 
 async def bench_big(dsn: str, sizes: Sizes, report: Report) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec
 from lineshaft.agent import siblings
+from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.errors import SupersededError
 from lineshaft.model.states import Status
 from lineshaft.types import NewAgent
 from lineshaft.types.work import Presence
 from tests.agent.helpers import PATIENCE, engine_of, soon
+from tests.proxy import proxied
 
 NAME = "from lineshaft.agent import siblings; print(siblings.new_name())"
 
@@ -94,3 +96,21 @@ async def test_a_process_works_although_it_can_not_ask_for_siblings(shaft: Lines
     await soon(looked)
 
     watching.cancel()
+
+
+async def test_the_watch_ends_although_its_connection_breaks_at_that_moment(dsn: str) -> None:
+    """Found by chaos: it took that for an outage and went on, and its agent never stopped."""
+    async with proxied(dsn) as (through, proxy), Lineshaft(through) as shaft:
+        backend = shaft.backend
+        assert isinstance(backend, DatabaseBackend)
+        view = await backend.register(NewAgent(id="a"))
+        proxy.hold()
+        async with (
+            asyncio.timeout(PATIENCE),
+            siblings.watching(backend, Presence("a", view.incarnation), asyncio.Event()),
+        ):
+            while not backend.engine.database._in_use:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
+            # So that the call has been sent.
+            await asyncio.sleep(0)
+            proxy.cut()

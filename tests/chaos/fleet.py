@@ -19,6 +19,8 @@ from tests.proxy import Proxy, Streams, listening
 ROOT = Path(__file__).parents[2]
 _STOP_SEC = 40.0
 _PAUSE_SEC = 0.3
+#: How long a process that doesn't stop may take to write where it is.
+_EXPLAIN_SEC = 2.0
 
 
 class Line:
@@ -82,7 +84,7 @@ class Member:
         self._watching: asyncio.Task[None] | None = None
         #: Set while it may run; cleared while it is to stay away.
         self._wanted = asyncio.Event()
-        self._ending = False
+        self._ending = asyncio.Event()
         #: The process that was killed or stopped on purpose.
         self._sent_away: asyncio.subprocess.Process | None = None
         self._paused: int | None = None
@@ -95,16 +97,19 @@ class Member:
         self._watching = asyncio.create_task(self._watch(), name=self.name)
 
     async def _watch(self) -> None:
-        while not self._ending:
+        while not self._ending.is_set():
             await self._wanted.wait()
             with self._log.open("ab") as log:
                 process = self._process = await asyncio.create_subprocess_exec(
                     *self._command, cwd=self._code, env=self._environment, stdout=log, stderr=log
                 )
+            if self._ending.is_set():
+                # `stop` was called while it was being started.
+                process.terminate()
             self.starts += 1
             code = await process.wait()
             self._process = None
-            if self._sent_away is not process and code != -signal.SIGKILL and not self._ending:
+            if self._sent_away is not process and code != -signal.SIGKILL and not self._ending.is_set():
                 self.own_ends[code] += 1
                 await asyncio.sleep(_PAUSE_SEC)
 
@@ -116,7 +121,10 @@ class Member:
         return await self._away(signal.SIGKILL, away_sec)
 
     async def terminate(self, away_sec: float) -> bool:
-        """Let it finish or hand back what it has; it is started again once it has ended."""
+        """Let it finish or hand back what it has; it is started again once it has ended.
+
+        Raises TimeoutError if it had to be killed.
+        """
         if self._paused is not None:
             return False
         return await self._away(signal.SIGTERM, away_sec)
@@ -128,11 +136,24 @@ class Member:
         self._wanted.clear()
         self._sent_away = process
         process.send_signal(number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _STOP_SEC)
+        ending = asyncio.create_task(process.wait())
+        await asyncio.wait({ending}, timeout=_STOP_SEC)
+        in_time = ending.done()
+        if not in_time:
+            await self._explain(process)
+            if process.returncode is None:
+                process.kill()
+            await ending
         await asyncio.sleep(seconds)
         self._wanted.set()
+        if not in_time:
+            raise TimeoutError(f"{self.name} was asked to stop, and had to be killed")
         return True
+
+    async def _explain(self, process: asyncio.subprocess.Process) -> None:
+        """Have it write to its log where it is; see `dump.py`. One that can't ends."""
+        process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_EXPLAIN_SEC)
 
     async def pause(self, seconds: float) -> bool:
         process = self._process
@@ -153,7 +174,7 @@ class Member:
 
     async def stop(self) -> int | None:
         """Ask it to end, and wait for it; None: it had to be killed."""
-        self._ending = True
+        self._ending.set()
         self._wanted.set()
         self.resume()
         if self._watching is None:
@@ -164,11 +185,13 @@ class Member:
         done, _ = await asyncio.wait({self._watching}, timeout=_STOP_SEC)
         if done:
             return 0 if process is None else process.returncode
+        if process is not None:
+            await self._explain(process)
         await self.destroy()
         return None
 
     async def destroy(self) -> None:
-        self._ending = True
+        self._ending.set()
         self._wanted.set()
         while self._watching is not None and not self._watching.done():
             if self._process is not None and self._process.returncode is None:

@@ -38,7 +38,7 @@ from lineshaft.types.work import (
     Spent,
     decoded_inputs,
 )
-from tests.chaos import wall_clock
+from tests.chaos import dump, wall_clock
 from tests.chaos.history import Recorder
 from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
 
@@ -276,9 +276,14 @@ def _backend(where: str) -> Backend:
     return DatabaseBackend(settings, max_connections=4)
 
 
-async def run_all(agents: Sequence[Agent], shaft: Lineshaft) -> None:
+async def run_all(agents: Sequence[Agent], shaft: Lineshaft, stopped: asyncio.Event) -> None:
     """Until all have stopped, or one has failed."""
     running = [asyncio.create_task(agent.run(shaft, handle_signals=False)) for agent in agents]
+    await asyncio.sleep(0)
+    if stopped.is_set():
+        # Before they ran: an agent that doesn't run can't be stopped.
+        for agent in agents:
+            agent.stop()
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
     for task in running:
         task.cancel()
@@ -312,13 +317,14 @@ async def main() -> None:
             agent.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
+    dump.install(loop)
     if args.clock is not None:
         wall_clock.install(args.clock)
     while not stopped.is_set():
         backend = RecordingBackend(_backend(args.where), record)
         try:
             async with Lineshaft(backend=cast(Backend, backend)) as shaft:
-                await run_all(agents, shaft)
+                await run_all(agents, shaft, stopped)
         except SupersededError as error:
             record("superseded", error=str(error))
             return

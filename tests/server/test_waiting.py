@@ -84,6 +84,8 @@ async def test_the_end_of_a_slow_down_wakes_those_who_wait(served: Served) -> No
     task_id, token = await client.hold(agent)
     limit = {"claim_token": token, "error": "429 Too Many Requests", "retry_after_sec": 0.3}
     await client.post(f"/v1/tasks/{task_id}/fail", limit)
+    # Or it would be due when the slowdown ends, and come first.
+    await client.post(f"/v1/tasks/{task_id}/cancel", {})
     waiter = claiming(client, agent)
     await waiting(served, 1)
     other = await client.submit("other")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from psycopg.rows import dict_row
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.claim.claims import inputs_to_read
 from lineshaft.engine.claim.fast_path import FastPath
+from lineshaft.engine.claim.single import complete_one
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import StaleClaimError
 from lineshaft.ids import new_id
@@ -109,6 +111,10 @@ SHAPES: dict[str, Any] = {
         NewTask(name, key="first", title="a"),
         *(NewTask(name, key=f"t{n}", depends_on=["first"], priority=n, title="a") for n in range(4)),
     ],
+    "wide fan-out": lambda name: [
+        NewTask(name, key="first", title="a"),
+        *(NewTask(name, key=f"t{n}", depends_on=["first"], priority=n, title="a") for n in range(60)),
+    ],
     "join": lambda name: [
         *(NewTask(name, key=f"t{n}", priority=n, title="a") for n in range(3)),
         NewTask(name, key="last", depends_on=["t0", "t1", "t2"], title="a"),
@@ -135,6 +141,39 @@ async def test_both_ways_leave_the_same_rows(
             {**row, "type": ""} for row in rows[1][table]
         ], table
     check_invariants(dsn)
+
+
+async def test_a_task_that_many_wait_for_is_left_to_the_statements_for_batches(world: World) -> None:
+    """One after the other, 10,000 dependents took seconds, and their number counted twice."""
+    agent = await world.agent("ann")
+    for dependents, is_completed in ((50, True), (51, False)):
+        await world.dag(
+            NewTask("first", key="first"),
+            *(NewTask("code", depends_on=["first"]) for _ in range(dependents)),
+        )
+        (first,) = await world.claim(agent, types=["first"])
+        assert await complete_one(world.engine.database, Completion(ref(first))) is is_completed
+
+
+async def test_tasks_with_the_same_inputs_are_one_reader(world: World) -> None:
+    """A claim of a hundred tasks of a fan-out reads one output."""
+    agent = await world.agent("ann", max_concurrent_tasks=9)
+    tasks = [NewTask("code", key=key) for key in "ab"]
+    tasks += [NewTask("code", depends_on=["a"]) for _ in range(4)]
+    dag = await world.dag(*tasks, NewTask("code", depends_on=["a", "b"]))
+    a, b = dag.tasks["a"].id, dag.tasks["b"].id
+    first = await world.engine.claims.claim("ann", agent.incarnation, limit=9, start=True)
+    await world.engine.work.complete([Completion(ref(task), b"[1]") for task in first.tasks])
+
+    claim = await world.engine.claims.claim("ann", agent.incarnation, limit=9, start=True)
+
+    assert len(claim.tasks) == 5
+    assert claim.inputs == {a: b"[1]", b: b"[1]"}
+    claim.inputs.clear()
+    readers: dict[int, list[str]] = {}
+    for reader, name in inputs_to_read(claim):
+        readers.setdefault(reader, []).append(name)
+    assert sorted(readers.values(), key=len) == [[a], [a, b]]
 
 
 async def test_the_next_task_is_claimed_in_the_transaction_of_the_completion(world: World, dsn: str) -> None:

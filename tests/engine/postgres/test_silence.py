@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
+from psycopg_pool import PoolTimeout
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.heartbeats import Heartbeats
@@ -48,6 +49,53 @@ async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
             await shaft.submit(NewTask("t"))
 
         await shaft.submit(NewTask("t"))
+
+
+async def test_a_connection_that_goes_silent_while_it_is_set_up_is_given_up(dsn: str) -> None:
+    async with proxied(dsn) as (through, proxy), Database(dsn, max_connections=1) as database:
+        database.answer_within_sec = 0.1
+        async with await AsyncConnection.connect(through, autocommit=True) as silent:
+            proxy.swallow()
+            with pytest.raises(psycopg.OperationalError):
+                await database._configure(silent)
+
+
+async def test_a_call_that_is_cancelled_while_its_connection_breaks_is_cancelled(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Found by chaos: with another error, loops that try again went on, and the canceller waited forever."""
+    async with proxied(dsn) as (through, proxy), Database(through, max_connections=1) as database:
+
+        async def call() -> None:
+            async with database.connection() as own:
+                await own.execute("SELECT pg_sleep(60)")
+
+        calling = asyncio.create_task(call())
+        running = "SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
+        while not connection.execute(running).fetchall():  # noqa: ASYNC110 - the server has no event
+            await asyncio.sleep(0.01)
+        # The driver asks the server to cancel the statement, and waits for its end: here, that of the line.
+        calling.cancel()
+        proxy.cut()
+        await asyncio.wait({calling})
+
+        assert calling.cancelled()
+
+
+async def test_a_caller_that_is_cancelled_when_there_is_no_connection_is_cancelled(dsn: str) -> None:
+    """Both at once: `wait_for` of Python 3.11, which the pool uses, loses the cancellation."""
+    async with Database(dsn, max_connections=1) as database, database.connection():
+        waiting = asyncio.create_task(database.connection().__aenter__())
+        pool = database._pool._connections
+        while not pool._waiting:  # noqa: ASYNC110 - the pool has no event for it
+            await asyncio.sleep(0)
+        # As the end of its patience does.
+        await pool._waiting[0].fail(PoolTimeout())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+        assert waiting.cancelled()
 
 
 async def test_a_session_that_was_cut_off_in_a_transaction_gives_its_rows_back(

@@ -432,12 +432,7 @@ class Claims:
 
     async def _with_history(self, claim: Claim) -> Claim:
         resumed = [task.id for task in claim.tasks if task.resume]
-        wanted = [
-            (task.id, name)
-            for task in claim.tasks
-            for name in input_ids(task.inputs)
-            if name not in claim.inputs
-        ]
+        wanted = inputs_to_read(claim)
         artifacts = sorted({ref for task in claim.tasks for ref in _artifact_ids(task.spec)})
         if not resumed and not wanted and not artifacts:
             return claim
@@ -446,7 +441,7 @@ class Claims:
         return claim
 
     async def _read_history(
-        self, claim: Claim, resumed: list[str], wanted: list[tuple[str, str]], artifacts: list[str]
+        self, claim: Claim, resumed: list[str], wanted: list[tuple[int, str]], artifacts: list[str]
     ) -> None:
         async with self._database.connection() as connection:
             if resumed:
@@ -460,18 +455,25 @@ class Claims:
             if wanted:
                 readers, ids = map(list, zip(*wanted, strict=True))
                 parameters = {"readers": readers, "ids": ids, "most": MAX_INPUT_BYTES}
-                for output in await fetch_rows(connection, _Output, _SQL["inputs"], parameters):
-                    # The input of a cancelled task is None.
-                    claim.inputs[output.id] = output.output
+                (rows,) = await pipelined(connection, (_SQL["inputs"], parameters), named=False)
+                # The output of a cancelled task is None.
+                claim.inputs.update(rows)
             if artifacts:
                 found = await read_artifacts(connection, artifacts)
                 claim.artifacts.update({name: InputArtifact.of(each) for name, each in found.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    id: str
-    output: bytes | None
+def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
+    """Upstream tasks, each with the number of its reader: a task, or all tasks with the same inputs.
+
+    The tasks of a fan-out have the same inputs.
+    """
+    return [
+        (reader, name)
+        for reader, inputs in enumerate({bytes(task.inputs) for task in claim.tasks})
+        for name in input_ids(msgspec.Raw(inputs))
+        if name not in claim.inputs
+    ]
 
 
 def _artifact_ids(spec: msgspec.Raw) -> list[str]:

@@ -534,11 +534,11 @@ SELECT task.id,
 FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])
 
 -- name: inputs
--- The outputs that are inputs of claimed tasks: of each task the first ones, as long as they are not too large together. The size is that of
--- the stored form, which may be compressed: reading it reads no output.
+-- The outputs that are inputs of claimed tasks: of each reader, which is a task or several with the same inputs, the first ones, as long as
+-- they are not too large together. The size is that of the stored form, which may be compressed: reading it reads no output.
 WITH wanted AS (
     SELECT wanted.reader, wanted.id, wanted.n, coalesce(pg_column_size(ended.output), 0) AS size
-    FROM unnest(%(readers)s::text[], %(ids)s::text[]) WITH ORDINALITY AS wanted (reader, id, n)
+    FROM unnest(%(readers)s::integer[], %(ids)s::text[]) WITH ORDINALITY AS wanted (reader, id, n)
     LEFT JOIN lineshaft.task_end AS ended ON ended.id = wanted.id
 ),
 summed AS (

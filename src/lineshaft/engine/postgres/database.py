@@ -148,9 +148,17 @@ class Database:
                 await pool.check()
 
     async def _configure(self, connection: Connection) -> None:
-        await set_up(connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec)
-        if self._limits_lock_wait:
-            await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
+        # One that goes silent now would keep a worker of the pool forever, and there are three.
+        within_sec = self.answer_within_sec or ANSWER_WITHIN_SEC
+        timer = asyncio.get_running_loop().call_later(within_sec, shut_down, connection)
+        try:
+            await set_up(
+                connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec
+            )
+            if self._limits_lock_wait:
+                await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
+        finally:
+            timer.cancel()
 
     async def open(self) -> None:
         try:

@@ -91,7 +91,15 @@ class PooledConnection:
     the client's cost of a single submission.
     """
 
-    __slots__ = ("_answer_within_sec", "_check", "_connection", "_in_use", "_pool", "_timer")
+    __slots__ = (
+        "_answer_within_sec",
+        "_cancellations",
+        "_check",
+        "_connection",
+        "_in_use",
+        "_pool",
+        "_timer",
+    )
 
     def __init__(
         self,
@@ -114,7 +122,7 @@ class PooledConnection:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> AsyncConnection[Any]:
-        cancelled = _cancellations()
+        self._cancellations = _cancellations()
         try:
             connection: AsyncConnection[Any] = await self._pool.take()
             # At most all of them, and those that the pool opens in their place.
@@ -125,11 +133,11 @@ class PooledConnection:
                 await self._pool.give_back(connection)
                 connection = await self._pool.take()
         except psycopg.OperationalError as error:
+            if self._is_cancelled:
+                raise asyncio.CancelledError from error
             raise_translated(error)
             raise
-        if _cancellations() > cancelled:
-            # In Python 3.11 `wait_for`, which the pool uses, loses a cancellation that arrives together with
-            # the result. The canceller would wait forever.
+        if self._is_cancelled:
             await self._pool.give_back(connection)
             raise asyncio.CancelledError
         self._connection = connection
@@ -146,8 +154,9 @@ class PooledConnection:
             self._timer.cancel()
         connection = self._connection
         self._in_use.discard(connection)
+        hides_cancellation = isinstance(error, Exception) and self._is_cancelled
         try:
-            if isinstance(error, asyncio.CancelledError) or _is_read_only(error):
+            if isinstance(error, asyncio.CancelledError) or hides_cancellation or _is_read_only(error):
                 # Results may still be in flight; or the server is a standby now, and a new connection may
                 # lead to the primary. The connection is not used again.
                 connection.pgconn.finish()
@@ -156,8 +165,20 @@ class PooledConnection:
                     await connection.rollback()
         finally:
             await self._pool.give_back(connection)
+        if hides_cancellation:
+            raise asyncio.CancelledError from error
         if error is not None:
             raise_translated(error)
+
+    @property
+    def _is_cancelled(self) -> bool:
+        """Whether the task was cancelled since it asked for the connection.
+
+        Two things lose a cancellation, and the canceller would wait forever for a task that tries again.
+        `wait_for` of Python 3.11, which the pool uses, loses one that arrives together with the result. The
+        driver waits for the end of the cancelled statement, and if the connection breaks then, raises that.
+        """
+        return _cancellations() > self._cancellations
 
 
 def _is_closed_by_server(connection: AsyncConnection[Any]) -> bool:

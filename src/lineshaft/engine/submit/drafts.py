@@ -231,6 +231,14 @@ def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
 
 def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:
     own = {draft.id for draft in drafts}
+    later = set(own)
+    for draft in drafts:
+        if not later.isdisjoint(draft.depends_on):
+            break
+        later.discard(draft.id)
+    else:
+        # Each comes after what it depends on, as in most calls.
+        return
     named = {
         keys_of.get(draft.id, draft.id): [keys_of.get(name, name) for name in draft.depends_on if name in own]
         for draft in drafts

@@ -36,7 +36,7 @@ from lineshaft.model.states import Status
 from lineshaft.types.work import NOTHING, Spent
 
 _SQL = catalog.load(__name__)
-#: Follows a statement that ends tasks, in the same transaction. Its rows are `Unblocked`.
+#: Follows a statement that ends tasks, in the same transaction. Its row is an `Unblocked`.
 UNBLOCK_DEPENDENTS = _SQL["unblock_dependents"]
 
 
@@ -100,11 +100,11 @@ class LockedTask:
 
 
 class Unblocked(NamedTuple):
-    """A task that waits for less than before."""
+    """The row of `UNBLOCK_DEPENDENTS`."""
 
-    id: str
-    #: It is a batch, and its children have all ended.
-    batch_done: bool
+    #: Batches whose children have all ended.
+    batches_done: list[str]
+    woken: int
 
 
 @dataclass(slots=True)
@@ -410,8 +410,8 @@ def _columns(rows: Sequence[NamedTuple]) -> dict[str, list[Any]]:
 
 
 def finished_batches(unblocked: Iterable[Sequence[Any]]) -> list[str]:
-    """Of the rows of `UNBLOCK_DEPENDENTS`, the batches whose children have all ended."""
-    return [found.id for found in map(Unblocked._make, unblocked) if found.batch_done]
+    """Batches whose children have all ended, from the row of `UNBLOCK_DEPENDENTS`."""
+    return [name for found in map(Unblocked._make, unblocked) for name in found.batches_done]
 
 
 async def log_events(connection: Connection, now: dict[str, Any], events: Sequence[NewEvent]) -> None:

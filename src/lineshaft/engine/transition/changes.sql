@@ -220,7 +220,7 @@ WHERE lock.key = held.key AND lock.holder_task_id = held.holder
 
 -- name: unblock_dependents
 -- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and
--- each edge is satisfied once.
+-- each edge is satisfied once. One row: thousands of tasks may have waited, and only batches whose children have all ended are of interest.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 satisfied AS (
     UPDATE lineshaft.edge
@@ -267,7 +267,7 @@ woken AS (
         -- include: notify_lanes
     FROM moved WHERE status = 'READY' HAVING count(*) > 0
 )
-SELECT moved.id, moved.batch_done FROM moved WHERE (SELECT count(*) FROM woken) >= 0
+SELECT ARRAY(SELECT moved.id FROM moved WHERE moved.batch_done) AS batches_done, (SELECT count(*) FROM woken) AS woken
 
 -- name: unpark_lock_waiters
 -- The best waiter of each lane can be claimed again. Under a snapshot that is newer than the release, so that a task which was parked

@@ -101,7 +101,8 @@ class Acceptance:
         parameters = {**self._transitions.now, **_completion_columns(completions), "accepted": True}
         completed = await connection.execute(_SQL["complete_tasks"], parameters)
         unblocked = await connection.execute(UNBLOCK_DEPENDENTS, parameters)
-        await self.after_completion(connection, await completed.fetchall(), await unblocked.fetchall())
+        rows = list(map(_Completed._make, await completed.fetchall()))
+        await self.after_completion(connection, rows, await unblocked.fetchall())
 
     async def reject(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
@@ -109,8 +110,9 @@ class Acceptance:
         """Failed attempts. The tasks are locked."""
         return await self._fail.fail_locked(connection, failures)
 
-    async def after_completion(self, connection: Connection, rows: Rows, unblocked: Rows) -> None:
-        completed = list(map(_Completed._make, rows))
+    async def after_completion(
+        self, connection: Connection, completed: Sequence[_Completed], unblocked: Rows
+    ) -> None:
         if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
             await unpark_lock_waiters(connection, locks)
         if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
@@ -229,13 +231,12 @@ class Complete:
                 (statement, parameters)
                 for statement in (LOCK_DEPENDENTS, _SQL["complete_tasks"], UNBLOCK_DEPENDENTS)
             ]
-            async with transaction(connection, *calls) as (_, completed, unblocked):
-                if any(task.lock_lost for task in map(_Completed._make, completed)):
+            async with transaction(connection, *calls) as (_, rows, unblocked):
+                completed = list(map(_Completed._make, rows))
+                if any(task.lock_lost for task in completed):
                     raise _LockLostError
                 await self._acceptance.after_completion(connection, completed, unblocked)
-                results = {
-                    task.id: Moved(task.id, Status.COMPLETED) for task in map(_Completed._make, completed)
-                }
+                results = {task.id: Moved(task.id, Status.COMPLETED) for task in completed}
                 rest = [item for item in completions if item.claim.id not in results]
                 done = set(results)
                 if rest:

@@ -5,15 +5,18 @@
 WITH waiting AS MATERIALIZED (
     SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = ANY (%(ids)s::text[]) AND NOT edge.satisfied
 )
-SELECT live.id
-FROM lineshaft.task_live AS live
-WHERE live.id = ANY (ARRAY(
-    SELECT id FROM waiting
-    UNION
-    SELECT unnest(%(ids)s::text[]) WHERE EXISTS (SELECT FROM waiting)
-))
-ORDER BY live.id
-FOR UPDATE
+SELECT count(*)
+FROM (
+    SELECT
+    FROM lineshaft.task_live AS live
+    WHERE live.id = ANY (ARRAY(
+        SELECT id FROM waiting
+        UNION
+        SELECT unnest(%(ids)s::text[]) WHERE EXISTS (SELECT FROM waiting)
+    ))
+    ORDER BY live.id
+    FOR UPDATE
+) AS locked
 
 -- name: lock_tasks
 -- Everything that decides about a transition, in the one order in which rows of tasks are locked.

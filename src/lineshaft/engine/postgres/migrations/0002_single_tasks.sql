@@ -3,7 +3,7 @@
 -- Agents with long tasks claim and complete one at a time. In PL/pgSQL a sequence of short indexed statements costs the server half of what
 -- the statements for batches cost (claims.sql, complete.sql): those spend most of it on starting and ending plans of thirty parts. The
 -- functions handle the common case and leave everything else to those statements: document locks, gates, budgets, attempts that cost too
--- much, breakers that the task concerns. What they write is the same, row for row (tests/engine/claim/test_single_tasks.py).
+-- much, breakers that the task concerns, tasks that many wait for. What they write is the same, row for row (tests/engine/claim/test_single_tasks.py).
 --
 -- The number in a name is its version: while two releases run side by side, each calls its own.
 
@@ -230,6 +230,10 @@ BEGIN
     IF p_id IS NOT NULL THEN
         completed := false;
         dependents := ARRAY(SELECT edge.task_id FROM lineshaft.edge WHERE edge.depends_on = p_id AND NOT edge.satisfied);
+        IF cardinality(dependents) > 50 THEN
+            -- One statement for all of them costs less than a loop.
+            RETURN;
+        END IF;
         IF dependents <> '{}' THEN
             PERFORM FROM lineshaft.task_live AS live WHERE live.id = ANY (dependents || p_id) ORDER BY live.id FOR UPDATE;
         END IF;
