@@ -191,7 +191,7 @@ async def test_a_content_that_was_changed_ends_too_early(client: Client, served:
     made = await upload(client, LARGE)
     store = served.service.engine.artifacts._store
     key = content_key(made["sha256"])
-    await store.delete(key)
+    await store.delete([key])
     missing = await read(client, made)
     assert missing.status == 500
     assert "missing" in missing.json["detail"]

@@ -1,6 +1,6 @@
 """What a store can do."""
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -69,8 +69,8 @@ class Store(Protocol):
         """Bytes from `start` to before `stop`; raises FileNotFoundError if there is no such object."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """Delete an object; it needn't exist."""
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; they needn't exist."""
         ...
 
     async def old_temporary(self, age: timedelta) -> list[str]:

@@ -43,6 +43,8 @@ _SMALL_BYTES = 1 << 20
 #: Uploads that take longer than this are considered dead. One that isn't starts over.
 CUT_OFF_SEC = 86_400.0
 DEFAULT_MAX_BYTES = 1 << 30
+#: Contents whose rows are locked while their objects are deleted: uploads of them wait.
+_REMOVED_AT_ONCE = 100
 #: What is read into memory at once.
 MAX_CONTENT_BYTES = 64 << 20
 
@@ -63,10 +65,11 @@ class _Row(NamedTuple):
         return Artifact(ref=REF_PREFIX + self.id, **self._asdict())
 
 
-class _Candidate(NamedTuple):
+class _Old(NamedTuple):
     id: str
     sha256: str
     used_at: datetime
+    is_unused: bool
 
 
 class _Before(msgspec.Struct, tag="artifacts", frozen=True):
@@ -132,7 +135,7 @@ class _Upload:
         """Delete the temporary object; what remains is left to the janitor."""
         if self._key is not None:
             with contextlib.suppress(UnavailableError):
-                await self._store.delete(self._key)
+                await self._store.delete([self._key])
 
 
 class Artifacts:
@@ -299,7 +302,7 @@ class Artifacts:
         await self._database.run(work)
         # If the store is away, the janitor deletes the object.
         with contextlib.suppress(UnavailableError):
-            await self._remove(artifact.sha256)
+            await self._remove([artifact.sha256])
 
     async def delete_unreferenced(self, older_than_sec: float, limit: int) -> int:
         """Delete artifacts that no task has referred to for so long; returns how many."""
@@ -313,14 +316,14 @@ class Artifacts:
                 "limit": limit,
             }
             async with self._database.connection() as connection:
-                found = await fetch_rows(connection, _Candidate, _SQL["unreferenced"], parameters)
-            if found:
-                after = found[-1]
-                deleted += await self._delete_candidates(found, older_than_sec)
+                found = await fetch_rows(connection, _Old, _SQL["read_old"], parameters)
+            if candidates := [each for each in found if each.is_unused]:
+                deleted += await self._delete_candidates(candidates, older_than_sec)
             if len(found) < limit:
                 return deleted
+            after = found[-1]
 
-    async def _delete_candidates(self, found: Sequence[_Candidate], older_than_sec: float) -> int:
+    async def _delete_candidates(self, found: Sequence[_Old], older_than_sec: float) -> int:
         async def work(connection: Connection) -> int:
             values = {**self._database.now, "older_than": older_than_sec}
             values["digests"] = sorted({each.sha256 for each in found})
@@ -340,20 +343,19 @@ class Artifacts:
             await fetch_column(connection, _SQL["mark_cut_off"], parameters)
             marked = await fetch_column(connection, _SQL["marked"], parameters)
         removed = 0
-        for sha256 in marked:
-            removed += await self._remove(sha256)
+        for start in range(0, len(marked), _REMOVED_AT_ONCE):
+            removed += await self._remove(marked[start : start + _REMOVED_AT_ONCE])
         return removed
 
-    async def _remove(self, sha256: str) -> bool:
-        """Delete an object and its row, if it is still marked."""
+    async def _remove(self, digests: Sequence[str]) -> int:
+        """Delete objects and their rows, those that are still marked; returns how many."""
 
-        async def work(connection: Connection) -> bool:
-            values = {"sha256": sha256}
-            if not await fetch_column(connection, _SQL["lock_marked"], values):
-                return False
-            await self._store.delete(content_key(sha256))
-            await connection.execute(_SQL["delete_content"], values)
-            return True
+        async def work(connection: Connection) -> int:
+            locked = await fetch_column(connection, _SQL["lock_marked"], {"digests": list(digests)})
+            if locked:
+                await self._store.delete([content_key(each) for each in locked])
+                await connection.execute(_SQL["delete_contents"], {"digests": locked})
+            return len(locked)
 
         return await self._database.run(work, pipeline=False)
 
@@ -369,9 +371,9 @@ class Artifacts:
             counts["contents deleted"] += removed
             if removed < limit:
                 break
-        for key in await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
-            await self._store.delete(key)
-            counts["temporary files deleted"] += 1
+        if old := await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
+            await self._store.delete(old)
+            counts["temporary files deleted"] = len(old)
         return counts
 
 
