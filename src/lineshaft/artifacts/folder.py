@@ -150,12 +150,14 @@ class FolderStore:
             return
         file = self._open_new(temporary)
         try:
-            _write_all(file, data)
-            os.fsync(file)
+            try:
+                _write_all(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            self._promote(temporary, key)
         finally:
-            os.close(file)
-        self._promote(temporary, key)
-        self._path(temporary).unlink(missing_ok=True)
+            self._path(temporary).unlink(missing_ok=True)
 
     def _promote(self, key: str, to: str) -> None:
         source, target = self._path(key), self._path(to)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from lineshaft.errors import UnavailableError
+from lineshaft.errors import SettingsError, UnavailableError
 from lineshaft.ids import new_id
 
 #: The name of the object that holds the store's id.
@@ -25,6 +25,10 @@ def temporary_key() -> str:
 
 class StoreUnavailableError(UnavailableError):
     """The artifact store is not available."""
+
+
+class WrongStoreError(StoreUnavailableError, SettingsError):
+    """The artifact store of this process is not the one of its database."""
 
 
 class Store(Protocol):

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from lineshaft.artifacts.store import CHUNK_BYTES, Store, StoreUnavailableError, content_key, temporary_key
 from lineshaft.artifacts.verified import verified
@@ -37,6 +38,7 @@ from lineshaft.ids import new_id
 from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.types.artifacts import REF_PREFIX, Artifact, artifact_id
 from lineshaft.types.page import Page, check_limit
+from lineshaft.types.tasks import Task
 
 #: Contents up to this size are written at once, without a temporary key.
 _SMALL_BYTES = 1 << 20
@@ -46,7 +48,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 #: Contents whose rows are locked while their objects are deleted: uploads of them wait.
 _REMOVED_AT_ONCE = 100
 #: What is read into memory at once.
-MAX_CONTENT_BYTES = 64 << 20
+MAX_DATA_BYTES = 64 << 20
 
 _SQL = catalog.load(__name__)
 
@@ -155,7 +157,7 @@ class Artifacts:
         return self._given_store
 
     async def check_store(self) -> None:
-        """Raise SettingsError unless the store is the one of this database."""
+        """Raise WrongStoreError unless the store is the one of this database."""
         assert self._store is not None  # noqa: S101 - raises if there is none
         if self._identity is not None:
             await self._identity.check()
@@ -198,6 +200,13 @@ class Artifacts:
         async with self._database.connection() as connection:
             if not await fetch_value(connection, _SQL["task_exists"], {"task_id": task_id}):
                 raise InvalidInputError(errors=[("task_id", f"{task_id!r} is not an existing task")])
+
+    async def holder(self, task_id: str) -> str | None:
+        """The agent that holds a task; None: none does."""
+        refuse_unstorable(task_id=[task_id])
+        async with self._database.connection() as connection:
+            found = await fetch_column(connection, _SQL["holder"], {"task_id": task_id})
+        return found[0] if found else None
 
     async def _begin(self, upload: _Upload) -> bool:
         """Create or lock the row of the content; returns whether the object exists."""
@@ -261,15 +270,29 @@ class Artifacts:
                 "Restore the store from a backup of the same time as the database."
             ) from None
 
-    async def content(self, ref: str) -> bytes:
-        """The whole content, in memory."""
+    async def data(self, ref: str) -> bytes:
+        """The JSON that a reference in place of data stands for, in memory."""
         artifact = await self.get(ref)
-        if artifact.size > MAX_CONTENT_BYTES:
+        if artifact.size > MAX_DATA_BYTES:
             raise PayloadTooLargeError(
-                f"The data is {artifact.size} bytes, more than {MAX_CONTENT_BYTES}. Read the artifact "
+                f"The data is {artifact.size} bytes, more than {MAX_DATA_BYTES}. Read the artifact "
                 f"{artifact.ref} in pieces."
             )
-        return b"".join([chunk async for chunk in self.read(artifact)])
+        data = b"".join([chunk async for chunk in self.read(artifact)])
+        try:
+            msgspec.json.decode(data, type=msgspec.Raw)
+        except msgspec.MsgspecError as error:
+            fault = f"{ref} stands for it, but is not JSON: {error}"
+            raise InvalidInputError(errors=[("output.data", fault)]) from None
+        return data
+
+    async def with_data(self, task: Task) -> Task:
+        """The task with its output's data, also if that is large."""
+        output = task.output
+        if output.data_ref is None:
+            return task
+        data = msgspec.Raw(await self.data(output.data_ref))
+        return replace(task, output=replace(output, data_json=data))
 
     async def link(self, artifact: Artifact, lifetime: timedelta) -> str | None:
         """A URL for a download without a token, if the store has such."""

@@ -27,6 +27,9 @@ RETURNING id, name, size, sha256, content_type, task_id, created_at
 -- name: task_exists
 SELECT EXISTS (SELECT FROM lineshaft.task WHERE id = %(task_id)s::text)
 
+-- name: holder
+SELECT agent_id FROM lineshaft.task_live WHERE id = %(task_id)s::text
+
 -- name: read_artifacts
 SELECT id, name, size, sha256, content_type, task_id, created_at FROM lineshaft.artifact WHERE id = ANY (%(ids)s::text[])
 
