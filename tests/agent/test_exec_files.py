@@ -81,7 +81,7 @@ async def test_folders_belong_to_the_account_of_the_command(
     """It reads, changes and writes its files, and nothing of them is left."""
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
         # The account must get there.
-        os.chmod(temporary, 0o711)  # noqa: PTH101 - in a test
+        os.chmod(temporary, 0o711)  # noqa: PTH101, S103 - in a test
         monkeypatch.setattr(tempfile, "tempdir", temporary)
         given = await shaft.artifacts.put("a.txt", b"one")
         command = commands.command(
