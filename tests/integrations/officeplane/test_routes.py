@@ -453,5 +453,8 @@ async def test_a_large_result_is_in_its_task_and_a_reference_in_lists(
     assert (await look(client, task["id"]))["result"] == {"text": "long"}
     reference = {"data": None, "data_ref": made["ref"], "size": 16}
     assert [each["result"] for each in (await client.get("/api/tasks")).json] == [reference]
-    monkeypatch.setattr(artifacts, "MAX_DATA_BYTES", 10)
+    with monkeypatch.context() as small:
+        small.setattr(artifacts, "MAX_DATA_BYTES", 10)
+        assert (await look(client, task["id"]))["result"] == reference
+    assert (await client.request("DELETE", f"/v1/artifacts/{made['id']}")).status == 204
     assert (await look(client, task["id"]))["result"] == reference

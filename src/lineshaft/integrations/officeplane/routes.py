@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
-from lineshaft.errors import InvalidInputError, NotFoundError, PayloadTooLargeError
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.officeplane import Call
 from lineshaft.integrations.officeplane.tasks import (
@@ -139,8 +139,8 @@ def _requested(body: Raw, query: InQuery) -> NewDocumentTask:
 
 async def _task(call: Call) -> Answer:
     found = await call.service.engine.read.task(call.path["id"])
-    # What is too large for one answer is a reference.
-    with suppress(PayloadTooLargeError):
+    # What is too large for one answer, or can't be read now, is a reference.
+    with suppress(LineshaftError):
         found = await call.service.engine.artifacts.with_data(found)
     return Answer(call.service.converter.view(found))
 
