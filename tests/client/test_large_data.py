@@ -1,14 +1,29 @@
 """Data above a mebibyte is an artifact: stored and read back without its owner noticing."""
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from lineshaft import Agent, Lineshaft, NewTask, OutputContract, RetrySpec, Status, TaskContext
+from lineshaft import (
+    Agent,
+    Lineshaft,
+    NewTask,
+    OutputContract,
+    RetrySpec,
+    Snooze,
+    Status,
+    SyncLineshaft,
+    Task,
+    TaskContext,
+)
+from lineshaft.client import large_data
+from lineshaft.engine.artifacts import artifacts
 
 LARGE = "x" * (3 << 20)
 
@@ -134,3 +149,173 @@ async def test_other_clients_give_a_reference_in_place_of_data(shaft: Lineshaft,
     body = {"claim_token": token[other.id], "output": {"data_ref": "artifact:artifact_x"}}
     _, failed = call("POST", f"/v1/tasks/{other.id}/complete", body)
     assert failed["failure_category"] == "invalid_output"
+
+
+async def test_waiting_returns_a_large_output(shaft: Lineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.task("make")
+    async def make() -> str:
+        return LARGE
+
+    handle = await shaft.submit(NewTask("make"))
+    dag = await shaft.submit_dag("two", [NewTask("make", key="one"), NewTask("make", key="two")])
+    await _work(shaft, agent)
+
+    assert (await shaft.wait(handle, timeout=60)).result == LARGE
+    waited = await shaft.wait(handle.id, timeout=60)
+    assert isinstance(waited, Task)
+    assert waited.result == LARGE
+    assert await dag.result(timeout=60) == {"one": LARGE, "two": LARGE}
+
+
+def test_waiting_without_await_returns_a_large_output(blocking: SyncLineshaft) -> None:
+    agent = Agent("a")
+
+    @agent.task("make")
+    def make() -> str:
+        return LARGE
+
+    handle = blocking.submit(NewTask("make"))
+    blocking.loop.run(agent.run(blocking.shaft, until_idle=True))
+
+    assert blocking.wait(handle, timeout=60).result == LARGE
+    assert handle.result(timeout=60) == LARGE
+
+
+async def test_a_large_state_is_stored_when_a_task_is_postponed(shaft: Lineshaft, dsn: str) -> None:
+    agent = Agent("a")
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> str:
+        if "text" not in ctx.state:
+            ctx.state["text"] = LARGE
+            raise Snooze(0)
+        return str(ctx.state["text"] == LARGE)
+
+    handle = await shaft.submit(NewTask("make"))
+    await _work(shaft, agent)
+
+    assert await handle.result(timeout=60) == "True"
+    with psycopg.connect(dsn) as connection:
+        (saved,) = connection.execute("SELECT data FROM lineshaft.checkpoint").fetchall()
+    assert saved[0]["data_ref"].startswith("artifact:")
+
+
+class _Place:
+    """The folder of the store, which can be taken away."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take_away(self) -> None:
+        self._folder.rename(self._folder.with_name("elsewhere"))
+        self._folder.touch()
+
+    def bring_back(self) -> None:
+        self._folder.unlink()
+        self._folder.with_name("elsewhere").rename(self._folder)
+
+
+@pytest.fixture
+async def store_folder(shaft: Lineshaft, tmp_path: Path) -> _Place:
+    await shaft.artifacts.put("first", b"x")
+    return _Place(tmp_path / "artifacts")
+
+
+async def test_an_attempt_waits_for_a_store_that_is_away(shaft: Lineshaft, store_folder: _Place) -> None:
+    """With the result of a step, a checkpoint, its output, and what an earlier attempt left."""
+    agent = Agent("a")
+
+    def away_for_a_moment() -> None:
+        store_folder.take_away()
+        asyncio.get_running_loop().call_later(0.2, store_folder.bring_back)
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> str:
+        if ctx.attempt == 1:
+            away_for_a_moment()
+            await ctx.step("search", lambda: LARGE)
+            away_for_a_moment()
+            await ctx.checkpoint(LARGE)
+            away_for_a_moment()
+            raise RuntimeError("the next attempt reads both")
+        assert ctx.steps["search"] == ctx.last_checkpoint == LARGE
+        away_for_a_moment()
+        return LARGE
+
+    retry = RetrySpec(initial_delay_sec=0, jitter=False)
+    handle = await shaft.submit(NewTask("make", retry=retry, max_attempts=2))
+    await _work(shaft, agent)
+
+    assert await handle.result(timeout=60) == LARGE
+
+
+async def test_an_attempt_fails_if_the_store_stays_away(
+    shaft: Lineshaft, store_folder: _Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_data, "PATIENCE_SEC", 0.3)
+    agent = Agent("a")
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> str:
+        if ctx.attempt == 1:
+            store_folder.take_away()
+            await ctx.step("search", lambda: LARGE)
+        return LARGE
+
+    retry = RetrySpec(initial_delay_sec=0, jitter=False)
+    handle = await shaft.submit(NewTask("make", retry=retry, max_attempts=2))
+    await _work(shaft, agent)
+
+    task = await handle.task()
+    assert task.status is Status.DEAD_LETTERED
+    for failed in task.failure_history:
+        assert "can't be used" in str(failed.error)
+        assert "The attempt waited for it for 0.3 s." in str(failed.error)
+
+
+async def test_a_state_is_kept_if_the_store_stays_away(
+    shaft: Lineshaft, store_folder: _Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_data, "PATIENCE_SEC", 0.3)
+    agent = Agent("a")
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> bool:
+        if not ctx.state:
+            ctx.state["text"] = LARGE
+            store_folder.take_away()
+            raise Snooze(0)
+        return bool(ctx.state["text"] == LARGE)
+
+    handle = await shaft.submit(NewTask("make"))
+    await _work(shaft, agent)
+
+    assert await handle.result(timeout=60) is True
+
+
+@pytest.mark.parametrize("fault", ["too large", "not JSON"])
+async def test_what_a_gate_cant_read_is_rejected(
+    shaft: Lineshaft, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "too large":
+        monkeypatch.setattr(artifacts, "MAX_DATA_BYTES", 2 << 20)
+    agent = Agent("a")
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> Any:
+        if fault == "too large":
+            return LARGE
+        made = await ctx.put_artifact("data", b"{not json")
+        return {"data": None, "data_ref": made.ref, "size": made.size}
+
+    gate = OutputContract(validation="regex", validation_schema="^x+$")
+    handle = await shaft.submit(NewTask("make", output=gate, max_attempts=1))
+    await _work(shaft, agent)
+
+    task = await handle.task()
+    assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "invalid_output")
+    expected = "The data is 3145730 bytes, more than 2097152" if fault == "too large" else "is not JSON"
+    assert "regex: The output can't be checked: " in str(task.failure_reason)
+    assert expected in str(task.failure_reason)

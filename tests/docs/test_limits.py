@@ -7,16 +7,18 @@ from typing import Any
 
 from lineshaft import Agent, Lineshaft, RetryPolicy, Settings
 from lineshaft.agent import outcome, steps
-from lineshaft.agent.exec import command, messages
+from lineshaft.agent.exec import command, files, messages
 from lineshaft.checks import decision_report, json_schema, registry
 from lineshaft.checks.command import DEFAULT_LIMIT_SEC
+from lineshaft.client import large_data
 from lineshaft.engine import agents as engine_agents
+from lineshaft.engine.artifacts import artifacts
 from lineshaft.engine.review import dead_letters
 from lineshaft.engine.submit import drafts
 from lineshaft.model import fields, priority, ratelimit, retry, reviews, tasks
 from lineshaft.server.framework import limits as server_limits
 from lineshaft.server.framework import streams
-from lineshaft.types import page, protocol, review, work
+from lineshaft.types import data_refs, page, protocol, review, work
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 HEAD = """# Limits and defaults
@@ -85,6 +87,13 @@ LIMITS: dict[str, list[tuple[str, str, str]]] = {
         ("standard output of a command", size(command.MAX_OUTPUT_BYTES), ""),
         ("a line to `$LINESHAFT_FD`", size(messages.MAX_LINE_BYTES), ""),
         ("slots of an agent", f"{engine_agents.MAX_SLOTS:,}", ""),
+    ],
+    "Artifacts": [
+        ("an artifact", size(_SETTINGS.max_artifact_bytes), setting("max_artifact_bytes")),
+        ("files that a command leaves in `$LINESHAFT_OUTPUTS`", f"{files.MAX_FILES:,}", ""),
+        ("data of an output above which it is an artifact", size(data_refs.MAX_INLINE_BYTES), ""),
+        ("large data that gates check and `?full=1` returns", size(artifacts.MAX_DATA_BYTES), ""),
+        ("how long an attempt waits for a store that is away", seconds(large_data.PATIENCE_SEC), ""),
     ],
     "Calls": [
         ("a request body", size(_SETTINGS.max_body_bytes), setting("max_body_bytes")),

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
+from lineshaft.artifacts import open_store
 from lineshaft.checks.command import Command
 from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.registry import Checks
@@ -18,12 +20,16 @@ from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.clock import MovableClock
 from lineshaft.duties.loop import run
 from lineshaft.duties.validator import Validator
+from lineshaft.engine.artifacts import artifacts
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.review.gates import GatedOutput
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
+from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
+from lineshaft.types.data_refs import DataRef
 from lineshaft.types.work import ClaimedTask, Completion, Moved
 from tests.checks.judge_server import judge_server
+from tests.engine.artifacts.helpers import put
 from tests.gate_verdicts import gated_attempts
 from tests.invariants import check_invariants
 from tests.processes import gone
@@ -40,13 +46,15 @@ async def node(dsn: str, clock: MovableClock, checks: Checks) -> AsyncIterator[E
     check_invariants(dsn)
 
 
-async def handed_in(engine: Engine, *gates: Gate, n: int = 1, **fields: Any) -> list[ClaimedTask]:
+async def handed_in(
+    engine: Engine, *gates: Gate, n: int = 1, data: bytes = b'"output"', **fields: Any
+) -> list[ClaimedTask]:
     """Complete tasks whose outputs then wait for their first gate."""
     agent = await engine.fleet.register(NewAgent(max_concurrent_tasks=100))
     task = NewTask("code", output=OutputContract(validation=gates), **fields)
     await engine.submission.submit([task] * n)
     tasks = (await engine.claims.claim(agent.id, 1, limit=n, start=True)).tasks
-    moved = await engine.work.complete([Completion(ref(task), b'"output"') for task in tasks])
+    moved = await engine.work.complete([Completion(ref(task), data) for task in tasks])
     assert {answer.status for answer in moved} == {"VALIDATING"}
     return tasks
 
@@ -403,3 +411,26 @@ async def test_an_outage_does_not_end_checks(dsn: str, connection: psycopg.Conne
 
     assert begun == 1
     assert statuses(connection) == {"COMPLETED": 1}
+
+
+async def test_data_that_is_too_large_for_checks_is_rejected(
+    dsn: str, clock: MovableClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is found only by the validator; a person may still decide about it."""
+    monkeypatch.setattr(artifacts, "MAX_DATA_BYTES", 3)
+    good = Command((sys.executable, "-c", "pass"), directory=tmp_path)
+    store = open_store(Settings(artifacts=str(tmp_path / "artifacts")))
+    checks = Checks(commands={"good": good})
+    async with Engine(dsn, clock=clock, max_connections=4, checks=checks, store=store) as engine:
+        made = await put(engine, b'"large"')
+        reference = DataRef(data_ref=made.ref, size=made.size).json
+        command, person = Gate("test-pass", {"command": "good"}), Gate("human")
+        (checked,) = await handed_in(engine, command, max_attempts=1, data=reference)
+        (reviewed,) = await handed_in(engine, person, max_attempts=1, data=reference)
+
+        assert await validator(engine).run_once() == {"approvals announced": 0, "rejected": 1}
+
+        found = await engine.read.task(checked.id)
+        assert found.failure_category == "invalid_output"
+        assert "The data is 7 bytes, more than 3." in str(found.failure_reason)
+        assert (await engine.read.task(reviewed.id)).status == "VALIDATING"

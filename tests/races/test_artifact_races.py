@@ -73,7 +73,7 @@ async def test_an_upload_whose_content_is_deleted_before_its_end_writes_it_again
                 # As the janitor does it.
                 holder.execute("DELETE FROM lineshaft.artifact WHERE id = %s", [first.id])
                 holder.execute("UPDATE lineshaft.content SET deleted_at = now(), stored = false")
-                await store.delete(f"sha256/{first.sha256[:2]}/{first.sha256[2:]}")
+                await store.delete([f"sha256/{first.sha256[:2]}/{first.sha256[2:]}"])
                 holder.commit()
         made = await uploading
 

@@ -169,6 +169,56 @@ async def test_scopes(serve: Serve, place: str) -> None:
         assert (await clients["read"].get(path)).code == "not_found"
 
 
+async def test_a_token_of_an_agent_uploads_for_tasks_that_the_agent_holds(serve: Serve, place: str) -> None:
+    async with serve(auth=True, artifacts=place) as served:
+        tokens = served.service.tokens
+        boss = Client(served.client.port, (await tokens.create("boss", "admin")).token)
+        bound = Client(served.client.port, (await tokens.create("ann", "agent", agent_id="ann")).token)
+        held = (await boss.post("/v1/tasks", {"type": "research"})).json["id"]
+        _, claim = await bound.hold(await bound.register("ann"))
+        other = (await boss.post("/v1/tasks", {"type": "research"})).json["id"]
+
+        made = await upload(bound, b"x", task_id=held)
+        free = await upload(bound, b"x")
+        not_own = await upload(boss, b"y", task_id=other)
+        refused = await bound.request("POST", "/v1/artifacts", query={"task_id": other}, raw=b"z")
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert f"bound to agent 'ann', and task '{other}' is held by no agent" in refused.json["detail"]
+        unknown = await bound.request("POST", "/v1/artifacts", query={"task_id": "task_x"}, raw=b"z")
+        assert unknown.code == "forbidden"
+        _, others_claim = await boss.hold(await boss.register("bob"))
+        taken = await bound.request("POST", "/v1/artifacts", query={"task_id": other}, raw=b"z")
+        assert "is held by agent 'bob'" in taken.json["detail"]
+        assert (await bound.request("DELETE", f"/v1/artifacts/{not_own['id']}")).code == "forbidden"
+        assert (await bound.request("DELETE", f"/v1/artifacts/{free['id']}")).status == 204
+
+        output = {"claim_token": claim, "output": {"data": 1, "artifacts": [made["ref"]]}}
+        assert (await bound.post(f"/v1/tasks/{held}/complete", output)).json["status"] == "COMPLETED"
+        assert (await bound.request("DELETE", f"/v1/artifacts/{made['id']}")).code == "forbidden"
+        assert len((await boss.get("/v1/artifacts")).json["items"]) == 2
+        assert others_claim
+
+
+async def test_a_server_with_another_store_says_so(serve: Serve, tmp_path: Path) -> None:
+    own, wrong = tmp_path / "own", tmp_path / "wrong"
+    async with serve(artifacts=str(own)) as right, serve(artifacts=str(wrong)) as other:
+        made = await upload(right.client, b"x")
+
+        replies = [
+            await other.client.request("POST", "/v1/artifacts", raw=b"y"),
+            await read(other.client, made),
+            await other.client.request("DELETE", f"/v1/artifacts/{made['id']}"),
+        ]
+
+        for reply in replies:
+            assert (reply.status, reply.code) == (503, "unavailable")
+            detail = reply.json["detail"]
+            assert f"{wrong}, has no id; the database belongs to the store store_" in detail
+            assert f"first used as the folder {own}. Set LINESHAFT_ARTIFACTS" in detail
+        assert (await read(right.client, made)).body == b"x"
+    assert not wrong.exists()
+
+
 async def test_a_redirect_needs_no_token_on_s3(client: Client, place: str) -> None:
     made = await upload(client, LARGE)
 
@@ -191,7 +241,7 @@ async def test_a_content_that_was_changed_ends_too_early(client: Client, served:
     made = await upload(client, LARGE)
     store = served.service.engine.artifacts._store
     key = content_key(made["sha256"])
-    await store.delete(key)
+    await store.delete([key])
     missing = await read(client, made)
     assert missing.status == 500
     assert "missing" in missing.json["detail"]

@@ -53,6 +53,14 @@ async def populate(client: Client) -> dict[str, list[str]]:
     gated = await client.submit("gated", output={"validation": "human"})
     _, gated_token = await client.hold(agent, types=["gated"])
     await client.post(f"/v1/tasks/{gated['id']}/complete", {"claim_token": gated_token})
+    # An output that stands for data, but isn't JSON.
+    artifact = (await client.request("POST", "/v1/artifacts", raw=b"{not json")).json
+    large = await client.submit("large")
+    _, large_token = await client.hold(agent, types=["large"])
+    await client.post(
+        f"/v1/tasks/{large['id']}/complete",
+        {"claim_token": large_token, "output": {"data_ref": artifact["ref"]}},
+    )
     batch = await client.post(
         "/api/tasks", {"taskType": "b", "documentId": "2", "children": [{"taskType": "c"}]}
     )
@@ -60,7 +68,7 @@ async def populate(client: Client) -> dict[str, list[str]]:
     dag = await client.post("/v1/dags", {"title": "d", "tasks": [{"type": "x", "key": "k"}, {"type": "y"}]})
     tasks = [dead, held, done["id"], gated["id"], batch.json["id"], ready["id"]]
     return {
-        "id": [*tasks, "a1", dag.json["dag"]["id"]],
+        "id": [*tasks, large["id"], artifact["id"], "a1", dag.json["dag"]["id"]],
         "key": ["doc:1", "dead", "model:large", "*"],
         "claim_token": [token, done_token],
         "name": ["step one/two"],

@@ -17,7 +17,7 @@ from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, encoded
 from lineshaft.client import large_data
 from lineshaft.client.artifacts import ArtifactReader, Artifacts, Content
 from lineshaft.client.backend import Backend
-from lineshaft.errors import StaleClaimError
+from lineshaft.errors import StaleClaimError, UnavailableError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
 from lineshaft.types.assignments import Assignment
@@ -61,6 +61,7 @@ class Execution:
         "_seen",
         "_state",
         "_state_saved",
+        "_state_stored",
         "account",
         "artifacts",
         "assignment",
@@ -93,6 +94,8 @@ class Execution:
         self._progress: bytes | None = None
         self._state: dict[str, Any] | None = None
         self._state_saved = b"{}"
+        #: A large state, and the reference to it.
+        self._state_stored = (b"", b"")
 
     def receive(self, assignment: Assignment[ClaimedTask]) -> None:
         """Replace references to large data by the data, before the handler runs."""
@@ -120,6 +123,10 @@ class Execution:
         self._gone = self._gone or gone
         if self.over is None:
             self.over = why
+
+    def is_gone(self) -> bool:
+        """Whether the claim is over."""
+        return self._gone
 
     def check_cancelled(self) -> None:
         if self.over is not None:
@@ -199,7 +206,20 @@ class Execution:
         except (ValueError, RuntimeError) as error:  # a thread may still be changing it
             self.log.warning("Postponing the task without saving a checkpoint: %s", error)
             return None
-        return None if state == self._state_saved else state
+        if state == self._state_saved:
+            return None
+        stored, reference = self._state_stored
+        return reference if state == stored else state
+
+    async def store_state(self) -> None:
+        """Store a large state as an artifact; `unsaved_state` is the reference from then on."""
+        state = self.unsaved_state()
+        if state is None:
+            return
+        try:
+            self._state_stored = state, await self.stored("state.json", state)
+        except UnavailableError as error:
+            self.log.warning("Saving the state in the database: %s", error)
 
     # Writes, which only the holder of the claim may make.
 
@@ -210,8 +230,12 @@ class Execution:
         await self._save(encoded(data, "checkpoint"))
 
     async def _save(self, json: bytes) -> None:
-        json = await large_data.stored(self.host.backend, self.task.id, "checkpoint.json", json)
-        await self._held(lambda: self.host.backend.save_checkpoint(self.claim, json))
+        json = await self.stored("checkpoint.json", json)
+        await self._held(lambda: self._write(lambda: self.host.backend.save_checkpoint(self.claim, json)))
+
+    async def stored(self, name: str, json: bytes) -> bytes:
+        """The JSON, or a reference to it if it is large."""
+        return await large_data.stored(self.host.backend, self.task.id, name, json, self.is_gone)
 
     async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool) -> list[Child]:
         self.check_cancelled()
@@ -225,7 +249,9 @@ class Execution:
         if wait and (state := self.unsaved_state()) is not None:
             await self._save(state)
         spawned = await self._held(
-            lambda: self.host.backend.spawn(self.claim, key, tasks, wait=wait, spent=self.account.spent)
+            lambda: self._write(
+                lambda: self.host.backend.spawn(self.claim, key, tasks, wait=wait, spent=self.account.spent)
+            )
         )
         if spawned.paused:
             self.end("the task waits for its children", gone=True)
@@ -234,9 +260,9 @@ class Execution:
         self.steps[SPAWN_STEP + key] = msgspec.json.encode([child.id for child in spawned.children])
         return spawned.children
 
-    async def _held(self, call: Callable[[], Awaitable[T]], then: Callable[[], object] | None = None) -> T:
+    async def _held(self, work: Callable[[], Awaitable[T]], then: Callable[[], object] | None = None) -> T:
         # To its end, also if the handler is cancelled in the meantime.
-        writing = asyncio.ensure_future(self._write(call))
+        writing = asyncio.ensure_future(work())
         # Retrieve the exception: the handler may no longer wait for it.
         writing.add_done_callback(lambda written: written.cancelled() or written.exception())
         if then is not None:
@@ -245,7 +271,7 @@ class Execution:
 
     async def _write(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await steps.insist(call, lambda: self._gone)
+            return await steps.insist(call, self.is_gone)
         except StaleClaimError as error:
             self.end(str(error), gone=True)
             self.paused = ClaimOver(str(error))
@@ -307,19 +333,20 @@ class Execution:
         """`then` is called when the write has ended."""
         spent = self.account.spent
 
-        async def call() -> bytes:
+        async def work() -> bytes:
             backend = self.host.backend
-            json = await large_data.stored(backend, self.task.id, f"step {name}.json", data)
-            stored, left = await backend.record_step(NewStep(self.claim, name, json, cost, spent, digest))
+            json = await self.stored(f"step {name}.json", data)
+            step = NewStep(self.claim, name, json, cost, spent, digest)
+            stored, left = await self._write(lambda: backend.record_step(step))
             stored = data if data_ref_in(stored) == data_ref_in(json) is not None else stored
-            stored = await large_data.loaded(backend, stored)
+            stored = await large_data.patiently(lambda: large_data.loaded(backend, stored), self.is_gone)
             self.account.learn(left, spent.cost_usd or Decimal(0))
             self.steps[name] = stored
             # From now on it is a step of this run, where `check_same_call` compares.
             self._digests.pop(name, None)
             return stored
 
-        return await self._held(call, then)
+        return await self._held(work, then)
 
     async def step(self, name: str, call: steps.Call) -> bytes:
         """Run a step of an `async def` handler, unless it was recorded; returns its result."""

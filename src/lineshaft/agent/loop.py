@@ -452,7 +452,9 @@ class Worker:
         """Read large data of earlier attempts and other tasks before the handler runs."""
         try:
             execution = run.execution
-            execution.receive(await large_data.with_large_data(self.backend, execution.assignment))
+            execution.receive(
+                await large_data.with_large_data(self.backend, execution.assignment, execution.is_gone)
+            )
         except BaseException as error:
             if self.loop.is_closed():
                 raise
@@ -520,15 +522,19 @@ class Worker:
             _log.exception("Reading the outcome of %s failed", run.id)
             outcome = failed(describe(error or unclear), FailureCategory.CRASH)
         run.error = error
-        if outcome.output is not None and len(outcome.output) > MAX_INLINE_BYTES:
-            run.task = self.loop.create_task(self._store(run, outcome, outcome.output))
+        data = run.unsaved_state() if outcome.is_postponed else outcome.output
+        if data is not None and len(data) > MAX_INLINE_BYTES:
+            run.task = self.loop.create_task(self._store(run, outcome))
             return
         self._report(run, outcome)
 
-    async def _store(self, run: Run, outcome: Outcome, output: bytes) -> None:
-        """Store a large output as an artifact, and report the reference."""
+    async def _store(self, run: Run, outcome: Outcome) -> None:
+        """Store a large output or state as an artifact, and report the reference."""
         try:
-            reference = await large_data.stored(self.backend, run.id, "output.json", output)
+            if outcome.output is not None:
+                outcome = replace(outcome, output=await run.execution.stored("output.json", outcome.output))
+            else:
+                await run.execution.store_state()
         except BaseException as error:
             if self.loop.is_closed():
                 raise
@@ -539,7 +545,7 @@ class Worker:
             if run.written:
                 self._free(run)
             return
-        self._report(run, replace(outcome, output=reference))
+        self._report(run, outcome)
 
     def _report(self, run: Run, outcome: Outcome) -> None:
         run.reported = outcome

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -99,8 +99,12 @@ class FolderStore:
         finally:
             os.close(file)
 
-    async def delete(self, key: str) -> None:
-        await self._in_thread(lambda: self._path(key).unlink(missing_ok=True))
+    async def delete(self, keys: Sequence[str]) -> None:
+        def unlink() -> None:
+            for key in keys:
+                self._path(key).unlink(missing_ok=True)
+
+        await self._in_thread(unlink)
 
     async def old_temporary(self, age: timedelta) -> list[str]:
         def look() -> list[str]:
@@ -146,12 +150,14 @@ class FolderStore:
             return
         file = self._open_new(temporary)
         try:
-            _write_all(file, data)
-            os.fsync(file)
+            try:
+                _write_all(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            self._promote(temporary, key)
         finally:
-            os.close(file)
-        self._promote(temporary, key)
-        self._path(temporary).unlink(missing_ok=True)
+            self._path(temporary).unlink(missing_ok=True)
 
     def _promote(self, key: str, to: str) -> None:
         source, target = self._path(key), self._path(to)

@@ -7,7 +7,7 @@ ranges and written in parts. Keys and addresses come from the usual AWS_* variab
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +143,12 @@ class S3Store:
             raise StoreUnavailableError(f"The artifact store, {self._place}, ended an object too early.")
         return bytes(found)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, keys: Sequence[str]) -> None:
         import obstore  # noqa: PLC0415
 
+        # Several in one request, which not every compatible service knows: one alone has its own.
         with self._reporting(), contextlib.suppress(FileNotFoundError):
-            await obstore.delete_async(self._client, key)
+            await obstore.delete_async(self._client, list(keys) if len(keys) > 1 else keys[0])
 
     async def old_temporary(self, age: timedelta) -> list[str]:
         before = datetime.now(UTC) - age

@@ -1,10 +1,10 @@
 """What a store can do."""
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from lineshaft.errors import UnavailableError
+from lineshaft.errors import SettingsError, UnavailableError
 from lineshaft.ids import new_id
 
 #: The name of the object that holds the store's id.
@@ -25,6 +25,10 @@ def temporary_key() -> str:
 
 class StoreUnavailableError(UnavailableError):
     """The artifact store is not available."""
+
+
+class WrongStoreError(StoreUnavailableError, SettingsError):
+    """The artifact store of this process is not the one of its database."""
 
 
 class Store(Protocol):
@@ -69,8 +73,8 @@ class Store(Protocol):
         """Bytes from `start` to before `stop`; raises FileNotFoundError if there is no such object."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """Delete an object; it needn't exist."""
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; they needn't exist."""
         ...
 
     async def old_temporary(self, age: timedelta) -> list[str]:

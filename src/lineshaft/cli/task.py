@@ -239,7 +239,7 @@ def _print_acts(acts: "Sequence[Event]") -> None:
 
 def print_task(task: "Task", *, version: str | None = None) -> None:
     """`version`: of the agent of the current or last attempt."""
-    output = task.output.data
+    output, large = task.output.data, task.output.data_ref
     waits_for = ", ".join(id_for_people(name) for name in task.blocked_by)
     facts = [
         ("Task", task.id),
@@ -270,6 +270,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Spec", pretty(task.spec) if task.spec else ""),
         ("Progress", "" if task.progress is None else _compact(task.progress)),
         ("Output", "" if output is None else pretty(output)),
+        ("Output", "" if large is None else f"{large} ({task.output.size} bytes)"),
     ]
     print_facts([(name, value) for name, value in facts if value])
 
@@ -294,7 +295,7 @@ def _print_steps(steps: "dict[str, Any]") -> None:
 
 def result_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        task = shaft.get(task_id(shaft, args.id))
+        task = shaft.get(task_id(shaft, args.id), full=True)
         if task.status != "COMPLETED":
             raise LineshaftError(f"{task.id} has no output: {summary(shaft.why(task.id))}")
     print_json(task.output.data)

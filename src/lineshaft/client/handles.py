@@ -98,7 +98,6 @@ class TaskHandle(TaskReference, Generic[R_co]):
             task = await self._shaft.wait(self, left)
             # It may have been revived since.
             if task.status in _ENDED:
-                task = await large_data.with_data(self._shaft.backend, task)
                 result: R_co = _result_of(task, self._decode)
                 return result
 
@@ -174,7 +173,8 @@ class DagHandle(DagReference):
             if cursor is None:
                 break
         # One that existed before may be of another DAG.
-        return [found.get(handle.id) or await handle.task() for handle in self.tasks.values()]
+        tasks = [found.get(handle.id) or await handle.task() for handle in self.tasks.values()]
+        return [await large_data.with_data(self._shaft.backend, task) for task in tasks]
 
     async def wait(self, timeout: Duration | None = None) -> Dag:  # noqa: ASYNC109 - as `Lineshaft.wait`
         """Wait until all tasks have ended; raises TimeoutError if it takes longer."""

@@ -5,8 +5,8 @@ not valid JSON) is refused before anything is sent, by the same functions.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from weakref import WeakSet
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from lineshaft.artifacts.store import StoreUnavailableError
 from lineshaft.artifacts.verified import verified
 from lineshaft.client import requests, responses
 from lineshaft.client.backend import HeartbeatTransport, WorkWaiter
@@ -34,7 +35,7 @@ from lineshaft.client.http_work import (
     encode,
 )
 from lineshaft.client.problems import exception_of, unexpected_response
-from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.errors import InvalidInputError, LineshaftError, UnavailableError
 from lineshaft.http_client import Address, NoResponseError, Pool
 from lineshaft.model.fields import check_fields
 from lineshaft.model.file_names import media_type, stored_name
@@ -406,7 +407,8 @@ class HttpBackend:
             )
         except NoResponseError as lost:
             raise self._pool.unavailable(lost, again=True) from None
-        return decoded(answer, self._pool, _artifact)
+        with _of_store():
+            return decoded(answer, self._pool, _artifact)
 
     async def artifact(self, ref: str) -> Artifact:
         return await self._get(f"/v1/artifacts/{_part(artifact_id(ref))}", Artifact)
@@ -426,7 +428,8 @@ class HttpBackend:
             async with connection.download(target, headers, step_sec=_STEP_SEC) as (status, chunks):
                 if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
                     body = b"".join([chunk async for chunk in chunks])
-                    raise exception_of(status, body, str(self._pool.address))
+                    with _of_store():
+                        raise exception_of(status, body, str(self._pool.address))
                 async for chunk in verified(chunks, artifact.sha256, artifact.size, start, stop):
                     yield chunk
         except NoResponseError as lost:
@@ -719,6 +722,15 @@ def _checked_token(token: str) -> str:
 
 def _in_query(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
+
+
+@contextmanager
+def _of_store() -> Iterator[None]:
+    """A server that answers, but can't transfer bytes now: its store is away."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise StoreUnavailableError(str(error)) from None
 
 
 def _part(name: str) -> str:

@@ -1,30 +1,67 @@
-"""Large data: stored as an artifact before it is sent, and read back where it is used."""
+"""Large data: stored as an artifact before it is sent, and read back where it is used.
 
-from collections.abc import AsyncIterator
-from typing import Any
+An attempt whose work is done doesn't fail because the store is away for a moment: the agent repeats the call
+for a bounded time. It waits for the database and for servers as it does with every other write.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from lineshaft.artifacts.store import StoreUnavailableError, WrongStoreError
 from lineshaft.client.backend import Backend
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.types import Task
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef, data_ref_in
 from lineshaft.types.work import ClaimedTask
 
+T = TypeVar("T")
+
+#: How long an attempt waits for a store that is away, before it fails.
+PATIENCE_SEC = 60.0
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 5.0
 _PIECE = 1 << 20
 _steps = msgspec.json.Decoder(dict[str, Raw]).decode
 _children = msgspec.json.Decoder(dict[str, dict[str, Raw]]).decode
 
 
-async def stored(backend: Backend, task_id: str, name: str, json: bytes) -> bytes:
-    """The JSON itself, or a reference to it if it is large."""
+async def patiently(call: Callable[[], Awaitable[T]], given_up: Callable[[], bool]) -> T:
+    """Repeat a call while the store is away, for a minute; while the database is, until `given_up`."""
+    clock = asyncio.get_running_loop().time
+    pause, until = _FIRST_PAUSE_SEC, clock() + PATIENCE_SEC
+    while True:
+        try:
+            return await call()
+        except WrongStoreError:
+            raise
+        except StoreUnavailableError as error:
+            if given_up() or clock() + pause > until:
+                text = f"{error} The attempt waited for it for {PATIENCE_SEC:g} s."
+                raise StoreUnavailableError(text) from None
+        except UnavailableError:
+            if given_up():
+                raise
+            until = clock() + PATIENCE_SEC
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SEC)
+
+
+async def stored(
+    backend: Backend, task_id: str, name: str, json: bytes, given_up: Callable[[], bool]
+) -> bytes:
+    """The JSON itself, or a reference to it if it is large. Waits patiently until `given_up`."""
     if len(json) <= MAX_INLINE_BYTES:
         return json
-    made = await backend.put_artifact(
-        _pieces(json), name=name, content_type="application/json", task_id=task_id, size=len(json)
+    made = await patiently(
+        lambda: backend.put_artifact(
+            _pieces(json), name=name, content_type="application/json", task_id=task_id, size=len(json)
+        ),
+        given_up,
     )
     return DataRef(data_ref=made.ref, size=made.size).json
 
@@ -65,11 +102,13 @@ def has_large_data(assignment: Assignment[ClaimedTask]) -> bool:
     return any(b'"data_ref"' in bytes(part) for part in (*parts, *assignment.inputs_json.values()))
 
 
-async def with_large_data(backend: Backend, assignment: Assignment[ClaimedTask]) -> Assignment[ClaimedTask]:
-    """The assignment with all data that it refers to."""
+async def with_large_data(
+    backend: Backend, assignment: Assignment[ClaimedTask], given_up: Callable[[], bool]
+) -> Assignment[ClaimedTask]:
+    """The assignment with all data that it refers to. Waits patiently until `given_up`."""
 
     async def load(json: Raw) -> Raw:
-        return Raw(await loaded(backend, bytes(json)))
+        return Raw(await patiently(lambda: loaded(backend, bytes(json)), given_up))
 
     children = _children(assignment.children_json)
     for child in children.values():

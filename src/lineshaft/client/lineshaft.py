@@ -432,7 +432,10 @@ class Lineshaft(Administration):
         what: TaskRef | DagRef,
         timeout: Duration | None = None,  # noqa: ASYNC109 - the TimeoutError says what was waited for
     ) -> Task | Dag:
-        """Wait until a task or a DAG has ended, in whatever way; raises TimeoutError if it takes longer."""
+        """Wait until a task or a DAG has ended, in whatever way; raises TimeoutError if it takes longer.
+
+        The output of the task has its data also if that is large.
+        """
         name = id_of(what)
         started = time.monotonic()
         try:
@@ -445,7 +448,9 @@ class Lineshaft(Administration):
                 f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on{state}. Wait "
                 f"longer, or see what it waits for with 'lineshaft {'dag show' if is_dag else 'why'} {name}'."
             ) from None
-        return await (self.backend.dag(name) if is_dag else self.backend.task(name))
+        if is_dag:
+            return await self.backend.dag(name)
+        return await large_data.with_data(self.backend, await self.backend.task(name))
 
     async def _state(self, name: str, *, is_dag: bool) -> str:
         """Why it has not ended, for an error; empty if that can't be read now."""

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 
-from lineshaft.checks.verdict import NOTHING, NoVerdict
+from lineshaft.checks.verdict import NOTHING, NoVerdict, rejected
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.gates import GatedOutput, Gates
@@ -77,7 +77,10 @@ class Validator:
         gate = output.all_gates[output.gate_no]
         try:
             async with asyncio.timeout(_LONGEST_RUN_SEC):
-                verdict = await self.gates.checks.check(gate.method, gate.schema, output.candidate)
+                if output.fault is None:
+                    verdict = await self.gates.checks.check(gate.method, gate.schema, output.candidate)
+                else:
+                    verdict = rejected(output.fault)
         except (NoVerdict, TimeoutError) as error:
             cost = error.cost_usd if isinstance(error, NoVerdict) else NOTHING
             await self._postpone(output, str(error) or "timed out", cost_usd=cost)

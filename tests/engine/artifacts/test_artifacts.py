@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from typing import cast
 
 import psycopg
 import pytest
@@ -187,7 +188,7 @@ async def test_temporary_objects_are_found_by_their_age(store: Store) -> None:
 
 async def test_a_content_that_was_changed_is_an_error_at_its_end(engine: Engine, store: Store) -> None:
     made = await put(engine, LARGE)
-    await store.delete(content_key(made.sha256))
+    await store.delete([content_key(made.sha256)])
     with pytest.raises(LineshaftError, match="is missing in the artifact store"):
         await content(engine, made)
     await store.write(content_key(made.sha256), pieces(LARGE[:-1] + b"?"))
@@ -205,7 +206,7 @@ async def test_a_content_that_was_changed_is_an_error_at_its_end(engine: Engine,
 
 async def test_an_upload_repairs_a_content_that_the_store_lost(engine: Engine, store: Store) -> None:
     made = await put(engine, LARGE)
-    await store.delete(content_key(made.sha256))
+    await store.delete([content_key(made.sha256)])
 
     again = await put(engine, LARGE)
 
@@ -246,3 +247,53 @@ async def test_a_store_that_refuses_is_named(
     with pytest.raises(StoreUnavailableError, match="artifact store") as refused:
         await refusing.create("sha256/ab/cd", b"x")
     assert "wrong" not in str(refused.value)
+
+
+class _Counting:
+    """Counts the requests that delete objects."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.deletions: list[int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.deletions.append(len(keys))
+        await self._store.delete(keys)
+
+
+@pytest.mark.slow("a thousand uploads")
+async def test_many_small_artifacts_are_listed_in_pages_and_deleted_in_batches(
+    dsn: str, clock: MovableClock, store: Store, connection: psycopg.Connection
+) -> None:
+    many, counting = 1_000, _Counting(store)
+    async with Engine(dsn, clock=clock, store=cast("Store", counting)) as engine:
+        waiting = iter(range(many))
+
+        async def upload() -> None:
+            for n in waiting:
+                await put(engine, b"content %d" % n, f"{n}.txt")
+
+        await asyncio.gather(*(upload() for _ in range(8)))
+        (used,) = (await engine.artifacts.page(task_id=None, limit=1, cursor=None)).items
+        await engine.submission.submit([NewTask("research", spec={"context_refs": [used.ref]})])
+
+        seen: list[str] = []
+        cursor: str | None = None
+        while not seen or cursor is not None:
+            page = await engine.artifacts.page(task_id=None, limit=300, cursor=cursor)
+            assert len(page.items) <= 300
+            seen += [each.id for each in page.items]
+            cursor = page.next_cursor
+        assert len(seen) == len(set(seen)) == many
+        assert seen == sorted(seen, reverse=True)
+
+        clock.advance(KEEP_SEC + 1)
+        counts = await engine.artifacts.clean_up(older_than_sec=KEEP_SEC, limit=200)
+
+        assert counts["artifacts deleted"] == counts["contents deleted"] == many - 1
+        assert len(counting.deletions) == 10
+        assert await content(engine, used) == b"content " + used.name.removesuffix(".txt").encode()
+    assert count(connection, "artifact") == count(connection, "content") == 1

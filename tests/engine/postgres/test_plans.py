@@ -155,7 +155,7 @@ def test_hot_statements_use_their_indexes(connection: psycopg.Connection, tables
 #: Tables without a bound.
 GROWING = frozenset({
     "task", "task_live", "task_end", "edge", "event", "event_default", "attempt", "step", "checkpoint", "dag",
-    "task_key", "dag_key", "dead_letter",
+    "task_key", "dag_key", "dead_letter", "artifact", "artifact_ref", "content",
 })  # fmt: skip
 #: Statements that start at one end of an index and stop after a row or so; or that read what few agents hold.
 MAY_SCAN = frozenset({"free_locks_with_parked", "dags_with_parked", "openings", "held_by", "read_held"})
@@ -181,6 +181,9 @@ HOT = (
     "agents",
     "heartbeats",
     "guards/slowdowns",
+    "artifacts/artifacts",
+    "artifacts/references",
+    "artifacts/store_identity",
 )
 
 

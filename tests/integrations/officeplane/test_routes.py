@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lineshaft.clock import MovableClock
+from lineshaft.engine.artifacts import artifacts
 from lineshaft.settings import Settings
 from tests.server.client import Client, Reply
 from tests.server.conftest import Serve, Served
@@ -438,3 +439,22 @@ async def test_nested_batches(client: Client) -> None:
     for _ in range(11):
         deep = {"taskType": "x", "children": [deep]}
     assert (await client.post("/api/tasks", deep)).status == 422
+
+
+async def test_a_large_result_is_in_its_task_and_a_reference_in_lists(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await client.request("POST", "/v1/artifacts", raw=b'{"text": "long"}')).json
+    task = await create(client)
+    task_id, token = await client.hold(await client.register())
+    body = {"claim_token": token, "output": {"data_ref": made["ref"]}}
+    assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).status == 200
+
+    assert (await look(client, task["id"]))["result"] == {"text": "long"}
+    reference = {"data": None, "data_ref": made["ref"], "size": 16}
+    assert [each["result"] for each in (await client.get("/api/tasks")).json] == [reference]
+    with monkeypatch.context() as small:
+        small.setattr(artifacts, "MAX_DATA_BYTES", 10)
+        assert (await look(client, task["id"]))["result"] == reference
+    assert (await client.request("DELETE", f"/v1/artifacts/{made['id']}")).status == 204
+    assert (await look(client, task["id"]))["result"] == reference

@@ -13,12 +13,15 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from lineshaft.agent.context import TaskContext
+from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.account import Account
 from lineshaft.agent.outcome import Fail
 from lineshaft.client.artifacts import Artifacts
+from lineshaft.client.large_data import patiently
 from lineshaft.model.file_names import safe_file_name
 from lineshaft.model.retry import FailureCategory
 from lineshaft.settings import INPUTS_VARIABLE, OUTPUTS_VARIABLE
@@ -44,11 +47,11 @@ class AttemptFiles:
             self._inputs.parent.chmod(0o711)
         for folder in (self._inputs, self._outputs):
             folder.mkdir(mode=0o700)
-            self._hand_over(folder)
+        self._hand_over(self._outputs)
 
     def _hand_over(self, path: Path) -> None:
         if self._account is not None:
-            os.chown(path, self._account.uid, self._account.gid)
+            os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
 
     async def fetch(self, ctx: TaskContext, artifacts: Artifacts) -> None:
         """Write the artifacts among the task's inputs to files, each under its own name."""
@@ -61,8 +64,10 @@ class AttemptFiles:
                 name = f"{found['id']}-{name}"
             taken.add(name)
             target = self._inputs / name
-            await artifacts.save(ref, target)
+            await patiently(partial(artifacts.save, ref, target), execution_of(ctx).is_gone)
             self._hand_over(target)
+        # Last: until then no program of the account can put links there, which the agent would follow.
+        self._hand_over(self._inputs)
 
     async def store(self, ctx: TaskContext) -> None:
         """Upload what the command wrote, by its path within the folder."""
@@ -77,7 +82,7 @@ class AttemptFiles:
                         "an archive.",
                         FailureCategory.INVALID_OUTPUT,
                     )
-                await ctx.put_artifact(name, opened)
+                await patiently(partial(_upload, ctx, name, opened), execution_of(ctx).is_gone)
 
     def _written(self) -> Iterator[tuple[str, int]]:
         """Regular files of the command's account, in order. Links are skipped: they may lead anywhere."""
@@ -96,6 +101,11 @@ class AttemptFiles:
                     os.close(file)
 
 
+async def _upload(ctx: TaskContext, name: str, file: BinaryIO) -> None:
+    file.seek(0)
+    await ctx.put_artifact(name, file)
+
+
 @asynccontextmanager
 async def attempt_files(account: Account | None) -> AsyncIterator[AttemptFiles]:
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=_PREFIX))
@@ -107,8 +117,22 @@ async def attempt_files(account: Account | None) -> AsyncIterator[AttemptFiles]:
         yield files
     finally:
         # Before the lock is released: another agent would do the same.
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        await asyncio.shield(asyncio.to_thread(_delete, folder))
         os.close(lock)
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        return
+    # Of an agent without root's rights: commands leave folders that only have to be read, as caches do.
+    for at, below, _ in os.walk(folder):
+        for name in below:
+            path = Path(at, name)
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def delete_left_behind() -> None:
@@ -120,6 +144,6 @@ def delete_left_behind() -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _delete(folder)
             finally:
                 os.close(lock)

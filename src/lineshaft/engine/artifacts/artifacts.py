@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from lineshaft.artifacts.store import CHUNK_BYTES, Store, StoreUnavailableError, content_key, temporary_key
 from lineshaft.artifacts.verified import verified
@@ -37,14 +38,17 @@ from lineshaft.ids import new_id
 from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.types.artifacts import REF_PREFIX, Artifact, artifact_id
 from lineshaft.types.page import Page, check_limit
+from lineshaft.types.tasks import Task
 
 #: Contents up to this size are written at once, without a temporary key.
 _SMALL_BYTES = 1 << 20
 #: Uploads that take longer than this are considered dead. One that isn't starts over.
 CUT_OFF_SEC = 86_400.0
 DEFAULT_MAX_BYTES = 1 << 30
+#: Contents whose rows are locked while their objects are deleted: uploads of them wait.
+_REMOVED_AT_ONCE = 100
 #: What is read into memory at once.
-MAX_CONTENT_BYTES = 64 << 20
+MAX_DATA_BYTES = 64 << 20
 
 _SQL = catalog.load(__name__)
 
@@ -63,10 +67,11 @@ class _Row(NamedTuple):
         return Artifact(ref=REF_PREFIX + self.id, **self._asdict())
 
 
-class _Candidate(NamedTuple):
+class _Old(NamedTuple):
     id: str
     sha256: str
     used_at: datetime
+    is_unused: bool
 
 
 class _Before(msgspec.Struct, tag="artifacts", frozen=True):
@@ -132,7 +137,7 @@ class _Upload:
         """Delete the temporary object; what remains is left to the janitor."""
         if self._key is not None:
             with contextlib.suppress(UnavailableError):
-                await self._store.delete(self._key)
+                await self._store.delete([self._key])
 
 
 class Artifacts:
@@ -152,7 +157,7 @@ class Artifacts:
         return self._given_store
 
     async def check_store(self) -> None:
-        """Raise SettingsError unless the store is the one of this database."""
+        """Raise WrongStoreError unless the store is the one of this database."""
         assert self._store is not None  # noqa: S101 - raises if there is none
         if self._identity is not None:
             await self._identity.check()
@@ -195,6 +200,13 @@ class Artifacts:
         async with self._database.connection() as connection:
             if not await fetch_value(connection, _SQL["task_exists"], {"task_id": task_id}):
                 raise InvalidInputError(errors=[("task_id", f"{task_id!r} is not an existing task")])
+
+    async def holder(self, task_id: str) -> str | None:
+        """The agent that holds a task; None: none does."""
+        refuse_unstorable(task_id=[task_id])
+        async with self._database.connection() as connection:
+            found = await fetch_column(connection, _SQL["holder"], {"task_id": task_id})
+        return found[0] if found else None
 
     async def _begin(self, upload: _Upload) -> bool:
         """Create or lock the row of the content; returns whether the object exists."""
@@ -258,15 +270,29 @@ class Artifacts:
                 "Restore the store from a backup of the same time as the database."
             ) from None
 
-    async def content(self, ref: str) -> bytes:
-        """The whole content, in memory."""
+    async def data(self, ref: str) -> bytes:
+        """The JSON that a reference in place of data stands for, in memory."""
         artifact = await self.get(ref)
-        if artifact.size > MAX_CONTENT_BYTES:
+        if artifact.size > MAX_DATA_BYTES:
             raise PayloadTooLargeError(
-                f"The data is {artifact.size} bytes, more than {MAX_CONTENT_BYTES}. Read the artifact "
+                f"The data is {artifact.size} bytes, more than {MAX_DATA_BYTES}. Read the artifact "
                 f"{artifact.ref} in pieces."
             )
-        return b"".join([chunk async for chunk in self.read(artifact)])
+        data = b"".join([chunk async for chunk in self.read(artifact)])
+        try:
+            msgspec.json.decode(data, type=msgspec.Raw)
+        except msgspec.MsgspecError as error:
+            fault = f"{ref} stands for it, but is not JSON: {error}"
+            raise InvalidInputError(errors=[("output.data", fault)]) from None
+        return data
+
+    async def with_data(self, task: Task) -> Task:
+        """The task with its output's data, also if that is large."""
+        output = task.output
+        if output.data_ref is None:
+            return task
+        data = msgspec.Raw(await self.data(output.data_ref))
+        return replace(task, output=replace(output, data_json=data))
 
     async def link(self, artifact: Artifact, lifetime: timedelta) -> str | None:
         """A URL for a download without a token, if the store has such."""
@@ -299,7 +325,7 @@ class Artifacts:
         await self._database.run(work)
         # If the store is away, the janitor deletes the object.
         with contextlib.suppress(UnavailableError):
-            await self._remove(artifact.sha256)
+            await self._remove([artifact.sha256])
 
     async def delete_unreferenced(self, older_than_sec: float, limit: int) -> int:
         """Delete artifacts that no task has referred to for so long; returns how many."""
@@ -313,14 +339,14 @@ class Artifacts:
                 "limit": limit,
             }
             async with self._database.connection() as connection:
-                found = await fetch_rows(connection, _Candidate, _SQL["unreferenced"], parameters)
-            if found:
-                after = found[-1]
-                deleted += await self._delete_candidates(found, older_than_sec)
+                found = await fetch_rows(connection, _Old, _SQL["read_old"], parameters)
+            if candidates := [each for each in found if each.is_unused]:
+                deleted += await self._delete_candidates(candidates, older_than_sec)
             if len(found) < limit:
                 return deleted
+            after = found[-1]
 
-    async def _delete_candidates(self, found: Sequence[_Candidate], older_than_sec: float) -> int:
+    async def _delete_candidates(self, found: Sequence[_Old], older_than_sec: float) -> int:
         async def work(connection: Connection) -> int:
             values = {**self._database.now, "older_than": older_than_sec}
             values["digests"] = sorted({each.sha256 for each in found})
@@ -340,20 +366,19 @@ class Artifacts:
             await fetch_column(connection, _SQL["mark_cut_off"], parameters)
             marked = await fetch_column(connection, _SQL["marked"], parameters)
         removed = 0
-        for sha256 in marked:
-            removed += await self._remove(sha256)
+        for start in range(0, len(marked), _REMOVED_AT_ONCE):
+            removed += await self._remove(marked[start : start + _REMOVED_AT_ONCE])
         return removed
 
-    async def _remove(self, sha256: str) -> bool:
-        """Delete an object and its row, if it is still marked."""
+    async def _remove(self, digests: Sequence[str]) -> int:
+        """Delete objects and their rows, those that are still marked; returns how many."""
 
-        async def work(connection: Connection) -> bool:
-            values = {"sha256": sha256}
-            if not await fetch_column(connection, _SQL["lock_marked"], values):
-                return False
-            await self._store.delete(content_key(sha256))
-            await connection.execute(_SQL["delete_content"], values)
-            return True
+        async def work(connection: Connection) -> int:
+            locked = await fetch_column(connection, _SQL["lock_marked"], {"digests": list(digests)})
+            if locked:
+                await self._store.delete([content_key(each) for each in locked])
+                await connection.execute(_SQL["delete_contents"], {"digests": locked})
+            return len(locked)
 
         return await self._database.run(work, pipeline=False)
 
@@ -369,9 +394,9 @@ class Artifacts:
             counts["contents deleted"] += removed
             if removed < limit:
                 break
-        for key in await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
-            await self._store.delete(key)
-            counts["temporary files deleted"] += 1
+        if old := await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
+            await self._store.delete(old)
+            counts["temporary files deleted"] = len(old)
         return counts
 
 

@@ -27,6 +27,9 @@ RETURNING id, name, size, sha256, content_type, task_id, created_at
 -- name: task_exists
 SELECT EXISTS (SELECT FROM lineshaft.task WHERE id = %(task_id)s::text)
 
+-- name: holder
+SELECT agent_id FROM lineshaft.task_live WHERE id = %(task_id)s::text
+
 -- name: read_artifacts
 SELECT id, name, size, sha256, content_type, task_id, created_at FROM lineshaft.artifact WHERE id = ANY (%(ids)s::text[])
 
@@ -45,14 +48,16 @@ WHERE task_id = %(task_id)s::text AND id < coalesce(%(before)s::text, '~')
 ORDER BY id DESC
 LIMIT %(limit)s::integer
 
--- name: unreferenced
--- Candidates for deletion, without locks, from a place in the index on. Artifacts of a live task are its drafts.
-SELECT id, sha256, used_at
+-- name: read_old
+-- Old artifacts, without locks, from a place in the index on, and whether each is a candidate for deletion. The limit is that of rows read:
+-- most old artifacts may belong to outputs. Artifacts of a live task are its drafts. EXISTS would read the whole tables, into a hash.
+SELECT
+    id, sha256, used_at,
+    (SELECT true FROM lineshaft.artifact_ref WHERE artifact_ref.artifact_id = artifact.id LIMIT 1) IS NULL
+    AND (SELECT true FROM lineshaft.task_live WHERE task_live.id = artifact.task_id) IS NULL AS is_unused
 FROM lineshaft.artifact
 WHERE used_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
   AND (used_at, id) > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_id)s::text, ''))
-  AND NOT EXISTS (SELECT FROM lineshaft.artifact_ref WHERE artifact_ref.artifact_id = artifact.id)
-  AND NOT EXISTS (SELECT FROM lineshaft.task_live WHERE task_live.id = artifact.task_id)
 ORDER BY used_at, id
 LIMIT %(limit)s::integer
 
@@ -98,17 +103,23 @@ FROM (
     SELECT sha256 FROM lineshaft.content
     WHERE NOT stored AND deleted_at IS NULL
       AND used_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(older_than)s::double precision)
-    ORDER BY used_at LIMIT %(limit)s::integer
+    ORDER BY deleted_at, used_at LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED
 ) AS old
 WHERE content.sha256 = old.sha256
 RETURNING content.sha256
 
 -- name: marked
-SELECT sha256 FROM lineshaft.content WHERE NOT stored AND deleted_at IS NOT NULL ORDER BY used_at LIMIT %(limit)s::integer
+SELECT sha256 FROM lineshaft.content
+WHERE NOT stored AND deleted_at IS NOT NULL
+ORDER BY deleted_at, used_at
+LIMIT %(limit)s::integer
 
 -- name: lock_marked
-SELECT sha256 FROM lineshaft.content WHERE sha256 = %(sha256)s::text AND deleted_at IS NOT NULL FOR UPDATE SKIP LOCKED
+SELECT sha256 FROM lineshaft.content
+WHERE sha256 = ANY (%(digests)s::text[]) AND deleted_at IS NOT NULL
+ORDER BY sha256
+FOR UPDATE SKIP LOCKED
 
--- name: delete_content
-DELETE FROM lineshaft.content WHERE sha256 = %(sha256)s::text
+-- name: delete_contents
+DELETE FROM lineshaft.content WHERE sha256 = ANY (%(digests)s::text[])

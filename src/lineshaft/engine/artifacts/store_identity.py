@@ -6,11 +6,10 @@ process can read. So the ids are compared before anything is written.
 
 from typing import NamedTuple
 
-from lineshaft.artifacts.store import Store
+from lineshaft.artifacts.store import Store, WrongStoreError
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row
-from lineshaft.errors import SettingsError
 from lineshaft.ids import new_id
 
 _SQL = catalog.load(__name__)
@@ -33,7 +32,7 @@ class StoreIdentity:
             return await fetch_row(connection, _KnownStore, _SQL["read_store"], {}) is not None
 
     async def check(self) -> None:
-        """Raise SettingsError unless this is the store of the database; the first store becomes it."""
+        """Raise WrongStoreError unless this is the store of the database; the first store becomes it."""
         if self._is_checked:
             return
         async with self._database.connection() as connection:
@@ -42,7 +41,7 @@ class StoreIdentity:
             known = await self._database.run(self._introduce, pipeline=False)
         found = await self._store.read_id()
         if found != known.id:
-            raise SettingsError(
+            raise WrongStoreError(
                 f"The artifact store of this process, {self._store.describe()}, has "
                 f"{'no id' if found is None else f'the id {found}'}; the database belongs to the store "
                 f"{known.id}, which was first used as {known.place}. Set LINESHAFT_ARTIFACTS to that store, "
@@ -63,13 +62,13 @@ class StoreIdentity:
             return known
         # A process that died after writing the id had stored nothing yet.
         if existing is not None and not await self._store.is_empty():
-            raise SettingsError(
+            raise WrongStoreError(
                 f"The artifact store {place} has the id {existing} and contents, but this database has no "
                 "store yet: it belongs to another database. Set LINESHAFT_ARTIFACTS to an empty folder or "
                 "another prefix."
             )
         if existing is None and (created := await self._store.create_id(store_id)) != store_id:
-            raise SettingsError(
+            raise WrongStoreError(
                 f"Another database took the artifact store {place} at this moment (id {created}). Set "
                 "LINESHAFT_ARTIFACTS to another folder or prefix."
             )

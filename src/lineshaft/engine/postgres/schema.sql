@@ -691,7 +691,7 @@ CREATE INDEX attempt_by_age ON lineshaft.attempt USING btree (ended_at);
 CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) WHERE ((outcome = 'validating'::text) AND (gate IS NOT NULL));
 CREATE INDEX attempt_to_approve ON lineshaft.attempt USING btree (gate_since, task_id) WHERE ((outcome = 'validating'::text) AND (gate = 'human'::text));
 CREATE INDEX breaker_troubled ON lineshaft.breaker USING btree (key) WHERE ((state <> 'closed'::lineshaft.breaker_state) OR (failures > 0));
-CREATE INDEX content_unfinished ON lineshaft.content USING btree (used_at) WHERE (NOT stored);
+CREATE INDEX content_unfinished ON lineshaft.content USING btree (deleted_at, used_at) WHERE (NOT stored);
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at);
 CREATE INDEX dead_letter_by_age ON lineshaft.dead_letter USING btree (dead_lettered_at);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);

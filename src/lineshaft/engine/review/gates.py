@@ -22,8 +22,8 @@ import msgspec
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
-from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
-from lineshaft.engine.artifacts.artifacts import MAX_CONTENT_BYTES, Artifacts
+from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
+from lineshaft.engine.artifacts.artifacts import Artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
@@ -67,6 +67,8 @@ class GatedOutput:
     gate_runs: int = 0
     #: The output with its data, if that is stored as an artifact.
     whole: bytes | None = None
+    #: Why checks can't have that data.
+    fault: str | None = None
 
     @property
     def claim(self) -> ClaimRef:
@@ -171,11 +173,16 @@ class Gates:
         return [await self._whole(output) for output in found]
 
     async def _whole(self, output: GatedOutput) -> GatedOutput:
-        """With the data, if that is stored as an artifact that a gate can check."""
+        """With the data, if that is stored as an artifact."""
         large = data_ref_in(output.data)
-        if large is None or (large.size or 0) > MAX_CONTENT_BYTES:
+        if large is None:
             return output
-        data = await self._artifacts.content(large.data_ref)
+        try:
+            data = await self._artifacts.data(large.data_ref)
+        except UnavailableError:
+            raise
+        except LineshaftError as error:
+            return replace(output, fault=f"The output can't be checked: {error}")
         parts = _PARTS.decode(output.output) | {"data": msgspec.Raw(data)}
         return replace(output, whole=msgspec.json.encode(parts))
 
@@ -190,6 +197,9 @@ class Gates:
         waits_for = None
         while number < len(gates) and all(one.verdict.passed for one in verdicts):
             gate = gates[number]
+            if output.fault is not None and gate.method != HUMAN:
+                verdicts.append(GateVerdict(number, gate.method, rejected(output.fault)))
+                break
             if not self.checks.is_instant(gate.method):
                 waits_for = gate.method
                 break

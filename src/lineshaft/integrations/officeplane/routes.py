@@ -1,6 +1,7 @@
 """OfficePlane's HTTP routes, over the same tasks as /v1."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 from msgspec import Raw, Struct
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
-from lineshaft.errors import InvalidInputError, NotFoundError
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.officeplane import Call
 from lineshaft.integrations.officeplane.tasks import (
@@ -138,6 +139,9 @@ def _requested(body: Raw, query: InQuery) -> NewDocumentTask:
 
 async def _task(call: Call) -> Answer:
     found = await call.service.engine.read.task(call.path["id"])
+    # What is too large for one answer, or can't be read now, is a reference.
+    with suppress(LineshaftError):
+        found = await call.service.engine.artifacts.with_data(found)
     return Answer(call.service.converter.view(found))
 
 

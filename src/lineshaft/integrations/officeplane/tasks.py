@@ -22,7 +22,8 @@ from lineshaft.integrations.officeplane.conversion import (
 from lineshaft.model.retry import Preset
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import Task
+from lineshaft.types import Task, TaskOutput
+from lineshaft.types.data_refs import DataRef
 from lineshaft.types.protocol import Name
 
 STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
@@ -157,7 +158,7 @@ class TaskConverter:
             instance_id=sent.instance_id,
             parent_task_id=task.parent_id,
             payload=task.spec_json,
-            result=task.output.data_json if done else None,
+            result=_result(task.output) if done else None,
             state=state_of(task),
             priority=_as_spelled(task.priority, sent.priority),
             max_retries=retries if sent.max_retries is None else sent.max_retries,
@@ -175,6 +176,13 @@ class TaskConverter:
             metadata=None if bytes(sent.metadata) == b"null" else sent.metadata,
             **more,
         )
+
+
+def _result(output: TaskOutput) -> Raw:
+    """The data; in lists, messages and above 64 MiB a reference to an artifact in place of large data."""
+    if output.data_ref is not None and output.data is None:
+        return Raw(DataRef(data_ref=output.data_ref, size=output.size).json)
+    return output.data_json
 
 
 def state_of(task: Task) -> str:

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from starlette.responses import Response
 
+from lineshaft.errors import ForbiddenError
 from lineshaft.model.file_names import safe_file_name
 from lineshaft.server.framework.downloads import (
     SAFE_HEADERS,
@@ -32,8 +33,11 @@ async def put_artifact(call: Call, query: requests.PutArtifact) -> Answer:
     """Upload a file: the raw body, with its `Content-Type` and its name in `X-Filename`.
 
     The name is percent-encoded. `task_id` is the task that made it: the same file of the same task again is
-    the same artifact. An artifact that no task refers to is deleted after some weeks.
+    the same artifact. A token that is bound to an agent may name a task that the agent holds. An artifact
+    that no task refers to is deleted after some weeks.
     """
+    if query.task_id is not None:
+        await _check_holder(call, query.task_id)
     made = await call.service.engine.artifacts.put(
         body_chunks(call.receive),
         name=_file_name(call.headers.get("x-filename", "")),
@@ -97,9 +101,31 @@ async def read_content(call: Call, query: requests.ReadContent) -> Response:
 
 @routes.delete(f"{PATH}/{{id}}", Scope.AGENT, codes=("not_found", "invalid_transition"))
 async def delete_artifact(call: Call) -> Answer:
-    """Delete an artifact that no live task refers to."""
-    await call.service.engine.artifacts.delete(call.path["id"])
+    """Delete an artifact that no live task refers to.
+
+    A token that is bound to an agent may delete artifacts of tasks that the agent holds, and of none.
+    """
+    artifacts = call.service.engine.artifacts
+    if call.principal.agent_id is not None:
+        found = await artifacts.get(call.path["id"])
+        if found.task_id is not None:
+            await _check_holder(call, found.task_id)
+    await artifacts.delete(call.path["id"])
     return Answer(status=204)
+
+
+async def _check_holder(call: Call, task_id: str) -> None:
+    """Raise ForbiddenError if the caller's token is bound to an agent that doesn't hold the task."""
+    own = call.principal.agent_id
+    if own is None:
+        return
+    holder = await call.service.engine.artifacts.holder(task_id)
+    if holder != own:
+        raise ForbiddenError(
+            f"The token {call.principal.name!r} is bound to agent {own!r}, and task {task_id!r} is held by "
+            f"{'no agent' if holder is None else f'agent {holder!r}'}. Claim the task first, or leave "
+            "task_id out."
+        )
 
 
 def _file_name(header: str) -> str:

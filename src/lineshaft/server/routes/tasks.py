@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from lineshaft.model.tasks import NewTask
@@ -75,11 +75,7 @@ async def list_tasks(call: Call, query: requests.TaskQuery) -> Answer:
 async def get_task(call: Call, query: requests.ReadTask) -> Answer:
     """Read a task. With `full=1` its output has the data also if that is large."""
     answer = await _task(call)
-    if query.full and answer.value.output.data_ref is not None:
-        output = answer.value.output
-        data = await call.service.engine.artifacts.content(output.data_ref)
-        return Answer(replace(answer.value, output=replace(output, data_json=Raw(data))))
-    return answer
+    return Answer(await call.service.engine.artifacts.with_data(answer.value)) if query.full else answer
 
 
 @routes.get("/v1/tasks/{id}/attempts", Scope.READ, Page[Attempt], codes=("not_found",))

@@ -33,8 +33,8 @@ COMMENT ON COLUMN lineshaft.content.deleted_at IS 'Since when the janitor is del
 COMMENT ON COLUMN lineshaft.content.size IS 'Bytes.';
 COMMENT ON COLUMN lineshaft.content.stored IS 'Whether the object exists and has an artifact; false: an upload is writing it, or was cut off.';
 COMMENT ON COLUMN lineshaft.content.sha256 IS 'Its SHA-256 in hexadecimal digits, which is also its key in the store.';
--- Uploads that were cut off, and deletions that were.
-CREATE INDEX content_unfinished ON lineshaft.content (used_at) WHERE NOT stored;
+-- Deletions that were cut off, and uploads that were.
+CREATE INDEX content_unfinished ON lineshaft.content (deleted_at, used_at) WHERE NOT stored;
 
 CREATE TABLE lineshaft.artifact (
     created_at timestamptz NOT NULL,
