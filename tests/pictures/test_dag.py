@@ -195,6 +195,14 @@ def test_a_cycle_is_an_error_and_unknown_tasks_are_left_out() -> None:
     assert list(groups(alone)) == ["task_1"]
 
 
+def test_any_id_makes_an_element_of_its_own() -> None:
+    names = ["", "a b", "a-b", "a.b", "\ud800", "x" * 1_000, "x" * 999, "<&"]
+    picture = DagPicture([node(name) for name in names], edges(("a", "a-b"), ("a b", "a-b")))
+    svg = parsed(picture.svg(title="x"))
+    assert len(picture.fragments()) == len(names) + 1
+    assert len({g.get("id") for g in svg.iter(f"{SVG}g")}) == len(names)
+
+
 def a_large_dag(branches: int) -> tuple[list[DagNode], list[tuple[str, str]]]:
     """A start, branches of two tasks each, an end."""
     tasks = [node("start", type="split"), node("end", type="join")]
@@ -224,7 +232,7 @@ def test_many_alike_tasks_are_one_group_with_a_bar_of_states() -> None:
     svg = parsed(picture.svg(title="x"))
     box = groups(svg)["group_task_a0"]
     assert {"group", "state-DEAD_LETTERED"} <= classes(box)
-    assert texts(box) == ["scrape ×200", "1 dead · 199 done · $2.00"]
+    assert texts(box) == ["scrape ×200", "199 done · 1 dead · $2.00"]
     bars = [bar for bar in box.iter(f"{SVG}rect") if "bar" in classes(bar)]
     assert [sorted(classes(bar)) for bar in bars] == [
         ["bar", "state-COMPLETED"],

@@ -5,9 +5,11 @@ forbid both. The page has `dag.css`, the variables of `state_colours.css_variabl
 `state_icons.state_symbols`.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, cached_property
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
@@ -24,7 +26,7 @@ from lineshaft.pictures.text import clean, dollars, duration, fitting, text_widt
 Link = Callable[[Box], str | None]
 
 _WAITING = frozenset({Status.CREATED, Status.PENDING, Status.READY, Status.RETRYING})
-_LONGEST_TITLE, _LONGEST_TYPE, _LONGEST_ADDRESS = 300, 100, 2_000
+_LONGEST_TITLE, _LONGEST_TYPE, _LONGEST_ID, _LONGEST_ADDRESS = 300, 100, 100, 2_000
 _TITLE_SIZE, _META_SIZE = 14, 12
 _TEXT_X, _PADDING = 38.0, 14.0
 _TEXT_WIDTH = layout.WIDTH - _TEXT_X - _PADDING
@@ -33,11 +35,10 @@ _BAR_HEIGHT = 4.0
 _ARROW = 7.0
 #: The states of a group in words, in this order.
 _WORDS = (
+    ("done", {Status.COMPLETED}),
     ("dead", {Status.DEAD_LETTERED, Status.FAILED}),
     ("running", {Status.CLAIMED, Status.RUNNING, Status.VALIDATING}),
-    ("ready", {Status.READY}),
-    ("waiting", {Status.CREATED, Status.PENDING, Status.RETRYING}),
-    ("done", {Status.COMPLETED}),
+    ("waiting", _WAITING),
     ("cancelled", {Status.CANCELLED}),
 )
 
@@ -168,7 +169,9 @@ def _icon(box: Box) -> str:
 
 def _element_id(name: str) -> str:
     """The name as part of an element's id: ids of tasks stay as they are."""
-    return re.sub(r"[^A-Za-z0-9_]", lambda found: f".{ord(found[0]):x}.", name[:_LONGEST_TITLE])
+    if len(name) > _LONGEST_ID:
+        return sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return re.sub(r"[^A-Za-z0-9_]", lambda found: f".{ord(found[0]):x}.", name)
 
 
 def _path(points: Sequence[layout.Point]) -> str:
@@ -199,8 +202,7 @@ def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str
     if critical:
         classes.append("critical")
     title = clean(box.title, _LONGEST_TITLE)
-    meta = _meta(box)
-    tooltip = "\n".join(filter(None, (title, str(box.status), meta)))
+    tooltip = f"{title}\n{box.status}\n{_meta(box)}"
     size = f'width="{layout.WIDTH:g}" height="{layout.HEIGHT:g}" rx="8"'
     data = "data-group" if isinstance(box, Group) else "data-task"
     content = [
@@ -209,7 +211,7 @@ def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str
         f'<rect class="box" {size}/>',
         f'<use href="#state-{_icon(box)}" x="13" y="18" width="16" height="16"/>',
         _text("title", 22, fitting(title, _TEXT_WIDTH, _TITLE_SIZE, bold=True)),
-        _text("meta", 40, meta),
+        _text("meta", 40, _meta(box, _TEXT_WIDTH)),
         _bar(box),
     ]
     drawn = "".join(content)
@@ -226,21 +228,22 @@ def _text(name: str, y: float, text: str) -> str:
     return f'<text class="{name}" x="{_TEXT_X:g}" y="{y:g}" clip-path="url(#dag-text)">{escape(text)}</text>'
 
 
-def _meta(box: Box) -> str:
-    """The second line: type, duration, cost; of a group how many are in which state."""
+def _meta(box: Box, room: float = math.inf) -> str:
+    """The second line: type, duration and cost; of a group how many are in which state, and their cost."""
     facts = []
     if isinstance(box, Group):
-        counts = box.counts
-        sums = ((sum(counts.get(s, 0) for s in states), word) for word, states in _WORDS)
-        facts += [f"{count} {word}" for count, word in sums if count]
+        sums = ((sum(box.counts.get(status, 0) for status in states), word) for word, states in _WORDS)
+        facts += [f"{count:,} {word}" for count, word in sums if count]
     elif box.duration_sec is not None:
         facts.append(duration(box.duration_sec))
     if box.cost_usd:
         facts.append(dollars(box.cost_usd))
     if isinstance(box, Group):
-        return fitting(" · ".join(facts), _TEXT_WIDTH, _META_SIZE)
+        while len(facts) > 1 and text_width(" · ".join(facts), _META_SIZE) > room:
+            facts.pop()
+        return " · ".join(facts)
     rest = "".join(f" · {fact}" for fact in facts)
-    room = _TEXT_WIDTH - text_width(rest, _META_SIZE)
+    room -= text_width(rest, _META_SIZE)
     return fitting(clean(box.type, _LONGEST_TYPE), room, _META_SIZE) + rest
 
 
@@ -281,12 +284,12 @@ _BAR_ORDER = (
 )
 
 _MARKER = (
-    '<marker id="{id}" viewBox="0 0 8 8" refX="1" refY="4" markerWidth="8" markerHeight="8" '
+    '<marker id="{id}" viewBox="0 0 8 8" refX="1" refY="4" markerWidth="{size}" markerHeight="{size}" '
     'markerUnits="userSpaceOnUse" orient="auto"><path class="{class_}" d="M0 0 8 4 0 8z"/></marker>'
 )
 _DEFINITIONS = (
-    _MARKER.format(id="dag-arrow", class_="arrow")
-    + _MARKER.format(id="dag-arrow-critical", class_="arrow-critical")
+    _MARKER.format(id="dag-arrow", class_="arrow", size=8)
+    + _MARKER.format(id="dag-arrow-critical", class_="arrow-critical", size=10)
     + f'<clipPath id="dag-text"><rect x="{_TEXT_X:g}" width="{_TEXT_WIDTH + _PADDING - 2:g}" '
     f'height="{layout.HEIGHT:g}"/></clipPath>'
 )

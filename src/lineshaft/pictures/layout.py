@@ -175,27 +175,26 @@ def _separate_all(part: _Part) -> None:
         columns[place.column].append(name)
     for members in columns.values():
         members.sort(key=lambda name: (part.places[name].y, name))
-        _separate(part, members, [part.places[name].y for name in members], [1.0] * len(members))
+        _separate(part, members)
 
 
-def _separate(part: _Part, members: Sequence[int], wanted: Sequence[float], weights: Sequence[float]) -> None:
-    """Place the members of a column as near to the wanted heights as their distances allow.
+def _separate(part: _Part, members: Sequence[int]) -> None:
+    """Place the members of a column as near to their heights as the distances between them allow.
 
-    Members that would be too close form a block, which is placed at the mean of what its members want.
+    Members that are too close form a block, which is placed at the mean of what its members want.
     """
     offset, offsets = 0.0, []
     for index, name in enumerate(members):
         if index:
             offset += _distance(part.places[members[index - 1]], part.places[name])
         offsets.append(offset)
-    blocks: list[tuple[float, float, int]] = []  # the height of the first member, the weight, the members
-    for index, height in enumerate(wanted):
-        blocks.append((height - offsets[index], weights[index], 1))
+    blocks: list[tuple[float, int]] = []  # the height of the first member, the number of members
+    for name, shift in zip(members, offsets, strict=True):
+        blocks.append((part.places[name].y - shift, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (lower, its_weight, its_size), (upper, weight, size) = blocks.pop(), blocks.pop()
-            both = weight + its_weight
-            blocks.append(((upper * weight + lower * its_weight) / both, both, size + its_size))
-    heights = [height for height, _, size in blocks for _ in range(size)]
+            (lower, its_size), (upper, size) = blocks.pop(), blocks.pop()
+            blocks.append(((upper * size + lower * its_size) / (size + its_size), size + its_size))
+    heights = [height for height, size in blocks for _ in range(size)]
     for name, height, shift in zip(members, heights, offsets, strict=True):
         part.places[name].y = height + shift
 

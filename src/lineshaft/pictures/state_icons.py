@@ -14,7 +14,7 @@ _LINE = 'fill="none" stroke="currentColor" stroke-width="1.75" stroke-linecap="r
 _BOLD = 'fill="none" stroke="currentColor" stroke-width="2.4" stroke-linecap="round"'
 _SOLID = 'fill="currentColor" fill-rule="evenodd"'
 _RING = f'<circle cx="8" cy="8" r="6" {_LINE}/>'
-_DOTTED_RING = f'<circle cx="8" cy="8" r="6" {_LINE} stroke-dasharray="0.01 3.13"/>'
+_DOTTED_RING = f'<circle cx="8" cy="8" r="6" {_BOLD} stroke-dasharray="0.01 4.7"/>'
 _HOURGLASS = (
     f'<path {_LINE} d="M4 1.9h8M4 14.1h8M5 1.9v2.4L8 8l3-3.7V1.9M5 14.1v-2.4L8 8l3 3.7v2.4"/>'
     f'<path {_SOLID} d="M6 13.4v-1.2l2-2 2 2v1.2z"/>'

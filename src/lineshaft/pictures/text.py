@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from decimal import Decimal
+from functools import lru_cache
 
 from lineshaft.model.printable import printable
 
@@ -42,6 +43,7 @@ def text_width(text: str, size: float) -> float:
     return sum(map(_letter_width, text)) * size
 
 
+@lru_cache(maxsize=4096)
 def _letter_width(letter: str) -> float:
     """In the height of the font."""
     if letter in _NARROW:
