@@ -12,6 +12,7 @@ import pytest
 
 from lineshaft import NewTask, SyncLineshaft
 from lineshaft.cli.main import COMMANDS, parser
+from lineshaft.client.account import account
 from lineshaft.engine.engine import Engine
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion, Failure
@@ -225,6 +226,42 @@ def test_guards(cli: Cli, dsn: str) -> None:
     work(dsn)
     changed = cli("agents", "change", "worker", "--add-budget", "5", "--status", "draining", "--json").json
     assert changed["status"] == "draining"
+
+
+def test_what_is_done_by_hand_names_the_account_and_the_reason(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cli("submit", "held", "--json").json
+    cli("pause", "held", "--reason", "a new model")
+    cli("breakers", "open", "held", "--reason", "it fails")
+    cli("breakers", "reset", "held")
+    cli("limits", "set", "--daily-budget", "5", "--reason", "a busy day")
+    assert f"Type 'held' is paused by {account()}: a new model." in cli("why", made["id"]).out
+    cli("task", "change", made["id"], "--priority", "3")
+    cli("task", "cancel", made["id"], "--reason", "not needed")
+
+    events = [json.loads(line) for line in cli("events", "--json").out.splitlines()]
+    acts = [event for event in events if (event["data"] or {}).get("actor")]
+    assert {event["data"]["actor"] for event in acts} == {account()}
+    assert [(event["kind"], event["data"].get("reason")) for event in acts] == [
+        ("queue.paused", "a new model"),
+        ("breaker.opened", "it fails"),
+        ("alert", "it fails"),
+        ("breaker.closed", None),
+        ("limits.changed", "a busy day"),
+        ("task.changed", None),
+        ("task.cancelled", "not needed"),
+    ]
+    assert f'by="{account()}" data=' in cli("events", "--kind", "task.cancelled").out
+    shown = cli("task", "show", made["id"]).out
+    assert [line.split()[:2] for line in shown.splitlines()[-2:]] == [
+        ["task.changed", account()],
+        ["task.cancelled", account()],
+    ]
+    assert shown.endswith("not needed\n")
+    monkeypatch.setattr("lineshaft.cli.events.on_terminal", lambda: True)
+    monkeypatch.setattr("lineshaft.cli.events.columns", lambda: 200)
+    assert f"held by {account()} reason not needed\n" in cli("events", "--kind", "task.cancelled").out
 
 
 def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
