@@ -11,15 +11,15 @@ from lineshaft.cli.output import moment, print_facts, print_json, print_styled, 
 from lineshaft.cli.usage import seconds
 
 if TYPE_CHECKING:
-    from lineshaft.types import Stats
+    from lineshaft.types import Stats, Waiting
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "stats",
-        help="show queue depth, throughput and spending",
-        description="Show queue depth, throughput and spending. Figures marked with ~ are estimated from a "
-        "sample.",
+        help="show queue depth, what tasks wait for, throughput and spending",
+        description="Show queue depth, what tasks wait for, throughput and spending. Figures marked with ~ "
+        "are estimated from a sample.",
     )
     command.add_argument(
         "--watch",
@@ -37,19 +37,20 @@ def run(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         while True:
             stats = shaft.stats()
+            waiting = None if args.json else shaft.waiting()
             if args.watch is not None and sys.stdout.isatty() and not args.json:
                 print_styled("\033[H\033[2J", end="")
-            if args.json:
+            if waiting is None:
                 print_json(stats)
             else:
-                _show(stats, args.place)
+                _show(stats, waiting, args.place)
             if args.watch is None:
                 return 0
             sys.stdout.flush()
             time.sleep(args.watch)
 
 
-def _show(stats: "Stats", place: str) -> None:
+def _show(stats: "Stats", waiting: "Waiting", place: str) -> None:
     facts = [
         ("As of", f"{moment(stats.as_of)}, {place}"),
         ("Oldest ready", relative(stats.oldest_ready_at) or "none"),
@@ -68,6 +69,18 @@ def _show(stats: "Stats", place: str) -> None:
         if row.count
     ]
     print_table(("STATUS", "TIER", "TASKS"), rows, empty="No tasks. Submit one with 'lineshaft submit TYPE'.")
+    if waiting.reasons:
+        print()
+        reasons = [
+            (
+                (reason.code or "runnable").replace("_", " "),
+                ("" if reason.exact else "~") + str(reason.count),
+                relative(reason.oldest_at),
+                ", ".join(reason.types),
+            )
+            for reason in waiting.reasons
+        ]
+        print_table(("WAITS FOR", "TASKS", "OLDEST", "TYPES"), reasons, empty="")
     print()
     print_table(
         ("PERIOD", "COMPLETED", "CANCELLED", "DEAD-LETTERED"),

@@ -14,7 +14,7 @@ from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.read.stats import Bounds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
-from lineshaft.types import ReasonCode, Waiting, WaitingReason
+from lineshaft.types import NewAgent, ReasonCode, Waiting, WaitingReason
 from lineshaft.types.work import Spent
 from tests.factory import Factory
 from tests.world import World
@@ -151,19 +151,20 @@ async def test_the_daily_budget(world: World) -> None:
     assert counts(await world.engine.read.waiting()) == {"daily_budget": 1}
 
 
-async def test_thousands_of_instances_are_looked_at_once(
-    world: World, connection: psycopg.Connection
+async def test_thousands_of_instances(
+    engine: Engine, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
-    await world.agent("worker", types=["code"], max_concurrent_tasks=1)
+    await engine.fleet.register(NewAgent(id="worker", types=("code",)))
     connection.execute(
         "INSERT INTO lineshaft.instance (agent_id, incarnation, registered_at, last_heartbeat, held,"
-        " max_concurrent_tasks, types)"
-        " SELECT 'worker', 1 + n, %(now)s, %(now)s, 0, 0, '{other}' FROM generate_series(1, 3000) AS n",
-        {"now": world.clock.now()},
+        " busy_since, max_concurrent_tasks, types)"
+        " SELECT 'worker', 1 + n, %(now)s, %(now)s, 1, %(now)s, 1, '{other}'"
+        " FROM generate_series(1, 3000) AS n",
+        {"now": clock.now()},
     )
-    await world.submit(NewTask("code"), NewTask("other"))
+    await engine.submission.submit([NewTask("code"), NewTask("other")])
 
-    assert counts(await world.engine.read.waiting()) == {None: 1, "agents_full": 1}
+    assert counts(await engine.read.waiting()) == {None: 1, "agents_full": 1}
 
 
 async def test_many_tasks_are_estimated(

@@ -1,19 +1,31 @@
+-- fragment: sums
+sum(attempts) AS attempts, sum(failed) AS failed, sum(retries) AS retries, sum(unpriced) AS unpriced, sum(tokens_input) AS tokens_input,
+sum(tokens_output) AS tokens_output, sum(cost_usd) AS cost_usd, sum(failed_cost_usd) AS failed_cost_usd, sum(retry_cost_usd) AS retry_cost_usd
+
 -- name: lines
--- The tables of costs, from one pass over the rows of the days. Of each list the most expensive `most`; the rest are one line.
-WITH line AS MATERIALIZED (
-    SELECT
-        CASE WHEN grouping(day) = 0 THEN 'day' WHEN grouping(type) = 0 THEN 'type' WHEN grouping(model) = 0 THEN 'model'
-            WHEN grouping(agent_id) = 0 THEN 'agent' ELSE 'total' END AS list,
-        coalesce(day::text, type, model, agent_id, '') AS key,
-        sum(attempts) AS attempts, sum(failed) AS failed, sum(retries) AS retries, sum(unpriced) AS unpriced, sum(tokens_input) AS tokens_input,
-        sum(tokens_output) AS tokens_output, sum(cost_usd) AS cost_usd, sum(failed_cost_usd) AS failed_cost_usd,
-        sum(retry_cost_usd) AS retry_cost_usd
+-- The tables of costs, from one pass over the rows of the days: by day and by group; the groups then make the other tables. Of each list
+-- the most expensive `most`; the rest are one line.
+WITH part AS MATERIALIZED (
+    SELECT day, type, model, agent_id,
+    -- include: sums
     FROM lineshaft.cost_day
     WHERE day >= %(since)s::date AND day <= %(upto)s::date
       AND (%(type)s::text IS NULL OR type = %(type)s::text)
       AND (%(model)s::text IS NULL OR model = %(model)s::text)
       AND (%(agent_id)s::text IS NULL OR agent_id = %(agent_id)s::text)
-    GROUP BY GROUPING SETS ((day), (type), (model), (agent_id), ())
+    GROUP BY GROUPING SETS ((day), (type, model, agent_id))
+),
+line AS MATERIALIZED (
+    SELECT 'day' AS list, day::text AS key, attempts, failed, retries, unpriced, tokens_input, tokens_output, cost_usd, failed_cost_usd,
+        retry_cost_usd
+    FROM part WHERE day IS NOT NULL
+    UNION ALL
+    SELECT
+        CASE WHEN grouping(type) = 0 THEN 'type' WHEN grouping(model) = 0 THEN 'model' WHEN grouping(agent_id) = 0 THEN 'agent' ELSE 'total' END,
+        coalesce(type, model, agent_id, ''),
+    -- include: sums
+    FROM part WHERE day IS NULL
+    GROUP BY GROUPING SETS ((type), (model), (agent_id), ())
 ),
 ranked AS (
     SELECT line.*, CASE WHEN list IN ('day', 'total') THEN 0 ELSE
