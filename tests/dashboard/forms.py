@@ -51,7 +51,7 @@ class Person:
         reply = await self.submit(path, fields)
         assert reply.status in _REDIRECTS, (path, reply.status, reply.body[:2000])
         found = await self.follow(reply)
-        assert found.status == 200, found.body[:2000]  # noqa: PLR2004 - status
+        assert found.status == 200, found.body[:2000]
         return found.body.decode()
 
     async def follow(self, reply: Reply) -> Reply:
