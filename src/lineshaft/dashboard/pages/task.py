@@ -1,5 +1,567 @@
-"""Task: why it isn't running, what happened, what came out."""
+"""One task: why it isn't running, what happened, what came out, and at what price."""
 
-from lineshaft.dashboard.visit import Pages
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+from msgspec import UNSET
+from starlette.responses import RedirectResponse, Response
+
+from lineshaft.dashboard.rendering import MOST_SHOWN, ago, moment, short
+from lineshaft.dashboard.timeline import ICONS, timeline
+from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
+from lineshaft.engine.feed.event_query import LAST, EventQuery
+from lineshaft.engine.read.relatives import MOST_CANCELLED, MOST_RELATIVES
+from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.model.file_names import safe_file_name
+from lineshaft.model.printable import printable
+from lineshaft.model.states import Status
+from lineshaft.server.framework.downloads import SAFE_HEADERS, Download, attachment
+from lineshaft.types import (
+    Artifact,
+    FailedAttempt,
+    Pause,
+    Reason,
+    ReasonCode,
+    Task,
+    TaskChange,
+    Why,
+)
+from lineshaft.types.artifacts import REF_PREFIX, artifact_id
+from lineshaft.types.changes import LIMITS
 
 pages = Pages()
+
+_MOST_EVENTS, _EVENTS_PER_READ = 100, 500
+_MOST_ARTIFACTS = 100
+#: Inputs whose values are shown, not only linked.
+_MOST_INPUTS = 5
+#: Bytes of a text that are shown.
+_PREVIEW_BYTES = 20 << 10
+#: What a browser may show. Nothing here can contain a script.
+_PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_TEXT_TYPES = ("text/", "application/json", "application/x-ndjson", "application/yaml", "application/xml")
+#: Other tasks whose events change what is said about this one.
+_MOST_TOPICS = 50
+_RETRIED = frozenset({Status.DEAD_LETTERED, Status.CANCELLED, Status.RETRYING})
+_REASON = 1_000
+
+
+@pages.page("/tasks/{id}")
+async def task(visit: Visit) -> View | Response:
+    return await _view(visit)
+
+
+async def _view(visit: Visit) -> View | Response:
+    name = visit.path["id"]
+    engine = visit.engine
+    found = await engine.read.tasks_by_id([name])
+    if not found:
+        return await _elsewhere(visit, name)
+    (one,) = found
+    why = await engine.read.why(name)
+    attempts = await engine.read.attempts(name, outputs=False)
+    relatives = await engine.read.relatives(name)
+    last = f"{LAST}{_MOST_EVENTS}"
+    events = await EventQuery(visit.service.events, _EVENTS_PER_READ, name).after(last)
+    pauses = await engine.read.pauses() if one.status is Status.READY else []
+    now = engine.database.now["now"] or datetime.now(UTC)
+    only = visit.query.get("attempt")
+    drawn = timeline(
+        one,
+        attempts,
+        relatives.steps,
+        events.items,
+        now,
+        only=int(only) if only.isascii() and only.isdigit() and len(only) < 10 else None,  # noqa: PLR2004
+        collapse=visit.query.get("gaps") != "shown",
+    )
+    context = {
+        "task": one,
+        "why": why,
+        "reasons": [_explained(reason, one, why, pauses) for reason in why.reasons],
+        "attempts": attempts,
+        "holder": attempts[-1] if attempts and one.status in _HELD else None,
+        "share": progress_share(one.progress),
+        "timeline": drawn,
+        "icons": ICONS,
+        "failure": _failure(one),
+        "relatives": relatives,
+        "most_relatives": MOST_RELATIVES,
+        "cancelled_with": _cancelled_with(relatives.cancelled_with),
+        "events": list(reversed(events.items)),
+        "most_events": _MOST_EVENTS,
+        "artifacts": await _artifacts(visit, one),
+        "inputs": await _inputs(visit, one),
+        "can_retry": one.status in _RETRIED,
+        "can_cancel": not one.status.ended,
+        "changes": _changes(one),
+        "form": visit.form,
+        "most_shown": MOST_SHOWN,
+        "seconds": _seconds,
+    }
+    topics = [f"task:{name}" for name in (one.id, *one.blocked_by[: _MOST_TOPICS - 1])]
+    return View(
+        "task.html",
+        one.title[:100],
+        context,
+        topics=frozenset(topics),
+        # Heartbeats, and guards that hold it back, are not events of the task.
+        refresh_sec=None if one.status.ended else 2.0 if one.status in _HELD else 5.0,
+    )
+
+
+_HELD = frozenset({Status.CLAIMED, Status.RUNNING})
+
+
+async def _elsewhere(visit: Visit, name: str) -> Response:
+    """A short id leads to the task that it means."""
+    found = await visit.engine.read.find_ids(name, "task")
+    if len(found) != 1:
+        several = f" {len(found)} ids begin like this: {', '.join(found[:5])}." if found else ""
+        raise NotFoundError(f"There is no task {printable(name)[:100]!r}.{several}")
+    return RedirectResponse(f"/tasks/{quote(found[0], safe='')}", 303, headers={"Cache-Control": "no-store"})
+
+
+# Why.
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    code: ReasonCode
+    sentence: Markup
+    since: datetime | None = None
+    #: What changes it: a label and a page.
+    link: tuple[str, str] | None = None
+    #: The type whose pause ends it; `*`: all.
+    paused: str | None = None
+    retry: bool = False
+
+
+_LINKS = {
+    ReasonCode.BREAKER_OPEN: ("Guards", "/guards"),
+    ReasonCode.SLOWDOWN: ("Guards", "/guards"),
+    ReasonCode.LOCK_HELD: ("Locks", "/guards"),
+    ReasonCode.NO_CAPABLE_AGENT: ("Agents", "/agents"),
+    ReasonCode.NO_AFFORDABLE_AGENT: ("Agents", "/agents"),
+    ReasonCode.AGENTS_FULL: ("Agents", "/agents"),
+    ReasonCode.DAILY_BUDGET: ("Costs", "/costs"),
+    ReasonCode.WAITING_APPROVAL: ("Approvals", "/approvals"),
+}
+
+
+def _explained(reason: Reason, one: Task, why: Why, pauses: Sequence[Pause]) -> Explained:
+    code = reason.code
+    link = _LINKS.get(code)
+    since: datetime | None = None
+    paused: str | None = None
+    if code is ReasonCode.PAUSED:
+        # In the order of the reasons.
+        number = [each for each in why.reasons if each.code is code].index(reason)
+        own = sorted((pause for pause in pauses if pause.type in {"*", one.type}), key=lambda p: p.type)
+        if number < len(own):
+            paused, since = own[number].type, own[number].since
+    elif code is ReasonCode.DAG_BUDGET:
+        link = ("DAG and its budget", f"/dags/{quote(one.dag_id, safe='')}")
+    elif code in {ReasonCode.DEAD_LETTERED, ReasonCode.UPSTREAM_DEAD_LETTERED}:
+        query = (
+            f"task_ids={quote(one.id)}" if code is ReasonCode.DEAD_LETTERED else f"dag_id={quote(one.dag_id)}"
+        )
+        link = ("Dead letters", f"/dead-letters?{query}")
+        since = one.ended_at
+    elif code in {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}:
+        since = one.ready_at
+    elif code is ReasonCode.BLOCKED_BY_DEPENDENCY:
+        since = one.created_at
+    retry = code in {ReasonCode.WAITING_RETRY, ReasonCode.CANCELLED, ReasonCode.DEAD_LETTERED}
+    return Explained(code, sentence(reason.detail), since, link, paused, retry)
+
+
+_PARTS = re.compile(
+    r"(?P<id>\b(?:task|dag)_[0-9A-HJKMNP-TV-Z]{26}\b)|(?P<time>\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"
+)
+_MOST_SENTENCE = 2_000
+
+
+def sentence(text: str) -> Markup:
+    """Text with links for ids and times that the page's script shows."""
+    found = Markup()
+    at = 0
+    text = printable(text[:_MOST_SENTENCE])
+    for part in _PARTS.finditer(text):
+        found += text[at : part.start()]
+        at = part.end()
+        if name := part["id"]:
+            folder = "dags" if name.startswith("dag_") else "tasks"
+            found += Markup('<a href="/{}/{}">{}</a>').format(folder, name, short(name))
+        else:
+            time = datetime.fromisoformat(part["time"])
+            found += Markup("{} ({})").format(moment(time), ago(time))
+    return found + text[at:]
+
+
+_SHARES = {"percent": 100.0, "percentage": 100.0, "fraction": 1.0, "progress": None, "share": 1.0}
+
+
+def progress_share(report: object) -> float | None:
+    """How much of the work is done, from 0 to 1, if a progress report says so."""
+    if isinstance(report, Mapping):
+        done, total = _number(report.get("done", report.get("current"))), _number(report.get("total"))
+        if done is not None and total:
+            return _share(done, total)
+        for name, whole in _SHARES.items():
+            if (value := _number(report.get(name))) is not None:
+                return _share(value, whole)
+        return None
+    value = _number(report)
+    return None if value is None else _share(value, None)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _share(value: float, whole: float | None) -> float | None:
+    """Without a whole, a number up to 1 is a share and one up to 100 a percentage."""
+    share = value / (whole or (1.0 if value <= 1 else 100.0))
+    return share if 0 <= share <= 1 else None
+
+
+def _seconds(begin: datetime, end: datetime) -> float:
+    return max((end - begin).total_seconds(), 0.0)
+
+
+def _cancelled_with(count: int) -> str:
+    if not count:
+        return "No other task is cancelled with it."
+    many = f"more than {MOST_CANCELLED:,}" if count >= MOST_CANCELLED else f"{count:,}"
+    return f"It also cancels {many} other task{'' if count == 1 else 's'}: its children and dependents."
+
+
+# The last error.
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    attempt: FailedAttempt | None
+    category: str | None
+    #: Such as ValueError; empty: the error doesn't begin with one.
+    kind: str
+    message: str
+    #: Frames of the user's own code, and everything.
+    own_frames: str
+    traceback: str
+
+    @property
+    def copied(self) -> str:
+        head = f"{self.kind}: {self.message}" if self.kind else self.message
+        return printable(f"{head}\n\n{self.traceback}" if self.traceback else head)
+
+
+_KIND = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Timeout)):\s*(.*)", re.DOTALL)
+_FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+')
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen ")
+
+
+def _failure(one: Task) -> Failure | None:
+    """The last error, unless the task succeeded after it."""
+    if one.status is Status.COMPLETED or not (one.failure_history or one.failure_reason):
+        return None
+    last = one.failure_history[-1] if one.failure_history else None
+    error = one.failure_reason or (last.error if last else "")
+    traceback = (last.traceback if last else None) or ""
+    found = _KIND.fullmatch(error)
+    kind, message = (found[1], found[2]) if found else ("", error)
+    category = one.failure_category or (last.category if last else None)
+    return Failure(last, category, kind, message, own_frames(traceback), traceback)
+
+
+def own_frames(traceback: str) -> str:
+    """The frames of a Python traceback that are not of libraries; empty: there are none, or all are."""
+    frames: list[tuple[bool, list[str]]] = []
+    for line in traceback.splitlines():
+        if frame := _FRAME.match(line):
+            frames.append((_LIBRARY.search(frame["file"]) is None, [line]))
+        elif frames and line.startswith("    "):
+            frames[-1][1].append(line)
+    own = [line for is_own, lines in frames if is_own for line in lines]
+    return "\n".join(own) if own and len(own) < sum(len(lines) for _, lines in frames) else ""
+
+
+# Inputs and artifacts.
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    name: str
+    tasks: list[Task]
+    more: int
+
+
+async def _inputs(visit: Visit, one: Task) -> list[Input]:
+    names = {name: [ids] if isinstance(ids, str) else list(ids) for name, ids in one.inputs.items()}
+    wanted = list(dict.fromkeys(name for ids in names.values() for name in ids))[:_MOST_INPUTS]
+    tasks = {each.id: each for each in await visit.engine.read.tasks_by_id(wanted)} if wanted else {}
+    return [
+        Input(name, [tasks[each] for each in ids if each in tasks], sum(each not in tasks for each in ids))
+        for name, ids in names.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    artifact: Artifact
+    #: output, input, or empty: it was made by an attempt.
+    role: str
+
+    @property
+    def is_picture(self) -> bool:
+        return _type_of(self.artifact) in _PICTURES
+
+    @property
+    def is_text(self) -> bool:
+        return _type_of(self.artifact).startswith(_TEXT_TYPES)
+
+
+def _type_of(artifact: Artifact) -> str:
+    return artifact.content_type.partition(";")[0].strip().lower()
+
+
+async def _artifacts(visit: Visit, one: Task) -> list[Listed]:
+    output = _references(one.output.artifacts)
+    context = one.spec.get("context_refs")
+    given = _references(context if isinstance(context, list) else [])
+    made = await visit.engine.artifacts.page(task_id=one.id, limit=_MOST_ARTIFACTS, cursor=None)
+    known = {artifact.id: artifact for artifact in made.items}
+    others = [name for name in (*output, *given) if name not in known][:_MOST_ARTIFACTS]
+    if others:
+        known |= await visit.engine.artifacts.find(others)
+    roles = {**dict.fromkeys(given, "input"), **dict.fromkeys(output, "output")}
+    return [
+        Listed(artifact, roles.get(artifact.id, ""))
+        for artifact in sorted(known.values(), key=lambda each: (each.id not in output, each.created_at))
+    ]
+
+
+def _references(values: Sequence[Any]) -> list[str]:
+    """Ids of artifacts among what outputs and specs refer to."""
+    texts = [value.get("ref") if isinstance(value, dict) else value for value in values]
+    return [artifact_id(text) for text in texts if isinstance(text, str) and text.startswith(REF_PREFIX)]
+
+
+@pages.page("/tasks/{id}/artifacts/{artifact}")
+async def artifact_content(visit: Visit) -> Response:
+    """Pictures are shown; the first part of a text with `preview`; everything else is a download."""
+    artifacts = visit.engine.artifacts
+    artifact = await artifacts.get(visit.path["artifact"])
+    kind = _type_of(artifact)
+    if visit.query.get("preview"):
+        part = b"".join([chunk async for chunk in artifacts.read(artifact, 0, _PREVIEW_BYTES)])
+        text = printable(part.decode(errors="replace"))
+        more = f"\n… ({artifact.size:,} bytes)" if artifact.size > _PREVIEW_BYTES else ""
+        headers = {**SAFE_HEADERS, "Content-Type": "text/plain; charset=utf-8"}
+        return Response((text + more).encode(), headers=headers)
+    headers = {**SAFE_HEADERS, "Content-Length": str(artifact.size)}
+    if kind in _PICTURES and not visit.query.get("download"):
+        headers |= {"Content-Type": kind, "Content-Disposition": "inline"}
+    else:
+        headers |= {
+            "Content-Type": "application/octet-stream",
+            "Content-Disposition": attachment(safe_file_name(artifact.name)),
+        }
+    return await _streamed(artifacts.read(artifact), headers)
+
+
+async def _streamed(chunks: AsyncIterator[bytes], headers: dict[str, str]) -> Response:
+    # A store that is away is an error of its own, as long as nothing was sent.
+    first = await anext(chunks, b"")
+
+    async def all_chunks() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return Download(all_chunks(), 200, headers)
+
+
+@pages.page("/tasks/{id}/output.json")
+async def output_json(visit: Visit) -> Response:
+    one = await visit.engine.read.task(visit.path["id"])
+    headers = _json_headers(one, "output")
+    if one.output.data_ref is None:
+        return Response(bytes(one.output.data_json), headers=headers)
+    artifact = await visit.engine.artifacts.get(one.output.data_ref)
+    return await _streamed(visit.engine.artifacts.read(artifact), headers)
+
+
+@pages.page("/tasks/{id}/spec.json")
+async def spec_json(visit: Visit) -> Response:
+    one = await visit.engine.read.task(visit.path["id"])
+    return Response(bytes(one.spec_json), headers=_json_headers(one, "spec"))
+
+
+def _json_headers(one: Task, what: str) -> dict[str, str]:
+    return {
+        **SAFE_HEADERS,
+        "Content-Type": "application/json",
+        "Content-Disposition": attachment(safe_file_name(f"{one.id}-{what}.json")),
+    }
+
+
+# Actions.
+
+
+async def _refused(visit: Visit, error: LineshaftError) -> View | Response:
+    view = await _view(visit)
+    # The address of an action is not a page that could be followed.
+    return (
+        replace(view, topics=frozenset(), refresh_sec=None).refused(error) if isinstance(view, View) else view
+    )
+
+
+def _here(visit: Visit) -> str:
+    return f"/tasks/{quote(visit.path['id'], safe='')}"
+
+
+@pages.action("/tasks/{id}/retry")
+async def retry(visit: Visit) -> Done | View | Response:
+    try:
+        status = await visit.engine.operations.retry(visit.path["id"])
+    except LineshaftError as error:
+        return await _refused(visit, error)
+    return Done(_here(visit), f"Retried: the task is {status}.")
+
+
+@pages.action("/tasks/{id}/cancel")
+async def cancel(visit: Visit) -> Done | View | Response:
+    reason = visit.form.get("reason")[:_REASON] or f"cancelled by {visit.actor}"
+    cascade = visit.form.get("cascade", "yes") == "yes"
+    try:
+        cancelled = await visit.engine.operations.cancel(visit.path["id"], reason, cascade=cascade)
+    except LineshaftError as error:
+        return await _refused(visit, error)
+    others = len(cancelled) - 1
+    if others < 0:
+        return Done(_here(visit), "The task was cancelled before.")
+    more = f" and {others:,} other{'' if others == 1 else 's'}" if others else ""
+    return Done(_here(visit), f"Cancelled the task{more}.")
+
+
+@pages.action("/tasks/{id}/resume")
+async def resume(visit: Visit) -> Done:
+    name = visit.form.get("type")
+    resumed = await visit.engine.operations.resume(None if name == "*" else name)
+    what = "everything" if name == "*" else f"type {printable(name)[:100]!r}"
+    return Done(_here(visit), f"Resumed {what}." if resumed else f"There was no pause of {what} any more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field that can be changed, with its present value as text."""
+
+    name: str
+    label: str
+    value: str
+    hint: str = ""
+    type: str = "text"
+
+
+def _changes(one: Task) -> list[Change]:
+    """What can be changed in its state."""
+
+    def text(value: object) -> str:
+        return (
+            "" if value is None else f"{value.normalize():f}" if isinstance(value, Decimal) else f"{value:g}"
+        )
+
+    deadline = "" if one.deadline is None else one.deadline.astimezone(UTC).isoformat(timespec="seconds")
+    fields = [
+        Change("priority", "Priority", str(one.priority), "from 0, first, to 100", "number"),
+        Change("deadline", "Deadline", deadline, "2030-01-31T09:00:00Z; empty: none"),
+        Change("tags", "Tags", ", ".join(one.tags), "separated by commas"),
+        Change("max_attempts", "Attempts at most", str(one.max_attempts), "", "number"),
+        Change("max_cost_usd", "Cost of an attempt at most, USD", text(one.max_cost_usd), "empty: no limit"),
+        Change(
+            "max_total_cost_usd",
+            "Cost of all attempts at most, USD",
+            text(one.max_total_cost_usd),
+            "empty: no limit",
+        ),
+        Change("max_duration_sec", "Duration of an attempt at most, seconds", text(one.max_duration_sec)),
+    ]
+    if one.status is Status.DEAD_LETTERED:
+        return [field for field in fields if field.name in LIMITS]
+    if one.status is Status.CANCELLED and one.expire_at_deadline:
+        return [field for field in fields if field.name == "deadline"]
+    return [] if one.status.ended else fields
+
+
+@pages.action("/tasks/{id}/change")
+async def change(visit: Visit) -> Done | View | Response:
+    try:
+        wanted = _wanted_change(visit.form)
+        if not wanted:
+            return Done(_here(visit), "Nothing was changed: every field has its old value.")
+        await visit.engine.operations.change(visit.path["id"], TaskChange(**wanted))
+    except LineshaftError as error:
+        return await _refused(visit, error)
+    return Done(_here(visit), f"Changed {', '.join(sorted(wanted))}.")
+
+
+def _wanted_change(form: Values) -> dict[str, Any]:
+    """The fields that a person changed: those that differ from what the form showed."""
+    wanted: dict[str, Any] = {}
+    faults: list[tuple[str, str]] = []
+    given = dict(form.pairs())
+    for name, read in _READ.items():
+        text = given.get(name)
+        if text is None or text == given.get(f"was_{name}"):
+            continue
+        try:
+            wanted[name] = read(text)
+        except (ValueError, InvalidOperation):
+            faults.append((name, f"must be {_MUST_BE[name]}, got {text[:100]!r}"))
+    if faults:
+        raise InvalidInputError(errors=faults)
+    return {name: value for name, value in wanted.items() if value is not UNSET}
+
+
+def _moment(text: str) -> datetime | None:
+    if not text:
+        return None
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _money(text: str) -> Decimal | None:
+    return Decimal(text) if text else None
+
+
+def _tags(text: str) -> list[str]:
+    return [tag for part in text.split(",") if (tag := part.strip())]
+
+
+_READ: Mapping[str, Any] = {
+    "priority": int,
+    "deadline": _moment,
+    "tags": _tags,
+    "max_attempts": int,
+    "max_cost_usd": _money,
+    "max_total_cost_usd": _money,
+    "max_duration_sec": float,
+}
+_MUST_BE = {
+    "priority": "a whole number",
+    "deadline": "a time in ISO 8601, such as 2030-01-31T09:00:00Z",
+    "tags": "texts separated by commas",
+    "max_attempts": "a whole number",
+    "max_cost_usd": "an amount in US dollars, or empty",
+    "max_total_cost_usd": "an amount in US dollars, or empty",
+    "max_duration_sec": "a number of seconds",
+}

@@ -23,6 +23,7 @@ from lineshaft.engine.read.guards import (
 )
 from lineshaft.engine.read.ids import IdKind, find_ids
 from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
+from lineshaft.engine.read.relatives import Relatives, read_relatives
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
 from lineshaft.engine.read.tally import SLICES, Tally
@@ -122,13 +123,21 @@ class Queries:
         kinds: tuple[IdKind, ...] = ("task", "dag") if kind is None else (kind,)
         return await in_snapshot(self._database, lambda reader: find_ids(reader, text, kinds))
 
-    async def attempts(self, task_id: str) -> list[Attempt]:
+    async def attempts(self, task_id: str, *, outputs: bool = True) -> list[Attempt]:
         """All claims, in order, including the current and the successful one."""
-        return await self._of_task(task_id, read_attempts)
+
+        async def read(reader: Reader, name: str) -> list[Attempt] | None:
+            return await read_attempts(reader, name, outputs=outputs)
+
+        return await self._of_task(task_id, read)
 
     async def steps(self, task_id: str) -> dict[str, Raw]:
         """Results of durable steps by name, in the order in which they were recorded."""
         return await self._of_task(task_id, read_steps)
+
+    async def relatives(self, task_id: str) -> Relatives:
+        """Dependencies, dependents, children and recorded steps of a task that exists; each list bounded."""
+        return await self._of_task(task_id, read_relatives)
 
     async def why(self, task_id: str) -> Why:
         """What a task is waiting for or doing, and whether the claim of any agent would get it."""

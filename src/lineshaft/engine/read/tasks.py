@@ -79,9 +79,9 @@ async def read_failed_attempts(reader: Reader, ids: Sequence[str]) -> dict[str, 
     return failures
 
 
-async def read_attempts(reader: Reader, task_id: str) -> list[Attempt] | None:
+async def read_attempts(reader: Reader, task_id: str, *, outputs: bool = True) -> list[Attempt] | None:
     """All claims of a task, in order; None: unknown task."""
-    rows = await _rows_of_task(reader, "attempts", task_id)
+    rows = await _rows_of_task(reader, "attempts", task_id, outputs=outputs)
     return None if rows is None else [_attempt(row) for row in rows]
 
 
@@ -91,8 +91,8 @@ async def read_steps(reader: Reader, task_id: str) -> dict[str, Raw] | None:
     return None if rows is None else {row["name"]: raw(row["data"]) for row in rows}
 
 
-async def _rows_of_task(reader: Reader, statement: str, task_id: str) -> list[Row] | None:
-    rows = await reader.rows(_SQL[statement], id=task_id)
+async def _rows_of_task(reader: Reader, statement: str, task_id: str, **parameters: bool) -> list[Row] | None:
+    rows = await reader.rows(_SQL[statement], id=task_id, **parameters)
     if not rows and not await reader.rows(_SQL["task_exists"], id=task_id):
         return None
     return rows

@@ -125,7 +125,8 @@ own AS MATERIALIZED (
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
 SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, traceback,
-    claimed_at, started_at, ended_at, cost_usd::numeric(20, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output, output
+    claimed_at, started_at, ended_at, cost_usd::numeric(20, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output,
+    CASE WHEN %(outputs)s::boolean THEN output END AS output
 FROM (
     SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
         tokens_input, tokens_output, output

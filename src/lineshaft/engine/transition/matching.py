@@ -29,11 +29,20 @@ class Matching:
     async def cancel(self, wanted: TaskFilter, reason: str, *, dry_run: bool = False) -> MatchedTasks:
         """Cancel those that haven't ended, with their children and dependents."""
         ids = await self._find(wanted, LIVE)
-        return await self._each(ids, lambda chunk: self._cancel.cancel_many(chunk, reason), dry_run=dry_run)
+        return MatchedTasks(ids, len(ids)) if dry_run else await self.cancel_tasks(ids, reason)
 
     async def retry(self, wanted: TaskFilter, *, dry_run: bool = False) -> MatchedTasks:
         """Retry those that are DEAD_LETTERED, CANCELLED or RETRYING; one that can't be is left as it is."""
-        return await self._each(await self._find(wanted, _RETRIED), self._retry, dry_run=dry_run)
+        ids = await self._find(wanted, _RETRIED)
+        return MatchedTasks(ids, len(ids)) if dry_run else await self.retry_tasks(ids)
+
+    async def cancel_tasks(self, ids: Sequence[str], reason: str) -> MatchedTasks:
+        """Cancel those of these tasks that haven't ended, with their children and dependents."""
+        return await _each(ids, lambda chunk: self._cancel.cancel_many(chunk, reason))
+
+    async def retry_tasks(self, ids: Sequence[str]) -> MatchedTasks:
+        """Retry those of these tasks that are DEAD_LETTERED, CANCELLED or RETRYING."""
+        return await _each(ids, self._retry)
 
     async def _find(self, wanted: TaskFilter, possible: frozenset[Status]) -> list[str]:
         if all(value in ((), [], "", None, False) for value in asdict(wanted).values()):
@@ -42,16 +51,6 @@ class Matching:
         asked = {Status.parse(name) for name in names(wanted.status)}
         statuses = sorted(asked & possible if asked else possible)
         return await self._queries.task_ids(replace(wanted, status=statuses)) if statuses else []
-
-    async def _each(
-        self, ids: list[str], change: Callable[[Sequence[str]], Awaitable[list[str]]], *, dry_run: bool
-    ) -> MatchedTasks:
-        if dry_run:
-            return MatchedTasks(ids, len(ids))
-        done: list[str] = []
-        for first in range(0, len(ids), _CHUNK):
-            done += await change(ids[first : first + _CHUNK])
-        return MatchedTasks(done, len(done))
 
     async def _retry(self, ids: Sequence[str]) -> list[str]:
         try:
@@ -64,3 +63,10 @@ class Matching:
                 return []
         # One of them can't be retried: the others must not suffer.
         return [name for each in ids for name in await self._retry([each])]
+
+
+async def _each(ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[list[str]]]) -> MatchedTasks:
+    done: list[str] = []
+    for first in range(0, len(ids), _CHUNK):
+        done += await change(ids[first : first + _CHUNK])
+    return MatchedTasks(done, len(done))
